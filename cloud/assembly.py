@@ -1,0 +1,45 @@
+"""A scenario turned into the cloud's own parts."""
+
+from __future__ import annotations
+
+from cloud.schedules import schedule_for
+from cloud.server import CloudServer, Terms
+from common.models.model import Model
+from common.randomness import CounterStreams, Purpose
+from common.scenario import Scenario
+
+
+def noised_slice(scenario: Scenario, model: Model) -> slice:
+    """Return the coordinates that η covers."""
+    return model.first_layer if scenario.privacy.scope == "first-conv" else slice(0, model.dimension)
+
+
+def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms:
+    privacy = scenario.privacy
+    start, stop, _ = noised_slice(scenario, model).indices(model.dimension)
+    return Terms(
+        edges=scenario.workers,
+        iterations=scenario.iterations,
+        private=scenario.private,
+        noise=privacy.noise,
+        epsilons=tuple(privacy.epsilon or ()),
+        noise_multipliers=tuple(privacy.noise_multiplier or ()),
+        noised_dimension=stop - start,
+        epsilon_floor=privacy.epsilon_floor,
+        noise_multiplier_ceiling=privacy.noise_multiplier_ceiling or float("inf"),
+        edges_at_least=edges_at_least,
+        evaluate_every=scenario.evaluation.every,
+        fifo_capacity=max(1024, 2 * scenario.workers),
+    )
+
+
+def server_for(
+    scenario: Scenario, model: Model, streams: CounterStreams, *, edges_at_least: int
+) -> CloudServer:
+    """Return a cloud at t = 1 that waits for hellos."""
+    measured = scenario.algorithm.tau_max_from == "measured"
+    return CloudServer(
+        terms=terms_for(scenario, model, edges_at_least=edges_at_least),
+        model=model.initial(streams.at(0, Purpose.INITIAL_MODEL, 0)),
+        begin=schedule_for(scenario.algorithm.name, scenario.problem, measure_tau=measured),
+    )

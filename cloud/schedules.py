@@ -1,0 +1,155 @@
+"""γ_t and ΔS of MAPA, AUDP, ASGD and CSGD behind one Schedule; values, so a step returns the next one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+from cloud.stages import Stage, first_stage, initial_sensitivity, next_stage, noise_variance, reopen_stage
+from common.problem import Problem
+
+
+class Schedule(Protocol):
+    """What the cloud needs to know of an algorithm (table: key parameters)."""
+
+    @property
+    def stage(self) -> int:
+        """s; 1 for the algorithms without stages."""
+
+    @property
+    def sensitivity(self) -> float:
+        """ΔS to send with a model; 0 where nothing is clipped."""
+
+    def learning_rate(self, t: int) -> float:
+        """γ_t."""
+
+    def after(self, t: int, tau_seen: int) -> Self:
+        """Return the schedule once update t is done, `tau_seen` being the largest staleness so far."""
+
+    def with_moment(self, relative_moment: float, t: int) -> Self:
+        """Return the schedule for a larger v, from update t on."""
+
+    def opened(self) -> Stage | None:
+        """Return the stage in force, where the algorithm has stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapa:
+    """algorithm:MAPA."""
+
+    problem: Problem
+    moment: float  # v
+    current: Stage
+    start: int = 1  # the update at which t_s = 1
+    measure_tau: bool = False
+
+    @classmethod
+    def begin(cls, problem: Problem, moment: float, *, measure_tau: bool = False) -> Self:
+        return cls(problem, moment, first_stage(moment, problem, problem.tau_max), measure_tau=measure_tau)
+
+    @property
+    def stage(self) -> int:
+        return self.current.index
+
+    @property
+    def sensitivity(self) -> float:
+        return self.current.sensitivity
+
+    def learning_rate(self, t: int) -> float:  # noqa: ARG002 - constant within a stage
+        return self.current.learning_rate
+
+    def after(self, t: int, tau_seen: int) -> Self:
+        if t - self.start + 1 < self.current.length:
+            return self
+        tau_max = max(self.problem.tau_max, tau_seen) if self.measure_tau else self.problem.tau_max
+        return replace(
+            self, current=next_stage(self.current, self.moment, self.problem, tau_max), start=t + 1
+        )
+
+    def with_moment(self, relative_moment: float, t: int) -> Self:
+        stage = reopen_stage(self.current, relative_moment, self.problem, self.current.tau_max)
+        return replace(self, moment=relative_moment, current=stage, start=t)
+
+    def opened(self) -> Stage | None:
+        return self.current
+
+
+@dataclass(frozen=True, slots=True)
+class Audp:
+    """γ_t⁻¹ = L(τ_max+1) + √(Δ_b+1)·√t (eq:convex_errorbound_varingrate); ΔS is one constant."""
+
+    problem: Problem
+    sensitivity: float  # ΔS
+    variance: float  # Δ_b
+
+    @classmethod
+    def begin(cls, problem: Problem, moment: float) -> Self:
+        sensitivity = initial_sensitivity(problem)
+        return cls(problem, sensitivity, noise_variance(sensitivity, moment, problem))
+
+    @property
+    def stage(self) -> int:
+        return 1
+
+    def learning_rate(self, t: int) -> float:
+        steady = self.problem.smoothness * (self.problem.tau_max + 1)
+        return 1 / (steady + math.sqrt(self.variance + 1) * math.sqrt(t))
+
+    def after(self, t: int, tau_seen: int) -> Self:  # noqa: ARG002
+        return self
+
+    def with_moment(self, relative_moment: float, t: int) -> Self:  # noqa: ARG002
+        return replace(self, variance=noise_variance(self.sensitivity, relative_moment, self.problem))
+
+    def opened(self) -> Stage | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """ASGD: γ_t⁻¹ = L(τ_max+1)² + √(t+1)·σ/(R√b). CSGD is the same with τ_max = 0. Neither clips nor noises."""
+
+    problem: Problem
+    steady: float  # L(τ_max+1)²
+    growth: float  # σ/(R√b)
+
+    @classmethod
+    def begin(cls, problem: Problem, moment: float) -> Self:  # noqa: ARG003 - no noise, no v
+        growth = problem.sigma / (problem.radius * math.sqrt(problem.batch_size))
+        return cls(problem, problem.smoothness * (problem.tau_max + 1) ** 2, growth)
+
+    @property
+    def stage(self) -> int:
+        return 1
+
+    @property
+    def sensitivity(self) -> float:
+        return 0.0
+
+    def learning_rate(self, t: int) -> float:
+        return 1 / (self.steady + math.sqrt(t + 1) * self.growth)
+
+    def after(self, t: int, tau_seen: int) -> Self:  # noqa: ARG002
+        return self
+
+    def with_moment(self, relative_moment: float, t: int) -> Self:  # noqa: ARG002
+        return self
+
+    def opened(self) -> Stage | None:
+        return None
+
+
+def schedule_for(
+    algorithm: str, problem: Problem, *, measure_tau: bool = False
+) -> Callable[[float], Schedule]:
+    """Return what begins the named algorithm's schedule once v is known."""
+    if algorithm == "mapa":
+        return lambda moment: Mapa.begin(problem, moment, measure_tau=measure_tau)
+    if algorithm == "audp":
+        return lambda moment: Audp.begin(problem, moment)
+    if algorithm == "csgd":
+        centralised = replace(problem, tau_max=0)
+        return lambda moment: Plain.begin(centralised, moment)
+    return lambda moment: Plain.begin(problem, moment)

@@ -1,0 +1,297 @@
+"""The cloud side of algorithm:MAPA: events in, effects out, nothing performed.
+
+The server owns x_t and updates it in place (one owner, the hot path); every model it hands out is a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import numpy as np
+
+from cloud.fifo import GradientFifo
+from cloud.schedules import Schedule
+from common.errors import ConfigurationError
+from common.messages import (
+    EdgeGone,
+    EdgeJoined,
+    Effect,
+    EvaluationDue,
+    Event,
+    GradientApplied,
+    GradientArrived,
+    GradientRefused,
+    Halt,
+    Hello,
+    Leave,
+    Refuse,
+    SendModel,
+    StageOpened,
+    Welcome,
+)
+from common.noise import NoiseLaw, noise_law
+from common.quantities import EdgeId, Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the cloud asks of edges and of itself; the constants of the algorithm are in the schedule."""
+
+    edges: int  # K: how many shards there are to deal
+    iterations: int  # T
+    private: bool  # False for ASGD and CSGD: nobody clips or noises
+    noise: str  # the run's law
+    epsilons: tuple[float, ...] = ()  # ε_k where a hello leaves it open, cycled over k
+    noise_multipliers: tuple[float, ...] = ()  # z_k likewise, for the gaussian law
+    noised_dimension: int = 1  # how many coordinates η has
+    epsilon_floor: float = 0.0
+    noise_multiplier_ceiling: float = float("inf")
+    edges_at_least: int = 1  # hellos to wait for before the first model is sent
+    evaluate_every: int = 0  # 0: never
+    fifo_capacity: int = 1024
+
+    def law(self, hello: Hello, index: int) -> NoiseLaw:
+        """Return how edge k will noise: by its own hello, else as the run's scenario says."""
+        name = hello.noise or self.noise
+        epsilon, multiplier = hello.epsilon, hello.noise_multiplier
+        if epsilon is None and multiplier is None and name == self.noise:
+            if name == "gaussian" and self.noise_multipliers:
+                multiplier = self.noise_multipliers[index % len(self.noise_multipliers)]
+            elif self.epsilons:
+                epsilon = self.epsilons[index % len(self.epsilons)]
+        return noise_law(name, epsilon=epsilon, noise_multiplier=multiplier)
+
+
+@dataclass(slots=True)
+class EdgeAccount:
+    """What the cloud knows of one edge."""
+
+    edge_id: EdgeId
+    index: int  # k
+    last_sequence: int = 0  # last sequence applied (or refused for good)
+    applied: int = 0
+    present: bool = True
+    exhausted: bool = False  # said that its privacy budget is spent
+    moment: float = 0.0  # v_k
+
+
+@dataclass(slots=True)
+class CloudServer:
+    """x_t, the FIFO buffer, and the stage controller."""
+
+    terms: Terms
+    model: Vector  # x_t
+    begin: Callable[[float], Schedule]  # the algorithm's schedule, given v
+    t: int = 1  # the next update
+    tau_seen: int = 0  # largest staleness so far
+    halted: Halt | None = None
+    schedule: Schedule | None = None
+    moment: float = 0.0  # v: never falls in a run, so ε₀ never rises
+    edges: dict[EdgeId, EdgeAccount] = field(default_factory=dict)
+    fifo: GradientFifo = field(init=False)
+    _snapshot: tuple[int, Vector] | None = None  # x_t as last handed out, with its t
+
+    def __post_init__(self) -> None:
+        self.model = np.array(self.model, dtype=np.float32)
+        self.fifo = GradientFifo(self.terms.fifo_capacity)
+
+    @property
+    def updates(self) -> int:
+        return self.t - 1
+
+    def receive(self, event: Event) -> list[Effect]:
+        """Take one event; return what must be sent and what is to be recorded, in order."""
+        match event:
+            case GradientArrived():
+                return self._gradient(event)
+            case Hello():
+                return list(self._hello(event))
+            case Leave():
+                return list(self._leave(event))
+            case _:
+                assert_never(event)
+
+    def halt(self, reason: str) -> list[Effect]:
+        """End the training early; what waits in the buffer is not applied."""
+        if self.halted is None:
+            self.halted = Halt(reason, self.updates)
+        return [self.halted]
+
+    # -- hello and leave ------------------------------------------------------------------------------
+
+    def _hello(self, hello: Hello) -> Iterator[Effect]:
+        if self.halted is not None:
+            yield self.halted
+            return
+        account = self.edges.get(hello.edge_id)
+        if account is None and len(self.edges) >= self.terms.edges:
+            yield Refuse(hello.edge_id, "fleet-full", f"all {self.terms.edges} shards are dealt")
+            return
+        if account is not None and hello.last_sequence < account.last_sequence:
+            detail = f"the ledger knows {hello.last_sequence} releases, {account.last_sequence} were applied"
+            yield Refuse(hello.edge_id, "ledger-lost", detail)
+            return
+        index = len(self.edges) if account is None else account.index
+        try:
+            moment = self._moment(hello, index)
+        except ConfigurationError as error:
+            yield Refuse(hello.edge_id, "epsilon-floor" if "floor" in str(error) else "mechanism", str(error))
+            return
+        returned = account is not None
+        if account is None:
+            account = self.edges[hello.edge_id] = EdgeAccount(hello.edge_id, index)
+        account.present, account.exhausted, account.moment = True, False, moment
+        yield Welcome(hello.edge_id, account.index, account.last_sequence)
+        yield EdgeJoined(
+            edge=account.index,
+            edge_id=hello.edge_id,
+            t=self.t,
+            noise=(hello.noise or self.terms.noise) if self.terms.private else "none",
+            epsilon=hello.epsilon,
+            noise_multiplier=hello.noise_multiplier,
+            returned=returned,
+        )
+        yield from self._admit(account)
+
+    def _moment(self, hello: Hello, index: int) -> float:
+        """Return v_k; raise ConfigurationError where the law is unknown or beyond what the run bears."""
+        if not self.terms.private:
+            return 0.0
+        law = self.terms.law(hello, index)
+        epsilon = getattr(law, "epsilon", None)
+        multiplier = getattr(law, "noise_multiplier", None)
+        if epsilon is not None and epsilon < self.terms.epsilon_floor:
+            raise ConfigurationError(f"epsilon = {epsilon}: this run's floor is {self.terms.epsilon_floor}")
+        if multiplier is not None and multiplier > self.terms.noise_multiplier_ceiling:
+            ceiling = self.terms.noise_multiplier_ceiling
+            raise ConfigurationError(
+                f"noise_multiplier = {multiplier}: this run's floor of ε caps it at {ceiling}"
+            )
+        return law.relative_second_moment(self.terms.noised_dimension)
+
+    def _admit(self, account: EdgeAccount) -> Iterator[Effect]:
+        """Begin, or go on with, the schedule and send the model to whoever waits for it."""
+        larger = account.moment > self.moment
+        self.moment = max(self.moment, account.moment)
+        if self.schedule is not None:
+            if larger:
+                self.schedule = self.schedule.with_moment(self.moment, self.t)
+                yield from self.stage_opened(reopened=True)
+            yield self._send(account)
+        elif len(self.edges) >= self.terms.edges_at_least:
+            self.schedule = self.begin(self.moment)
+            yield from self.stage_opened(reopened=False)
+            for waiting in self.edges.values():
+                yield self._send(waiting)
+            yield from self._drain()
+
+    def _leave(self, leave: Leave) -> Iterator[Effect]:
+        account = self.edges.get(leave.edge_id)
+        if account is None or not account.present:
+            return
+        account.present = False
+        account.exhausted = leave.reason == "budget"
+        yield EdgeGone(account.index, account.edge_id, self.t, leave.reason)
+        nobody_left = all(edge.exhausted for edge in self.edges.values())
+        if self.halted is None and nobody_left and len(self.edges) >= self.terms.edges_at_least:
+            yield from self.halt("no-budget")
+
+    # -- gradients ------------------------------------------------------------------------------------
+
+    def _gradient(self, arrived: GradientArrived) -> list[Effect]:
+        account = self.edges.get(arrived.edge_id)
+        refusal = self._refusal(arrived, account)
+        if refusal is None:
+            return list(self._drain()) if self.schedule is not None else []
+        effects: list[Effect] = [GradientRefused(arrived.edge_id, arrived.sequence, self.t, refusal)]
+        if self.halted is not None:
+            effects.append(self.halted)
+        elif account is None:
+            effects.append(Refuse(arrived.edge_id, "stranger", "say hello first"))
+        elif refusal == "full":
+            effects.append(Refuse(arrived.edge_id, "full", "the gradient buffer is full; send again"))
+        elif self.schedule is not None:
+            effects.append(self._send(account))
+        return effects
+
+    def _refusal(self, arrived: GradientArrived, account: EdgeAccount | None) -> str | None:
+        """Put the gradient into the buffer, or say why not."""
+        if self.halted is not None:
+            return "after-halt"
+        if account is None:
+            return "stranger"
+        account.present = True
+        if arrived.sequence <= account.last_sequence:
+            return "duplicate"
+        if arrived.version > self.t:
+            account.last_sequence = arrived.sequence  # of another life of this run: never to be applied
+            return "future"
+        return self.fifo.offer(arrived)
+
+    def _drain(self) -> Iterator[Effect]:
+        while self.fifo and self.halted is None:
+            yield from self._apply(self.fifo.take())
+
+    def _apply(self, arrived: GradientArrived) -> Iterator[Effect]:
+        """Lines 11-16: x ← x − γg̃, then the answer to that edge alone."""
+        schedule, t = self.schedule, self.t
+        assert schedule is not None
+        account = self.edges[arrived.edge_id]
+        self.model -= schedule.learning_rate(t) * arrived.gradient
+        staleness = t - arrived.version
+        if staleness > self.tau_seen:
+            self.tau_seen = staleness
+        account.last_sequence = arrived.sequence
+        account.applied += 1
+        self.t = t + 1
+        yield GradientApplied(
+            account.index,
+            arrived.edge_id,
+            arrived.sequence,
+            arrived.version,
+            t,
+            staleness,
+            arrived.stage,
+            arrived.sensitivity,
+        )
+        if self.terms.evaluate_every and t % self.terms.evaluate_every == 0:
+            yield EvaluationDue(t, schedule.stage, self.model.copy())
+        if t >= self.terms.iterations:
+            yield from self.halt("finished")
+            return
+        following = schedule.after(t, self.tau_seen)
+        if following is not schedule:
+            self.schedule = following
+            yield from self.stage_opened(reopened=False)
+        yield self._send(account)
+
+    def _send(self, account: EdgeAccount) -> SendModel:
+        schedule = self.schedule
+        assert schedule is not None
+        if self._snapshot is None or self._snapshot[0] != self.t:
+            self._snapshot = (self.t, self.model.copy())
+        return SendModel(
+            account.edge_id,
+            self.t,
+            schedule.stage,
+            schedule.sensitivity,
+            account.last_sequence,
+            self._snapshot[1],
+        )
+
+    def stage_opened(self, *, reopened: bool) -> Iterator[StageOpened]:
+        stage = None if self.schedule is None else self.schedule.opened()
+        if stage is not None:
+            yield StageOpened(
+                stage=stage.index,
+                t=self.t,
+                sensitivity=stage.sensitivity,
+                variance=stage.variance,
+                p=stage.p,
+                learning_rate=stage.learning_rate,
+                length=stage.length,
+                tau_max=stage.tau_max,
+                reopened=reopened,
+            )

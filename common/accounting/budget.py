@@ -1,0 +1,126 @@
+"""From a total budget to what it permits: the number of releases, or the noise multiplier."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from common.accounting.gaussian import dp_accounting
+from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.accounting.total import total
+from common.errors import ConfigurationError
+from common.noise import Adjacency, Clipping, Gaussian, Mechanism, Sampling, Scope
+
+# No edge gets this far; it bounds the search where a release costs next to nothing.
+MOST_CHARGES = 10_000_000
+
+
+def max_releases(budget: Budget, kind: ReleaseKind, spent: Sequence[Spent] = ()) -> int:
+    """Return how many releases of this kind the budget permits after what was spent already.
+
+    With the shuffled sampler that is a number of whole epochs, begun and ended without a restart.
+    """
+    return max_charges(budget, kind, tuple(spent)) * kind.batches_per_epoch
+
+
+@functools.lru_cache(maxsize=1024)
+def max_charges(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...] = ()) -> int:
+    """Return the largest number of charges whose total ε is within the budget; 0 where nothing is."""
+
+    def epsilon(charges: int, *, quick: bool) -> float:
+        return total((*spent, Spent(kind, charges)), budget.delta, quick=quick).epsilon
+
+    # RDP costs a sum per question, so it finds its own number first; PLD permits a little more.
+    low = _last(lambda charges: epsilon(charges, quick=True), budget.epsilon, 0, 1)
+    if low == 0 and epsilon(1, quick=False) > budget.epsilon:
+        return 0
+    return _last(lambda charges: epsilon(charges, quick=False), budget.epsilon, low, low + low // 8 + 1)
+
+
+def _last(epsilon: Callable[[int], float], target: float, low: int, high: int) -> int:
+    """Return the largest n ≥ low with epsilon(n) ≤ target, for a rising epsilon with epsilon(low) ≤ target."""
+    at_low = 0.0 if low == 0 else epsilon(low)
+    at_high = epsilon(high)
+    while at_high <= target:
+        if high >= MOST_CHARGES:
+            return MOST_CHARGES
+        low, at_low = high, at_high
+        high = min(2 * high, MOST_CHARGES)
+        at_high = epsilon(high)
+    by_chord = True
+    while high - low > 1:
+        # A chord lands near where ε is smooth; bisection in turn bounds the number of questions.
+        share = (target - at_low) / (at_high - at_low) if by_chord else 0.5
+        middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
+        by_chord = not by_chord
+        at_middle = epsilon(middle)
+        if at_middle <= target:
+            low, at_low = middle, at_middle
+        else:
+            high, at_high = middle, at_middle
+    return low
+
+
+def calibrate(
+    budget: Budget,
+    *,
+    releases: int,
+    batch_size: int,
+    shard_size: int,
+    sampling: Sampling = Sampling.POISSON,
+    clipping: Clipping = Clipping.PER_SAMPLE,
+) -> float:
+    """Return the least z whose `releases` cost at most the budget by PLD, to about 1e-6."""
+    if releases < 1:
+        raise ConfigurationError(f"releases = {releases}: must be at least 1")
+    if budget.delta == 0:
+        raise ConfigurationError("total_delta = 0: a Gaussian release needs a δ greater than 0")
+    mechanism = Mechanism(clipping, Scope.ALL, sampling, batch_size)
+    unit = ReleaseKind(Gaussian(1.0), mechanism, shard_size)
+    effective = unit.guarantee(Adjacency.ZERO_OUT).noise_multiplier  # of z = 1
+    assert effective is not None  # a Gaussian over all coordinates always has one
+    charges = unit.charges(releases)
+    if unit.sampling_rate < 1:
+        return _calibrate_sampled(budget, unit.sampling_rate, charges) / effective
+    sigma: float = dp_accounting().get_sigma_gaussian(budget.epsilon, budget.delta)
+    # The closed form's root may lie either side by its tolerance; the budget may not be passed.
+    return sigma * charges**0.5 / effective * (1 + 1e-9)
+
+
+def _calibrate_sampled(budget: Budget, rate: float, charges: int) -> float:
+    library = dp_accounting()
+    relation = library.NeighboringRelation.REPLACE_SPECIAL
+
+    def event(noise_multiplier: float) -> object:
+        sampled = library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(noise_multiplier))
+        return library.SelfComposedDpEvent(sampled, charges)
+
+    # RDP is quick and errs on the safe side: its z is an upper end, so PLD is never asked far from the
+    # answer, where a small z would cost it minutes.
+    above: float = library.calibrate_dp_mechanism(
+        lambda: library.rdp.RdpAccountant(neighboring_relation=relation),
+        event,
+        budget.epsilon,
+        budget.delta,
+        library.LowerEndpointAndGuess(0.05, 1.0),
+        tol=1e-4,
+    )
+
+    def pld_gap(noise_multiplier: float) -> float:
+        accountant = library.pld.PLDAccountant(relation).compose(event(noise_multiplier))
+        return float(accountant.get_epsilon(budget.delta)) - budget.epsilon
+
+    below, width = above, 0.06
+    while pld_gap(below) < 0:
+        above, below, width = below, below * (1 - width), 2 * width
+        if width > 0.5:
+            width = 0.5
+    z: float = library.calibrate_dp_mechanism(
+        lambda: library.pld.PLDAccountant(relation),
+        event,
+        budget.epsilon,
+        budget.delta,
+        library.ExplicitBracketInterval(below, above),
+        tol=1e-6,
+    )
+    return z

@@ -1,0 +1,110 @@
+"""RDP and PLD totals of Gaussian releases, by Google's dp-accounting at its default settings.
+
+The library takes two seconds to import and an edge without a budget never needs it, so it is
+imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from common.accounting.pure import PureReleases
+from common.errors import ConfigurationError
+from common.noise import Adjacency
+
+
+class GaussianReleases(NamedTuple):
+    """`count` Gaussian releases, each of them Poisson-sampled at `rate`, or not at all at 1."""
+
+    noise_multiplier: float  # std over sensitivity; see `pld` for replace-one
+    rate: float  # q
+    count: int
+
+
+def dp_accounting() -> Any:
+    """Return the library, or say how to get it."""
+    try:
+        import dp_accounting as library  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigurationError(
+            "dp-accounting is not installed; a total ε needs it: pip install 'mapa-testbed[privacy]'"
+        ) from error
+    return library
+
+
+@functools.lru_cache(maxsize=4096)
+def _rdp_of_one(noise_multiplier: float, rate: float) -> tuple[Any, npt.NDArray[np.float64]]:
+    library = dp_accounting()
+    accountant = library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_SPECIAL)
+    accountant.compose(
+        library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(noise_multiplier))
+        if rate < 1
+        else library.GaussianDpEvent(noise_multiplier)
+    )
+    return accountant.orders, accountant.rdp
+
+
+def rdp(groups: Sequence[GaussianReleases], delta: float) -> float:
+    """Return ε at δ under zero-out adjacency by Rényi DP: one sum over orders, whatever the count."""
+    if delta == 0:
+        return math.inf
+    curves = [(group.count, *_rdp_of_one(group.noise_multiplier, group.rate)) for group in groups]
+    orders = curves[0][1]
+    total = sum((count * curve for count, _, curve in curves), np.zeros_like(orders, dtype=np.float64))
+    return float(dp_accounting().rdp.compute_epsilon(orders, total, delta)[0])
+
+
+def pld(
+    groups: Sequence[GaussianReleases],
+    delta: float,
+    adjacency: Adjacency,
+    pure: Sequence[PureReleases] = (),
+) -> float:
+    """Return ε at δ by privacy loss distributions, tight up to their discretisation.
+
+    Replace-one: dp-accounting's REPLACE_ONE puts the two versions of a sampled record at −s and +s
+    around the release without it, so a sampled group's multiplier is relative to s, the zero-out
+    sensitivity. An unsampled group's is relative to the full move.
+    Pure releases enter as randomised response, which dominates every ε-DP release.
+    """
+    if delta == 0:
+        return math.inf
+    library = dp_accounting()
+    loss = library.pld.privacy_loss_distribution
+    plain = [group for group in groups if group.rate == 1]
+    sampled = [group for group in groups if group.rate < 1]
+    # Gaussians compose to a Gaussian whose precision is the sum of theirs.
+    combined = math.fsum(group.count / group.noise_multiplier**2 for group in plain) ** -0.5 if plain else 0.0
+    with np.errstate(all="ignore"):  # log 0 = −∞ is meant in the closed form
+        if not sampled and not pure:  # a Gaussian's PLD has a closed form (Balle and Wang 2018)
+            return float(library.get_epsilon_gaussian(combined, delta))
+        total = loss.identity()
+        for group in sampled:
+            total = total.compose(
+                _pld_of_one(group.noise_multiplier, group.rate, adjacency).self_compose(group.count)
+            )
+        if plain:
+            total = total.compose(loss.from_gaussian_mechanism(combined))
+        for release in pure:
+            parameters = library.pld.common.DifferentialPrivacyParameters(release.epsilon, 0.0)
+            total = total.compose(loss.from_privacy_parameters(parameters).self_compose(release.count))
+        return float(total.get_epsilon_for_delta(delta))
+
+
+@functools.lru_cache(maxsize=32)
+def _pld_of_one(noise_multiplier: float, rate: float, adjacency: Adjacency) -> Any:
+    library = dp_accounting()
+    relation = library.NeighboringRelation
+    return library.pld.privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier,
+        sampling_prob=rate,
+        neighboring_relation=(
+            relation.REPLACE_SPECIAL if adjacency is Adjacency.ZERO_OUT else relation.REPLACE_ONE
+        ),
+    )

@@ -1,0 +1,91 @@
+"""What an accountant needs to know of the releases that touched one record, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from common.errors import ConfigurationError
+from common.noise import Adjacency, Guarantee, Mechanism, NoiseLaw, Sampling
+
+NO_NOISE = "no noise: gradients leave as they are (ASGD and CSGD never clip or noise)"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseKind:
+    """One way of releasing gradients of one shard; releases of one kind compose homogeneously.
+
+    ΔS is no part of it: noise scales with ΔS, so a new stage changes neither z nor ε.
+    """
+
+    law: NoiseLaw | None  # None: no mechanism at all
+    mechanism: Mechanism
+    shard_size: int  # n_k, public
+
+    def __post_init__(self) -> None:
+        b, n = self.mechanism.batch_size, self.shard_size
+        if b < 1:
+            raise ConfigurationError(f"batch_size = {b}: must be at least 1")
+        if n < 1:
+            raise ConfigurationError(f"shard_size = {n}: must be at least 1")
+        if b > n and self.mechanism.sampling is not Sampling.WITH_REPLACEMENT:
+            raise ConfigurationError(
+                f"batch_size = {b}: must be at most the shard's {n} records"
+                f" with the {self.mechanism.sampling.value} sampler"
+            )
+
+    @property
+    def sampling_rate(self) -> float:
+        """q = b/n_k where it may be counted, else 1."""
+        return self.mechanism.batch_size / self.shard_size if self.mechanism.amplified else 1.0
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """⌊n_k/b⌋ disjoint batches with the shuffled sampler; the other samplers have no epochs: 1."""
+        if self.mechanism.sampling is Sampling.SHUFFLED:
+            return self.shard_size // self.mechanism.batch_size
+        return 1
+
+    def charges(self, releases: int) -> int:
+        """Return how often one record can have been used in `releases` consecutive releases.
+
+        An epoch's batches are disjoint, so an epoch begun charges once, whatever was released of it.
+        """
+        return math.ceil(releases / self.batches_per_epoch)
+
+    def guarantee(self, adjacency: Adjacency) -> Guarantee:
+        """State what one release guarantees, before amplification."""
+        if self.law is None:
+            return Guarantee(adjacency, reason=NO_NOISE)
+        return self.law.guarantee(self.mechanism, adjacency)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """So many charges of one kind against one record."""
+
+    kind: ReleaseKind
+    charges: int
+
+    def __post_init__(self) -> None:
+        if self.charges < 0:
+            raise ConfigurationError(f"charges = {self.charges}: must be at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The (ε, δ) that one record's releases may cost together, under zero-out adjacency."""
+
+    epsilon: float  # total ε
+    delta: float  # total δ; Theorem 3's δ is another
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ConfigurationError(f"total_epsilon = {self.epsilon}: must be finite and greater than 0")
+        check_delta(self.delta)
+
+
+def check_delta(delta: float) -> None:
+    """Refuse a δ that is no probability; 0 asks for pure DP."""
+    if not 0 <= delta < 1:
+        raise ConfigurationError(f"total_delta = {delta}: must be at least 0 and less than 1")

@@ -1,0 +1,155 @@
+"""The total ε of one record's releases, by every method that applies."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.accounting import gaussian, pure
+from common.accounting.gaussian import GaussianReleases
+from common.accounting.pure import PureReleases
+from common.accounting.releases import Spent, check_delta
+from common.noise import Adjacency
+
+# A PLD's grid widens with ε: minutes and gigabytes beyond this, for a figure that protects nobody.
+PLD_CEILING = 50.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Total:
+    """ε at δ under zero-out adjacency; each figure is an upper bound, None where its method does not apply."""
+
+    delta: float
+    rdp: float | None = None
+    pld: float | None = None
+    basic: float | None = None
+    advanced: float | None = None
+    optimal: float | None = None  # KOV, all releases alike
+    heterogeneous: float | None = None  # KOV, releases differ
+    replace_one: float | None = None  # ε at δ under replace-one adjacency: PLD, or the best pure bound
+    reason: str = ""  # why there is no finite ε, or which figure was left out
+
+    METHODS = ("rdp", "pld", "basic", "advanced", "optimal", "heterogeneous")
+
+    def by_method(self) -> dict[str, float]:
+        """Return the zero-out figures that apply, by method."""
+        figures = ((method, getattr(self, method)) for method in self.METHODS)
+        return {method: figure for method, figure in figures if figure is not None}
+
+    @property
+    def method(self) -> str:
+        """Name the method that gives the least bound, or '' where there is none."""
+        figures = self.by_method()
+        return min(figures, key=figures.__getitem__) if figures else ""
+
+    @property
+    def epsilon(self) -> float:
+        """The least of the bounds: each holds, so the least does."""
+        return min(self.by_method().values(), default=math.inf)
+
+    @property
+    def is_private(self) -> bool:
+        return math.isfinite(self.epsilon)
+
+
+def total(spent: Sequence[Spent], delta: float, *, quick: bool = False) -> Total:
+    """Compose everything spent on one record; `quick` leaves PLD and with it replace-one out."""
+    check_delta(delta)
+    groups: dict[object, int] = {}
+    for item in spent:
+        if item.charges:
+            groups[item.kind] = groups.get(item.kind, 0) + item.charges
+    merged = tuple(Spent(kind, charges) for kind, charges in groups.items())  # type: ignore[arg-type]
+    return _total(merged, delta, quick)
+
+
+@functools.lru_cache(maxsize=4096)
+def _total(spent: tuple[Spent, ...], delta: float, quick: bool) -> Total:
+    if not spent:
+        return Total(delta=delta, basic=0.0, replace_one=0.0, reason="nothing released")
+    for item in spent:
+        guarantee = item.kind.guarantee(Adjacency.ZERO_OUT)
+        if not guarantee.is_private:
+            return Total(delta=delta, reason=guarantee.reason)
+    if all(item.kind.guarantee(Adjacency.ZERO_OUT).epsilon is not None for item in spent):
+        return _pure_total(spent, delta)
+    return _gaussian_total(spent, delta, quick)
+
+
+def _pure_total(spent: Sequence[Spent], delta: float) -> Total:
+    groups = _pure_groups(spent, Adjacency.ZERO_OUT)
+    replaced = _pure_groups(spent, Adjacency.REPLACE_ONE)
+    return Total(
+        delta=delta,
+        basic=pure.basic(groups),
+        advanced=pure.advanced(groups, delta) if delta else None,
+        optimal=_optimal(groups, delta),
+        heterogeneous=pure.heterogeneous(groups, delta) if delta else None,
+        replace_one=min(
+            filter(None, (_optimal(replaced, delta), pure.heterogeneous(replaced, delta))), default=None
+        ),
+    )
+
+
+def _optimal(groups: Sequence[PureReleases], delta: float) -> float | None:
+    if len({group.epsilon for group in groups}) > 1 or sum(g.count for g in groups) > pure.EXACT_RELEASES:
+        return None
+    return pure.optimal(groups[0].epsilon, sum(group.count for group in groups), delta)
+
+
+def _pure_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[PureReleases]:
+    groups = []
+    for item in spent:
+        zero_out = item.kind.guarantee(Adjacency.ZERO_OUT).epsilon
+        replace_one = item.kind.guarantee(Adjacency.REPLACE_ONE).epsilon
+        if zero_out is None or replace_one is None:
+            continue
+        rate = item.kind.sampling_rate
+        epsilon = (
+            pure.amplify_zero_out(zero_out, rate)
+            if adjacency is Adjacency.ZERO_OUT
+            else pure.amplify_replace_one(zero_out, replace_one, rate)
+        )
+        groups.append(PureReleases(epsilon, item.charges))
+    return groups
+
+
+def _gaussian_total(spent: Sequence[Spent], delta: float, quick: bool) -> Total:
+    groups = _gaussian_groups(spent, Adjacency.ZERO_OUT)
+    pure_groups = _pure_groups(spent, Adjacency.ZERO_OUT)
+    by_rdp = gaussian.rdp(groups, delta)
+    mixed = bool(pure_groups)
+    # With pure releases in between, RDP's figure is of the Gaussian part alone, so basic composition adds the rest.
+    bound = by_rdp + pure.basic(pure_groups)
+    if delta == 0:
+        return Total(delta=delta, reason="a Gaussian release has no ε at δ = 0")
+    if quick:
+        return Total(delta=delta, rdp=bound, reason="PLD was left out for speed")
+    sampled = any(group.rate < 1 for group in groups) or mixed
+    if sampled and bound > PLD_CEILING:
+        return Total(delta=delta, rdp=bound, reason=f"PLD was left out: ε is beyond {PLD_CEILING:g}")
+    return Total(
+        delta=delta,
+        rdp=bound,
+        pld=gaussian.pld(groups, delta, Adjacency.ZERO_OUT, pure_groups),
+        replace_one=gaussian.pld(
+            _gaussian_groups(spent, Adjacency.REPLACE_ONE),
+            delta,
+            Adjacency.REPLACE_ONE,
+            _pure_groups(spent, Adjacency.REPLACE_ONE),
+        ),
+    )
+
+
+def _gaussian_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[GaussianReleases]:
+    groups = []
+    for item in spent:
+        rate = item.kind.sampling_rate
+        # A sampled group keeps its zero-out multiplier: gaussian.pld says why.
+        relative_to = Adjacency.ZERO_OUT if rate < 1 else adjacency
+        multiplier = item.kind.guarantee(relative_to).noise_multiplier
+        if multiplier is not None:
+            groups.append(GaussianReleases(multiplier, rate, item.charges))
+    return groups

@@ -1,0 +1,260 @@
+"""What the services ask of a transport, and its in-memory twin with a clock of its own.
+
+Everything of a service happens in its loop's thread: messages, timers, posted calls. The twin does
+the same without a network and without waiting, so tests use it and not mocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from common.errors import LocalProtocolError, RemoteProtocolError
+from common.wire.topics import topic_matches
+
+OnMessage = Callable[[str, bytes], None]  # topic, payload
+OnViolation = Callable[[str, RemoteProtocolError], None]  # topic, what was wrong
+
+
+def ignore_violation(topic: str, error: RemoteProtocolError) -> None:
+    """Drop it: the channel has counted it."""
+
+
+class Timer:
+    """A call that waits for its time."""
+
+    __slots__ = ("callback", "due")
+
+    def __init__(self, due: float, callback: Callable[[], None]) -> None:
+        self.due = due
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Never make the call; a second cancel does nothing."""
+        self.callback = None
+
+
+class Loop(Protocol):
+    """The one thread of a service."""
+
+    def now(self) -> float:
+        """Return monotonic seconds."""
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Call once, after `delay` seconds; in the loop's thread only."""
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call soon, in the loop's thread; from any thread and from signal handlers."""
+
+    def run(self) -> None:
+        """Serve until `stop`; raise what a callback raised."""
+
+    def stop(self) -> None:
+        """Make `run` return; from any thread."""
+
+
+class Channel(Protocol):
+    """One client's connection to a broker."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether a publish would reach the broker now."""
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+        """Hand a message over; False where QoS 0 found no connection and it is lost."""
+
+    def subscribe(self, topic_filter: str, callback: OnMessage, *, qos: int = 0) -> None:
+        """Have messages delivered, now and after every reconnect."""
+
+    def close(self) -> None:
+        """Deliver what QoS 1 still owes, say goodbye (no last will) and free everything."""
+
+
+class TimerQueue:
+    """Timers in the order of their due times, equal ones in the order they were set."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+
+    def add(self, due: float, callback: Callable[[], None]) -> Timer:
+        timer = Timer(due, callback)
+        heapq.heappush(self._heap, (due, next(self._order), timer))
+        return timer
+
+    def next_due(self) -> float | None:
+        """Return when the next call is due; None: there is none."""
+        while self._heap and self._heap[0][2].callback is None:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def fire_next(self) -> None:
+        """Make the call that is due first."""
+        timer = heapq.heappop(self._heap)[2]
+        callback, timer.callback = timer.callback, None
+        if callback is not None:
+            callback()
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """What the broker publishes when a client is lost without a goodbye."""
+
+    topic: str
+    payload: bytes
+    qos: int = 1
+    retain: bool = False
+
+
+class MemoryBroker:
+    """A broker and a loop in one: deliveries in the order of publishing, time that jumps."""
+
+    def __init__(self) -> None:
+        self.retained: dict[str, bytes] = {}
+        self.published: list[tuple[str, bytes]] = []
+        self._channels: list[MemoryChannel] = []
+        self._soon: deque[Callable[[], None]] = deque()
+        self._timers = TimerQueue()
+        self._now = 0.0
+        self._stopped = False
+
+    # the loop
+
+    def now(self) -> float:
+        return self._now
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        return self._timers.add(self._now + delay, callback)
+
+    def post(self, callback: Callable[[], None]) -> None:
+        self._soon.append(callback)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def run(self) -> None:
+        """Serve until `stop`; a loop that has nothing left to wait for is a test's mistake."""
+        self._stopped = False
+        while not self._stopped:
+            if self._soon:
+                self._soon.popleft()()
+            elif (due := self._timers.next_due()) is not None:
+                self._now = max(self._now, due)
+                self._timers.fire_next()
+            else:
+                raise LocalProtocolError("the loop is idle for ever: no message, no timer, no stop")
+
+    def settle(self) -> None:
+        """Deliver all that is under way, timers left alone."""
+        while self._soon:
+            self._soon.popleft()()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: deliveries and timers as they fall due."""
+        end = self._now + seconds
+        self.settle()
+        while (due := self._timers.next_due()) is not None and due <= end:
+            self._now = max(self._now, due)
+            self._timers.fire_next()
+            self.settle()
+        self._now = end
+
+    # the broker
+
+    def attach(self, channel: MemoryChannel) -> None:
+        self._channels.append(channel)
+
+    def detach(self, channel: MemoryChannel, *, lost: bool) -> None:
+        self._channels.remove(channel)
+        if lost and channel.will is not None:
+            will = channel.will
+            self.route(will.topic, will.payload, retain=will.retain)
+
+    def route(self, topic: str, payload: bytes, *, retain: bool) -> None:
+        """Queue a message for whoever subscribes when its turn comes."""
+        self.published.append((topic, payload))
+        if retain and payload:
+            self.retained[topic] = payload
+        elif retain:
+            self.retained.pop(topic, None)
+        self.post(lambda: self._deliver(topic, payload))
+
+    def _deliver(self, topic: str, payload: bytes) -> None:
+        for channel in list(self._channels):
+            channel.take(topic, payload)
+
+
+@dataclass
+class MemoryChannel:
+    """A client of a MemoryBroker. `lose` and `restore` stand for a connection that breaks."""
+
+    broker: MemoryBroker
+    will: Will | None = None
+    on_connected: Callable[[], None] | None = None
+    on_lost: Callable[[str], None] | None = None
+    on_violation: OnViolation = ignore_violation
+    violations: int = 0
+    connected: bool = field(default=False, init=False)
+    _filters: dict[str, OnMessage] = field(default_factory=dict, init=False)
+    _owed: list[tuple[str, bytes, bool]] = field(default_factory=list, init=False)  # QoS 1 while away
+
+    def connect(self) -> None:
+        self.restore()
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+        if self.connected:
+            self.broker.route(topic, bytes(payload), retain=retain)
+        elif qos:
+            self._owed.append((topic, bytes(payload), retain))
+        return self.connected or qos > 0
+
+    def subscribe(self, topic_filter: str, callback: OnMessage, *, qos: int = 0) -> None:
+        del qos
+        self._filters[topic_filter] = callback
+        if self.connected:
+            self._retained(topic_filter)
+
+    def take(self, topic: str, payload: bytes) -> None:
+        """Receive one message, if a filter asks for it."""
+        for topic_filter, callback in list(self._filters.items()):
+            if self.connected and topic_matches(topic_filter, topic):
+                try:
+                    callback(topic, payload)
+                except RemoteProtocolError as error:
+                    self.violations += 1
+                    self.on_violation(topic, error)
+                return
+
+    def lose(self, reason: str = "lost") -> None:
+        """Break the connection: the last will goes out."""
+        self.connected = False
+        self.broker.detach(self, lost=True)
+        if self.on_lost is not None:
+            self.on_lost(reason)
+
+    def restore(self) -> None:
+        """Connect, or connect again."""
+        self.connected = True
+        self.broker.attach(self)
+        for topic_filter in list(self._filters):
+            self._retained(topic_filter)
+        owed, self._owed = self._owed, []
+        for topic, payload, retain in owed:
+            self.broker.route(topic, payload, retain=retain)
+        if self.on_connected is not None:
+            self.on_connected()
+
+    def close(self) -> None:
+        if self.connected:
+            self.connected = False
+            self.broker.detach(self, lost=False)
+
+    def _retained(self, topic_filter: str) -> None:
+        for topic, payload in self.broker.retained.items():
+            if topic_matches(topic_filter, topic):
+                self.broker.post(partial(self.take, topic, payload))

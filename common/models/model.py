@@ -1,0 +1,77 @@
+"""What a model is to the testbed. A custom model is a class with these members, named by a dotted path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import ConfigurationError
+from common.quantities import PerSampleGradients, Vector
+
+Images = npt.NDArray[np.float32]  # n × pixels, values in [0, 1]
+Labels = npt.NDArray[np.int64]
+Features = npt.NDArray[np.float32]  # n × …, a model's own form of the images
+Targets = npt.NDArray[np.int64]  # n, a model's own form of the labels
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One named part of the flat parameter vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.start + self.size)
+
+
+def layout(**shapes: tuple[int, ...]) -> tuple[Block, ...]:
+    """Lay the named shapes one after the other into one flat vector."""
+    blocks: list[Block] = []
+    start = 0
+    for name, shape in shapes.items():
+        blocks.append(Block(name, shape, start))
+        start += blocks[-1].size
+    return tuple(blocks)
+
+
+def check_labels(labels: Labels, classes: int) -> Targets:
+    """Return labels as they are where all lie in 0 … classes − 1: a wrong one would index another row."""
+    if len(labels) and (labels.min() < 0 or labels.max() >= classes):
+        raise ConfigurationError(
+            f"labels {labels.min()} … {labels.max()}: with {classes} classes allowed are 0 … {classes - 1}"
+        )
+    return labels.astype(np.int64, copy=False)
+
+
+class Model(Protocol):
+    """F(x; ξ) and its gradients. Methods are functions of their arguments; a model keeps no x."""
+
+    name: str
+    dimension: int  # N
+    layout: tuple[Block, ...]
+    first_layer: slice  # what scope `first-conv` noises
+
+    def initial(self, rng: np.random.Generator) -> Vector:
+        """Return x₁."""
+
+    def features(self, images: Images) -> Features:
+        """Bring images into the form that the other methods take; done once per shard."""
+
+    def targets(self, labels: Labels) -> Targets:
+        """Bring labels 0 … 9 into the model's own form."""
+
+    def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:
+        """Return ∇F(x, ξ_i) of the batch, without the regulariser."""
+
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> tuple[float, float]:
+        """Return mean loss (without the regulariser) and accuracy."""

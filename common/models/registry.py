@@ -1,0 +1,80 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from common.dotted import import_dotted, is_dotted
+from common.errors import ConfigurationError, MapaError
+from common.models.linear import LogisticRegression, Softmax, Svm
+from common.models.model import Model
+
+_LINEAR: dict[str, Callable[..., Any]] = {m.name: m for m in (LogisticRegression, Svm, Softmax)}
+MODELS = (*_LINEAR, "cnn")
+_MEMBERS = ("name", "dimension", "layout", "first_layer")
+_METHODS = ("initial", "features", "targets", "gradients", "evaluate")
+
+
+def make_model(name: str, *, shape: tuple[int, int], classes: int, options: Mapping[str, object]) -> Model:
+    """Make the model called `name` for images of a shape; a custom one by "package.module:Class"."""
+    make = _maker(name)
+    _check_options(name, make, options)
+    try:
+        model = make(shape=shape, classes=classes, **options)
+    except MapaError:
+        raise
+    except Exception as error:  # another's class may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(f"model.name = {name!r}: cannot be made ({reason})") from error
+    missing = [member for member in (*_MEMBERS, *_METHODS) if not hasattr(model, member)]
+    if missing:
+        raise ConfigurationError(f"model.name = {name!r}: the class lacks {', '.join(missing)}")
+    return cast(Model, model)
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    if name in _LINEAR:
+        return _LINEAR[name]
+    if name == "cnn":
+        return _cnn()
+    if not is_dotted(name):
+        raise ConfigurationError(
+            f'model.name = {name!r}: allowed are {", ".join(MODELS)} or a dotted path "package.module:Class"'
+        )
+    make = import_dotted(name, "model.name")
+    if not isinstance(make, type):
+        raise ConfigurationError(f"model.name = {name!r}: not a class")
+    return make
+
+
+def _cnn() -> Callable[..., Any]:
+    try:
+        from common.models.cnn import Cnn  # torch costs a second and 200 MB: only who asks pays
+    except ImportError as error:
+        raise ConfigurationError(
+            f"model.name = 'cnn' needs torch ({error}): pip install 'mapa-testbed[cnn]'"
+        ) from error
+    return Cnn
+
+
+def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, object]) -> None:
+    """Refuse an option that the class does not take, or the lack of one that it needs."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except ValueError:  # a class in C may not tell; making it will
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    named = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    own = {key: p for key, p in named.items() if key not in ("shape", "classes")}
+    for key, value in options.items():
+        if key not in own:
+            allowed = ", ".join(own) or "none"
+            raise ConfigurationError(
+                f"model.options.{key} = {value!r}: unknown to model {name!r}; allowed are {allowed}"
+            )
+    for key, parameter in own.items():
+        if parameter.default is parameter.empty and key not in options:
+            raise ConfigurationError(f"model.options.{key} is missing: model {name!r} needs it")

@@ -1,0 +1,58 @@
+"""The constants of a run, checked once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from common.errors import ConfigurationError
+
+
+class SensitivityRule(Enum):
+    """How ΔS of the next stage follows from this one's.
+
+    D-07: Algorithm line 15 says θΔS, the parameter table 2√(2Δ_b/(P(τ_max+1)))/b. They are equal while
+    P_raw ≥ 1; where P clamps to 1 the table's shrinks faster.
+    """
+
+    THETA = "theta"
+    TABLE = "table"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The constants of algorithm:MAPA and of table: key parameters."""
+
+    batch_size: int  # b
+    smoothness: float  # L
+    sigma: float  # σ, standard deviation of ∇F(x, ξ)
+    tau_max: int  # τ_max
+    iterations: int  # T
+    theta: float = 0.5  # θ
+    delta: float = 1e-3  # δ of Theorem 3 alone; the privacy δ is another
+    loss_gap: float = 1.0  # f₀ = f(x₁) − f(x*)
+    radius: float = 1.0  # R
+    first_clip: float | None = None  # C₁ = bΔS₁/2; None: Theorem 3
+    rule: SensitivityRule = SensitivityRule.THETA
+
+    def __post_init__(self) -> None:
+        _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        _require(self.iterations >= 1, "iterations", self.iterations, "at least 1")
+        _require(self.tau_max >= 0, "tau_max", self.tau_max, "at least 0")
+        _require(0 < self.theta < 1, "theta", self.theta, "between 0 and 1, both excluded")
+        _require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1, both excluded")
+        _require(math.isfinite(self.sigma) and self.sigma >= 0, "sigma", self.sigma, "finite and at least 0")
+        for key in ("smoothness", "loss_gap", "radius"):
+            value = getattr(self, key)
+            _require(math.isfinite(value) and value > 0, key, value, "finite and greater than 0")
+        if self.first_clip is None:
+            _require(self.sigma > 0, "sigma", self.sigma, "greater than 0 where no first_clip is given")
+        else:
+            valid = math.isfinite(self.first_clip) and self.first_clip > 0
+            _require(valid, "first_clip", self.first_clip, "finite and greater than 0")
+
+
+def _require(condition: bool, key: str, value: object, allowed: str) -> None:
+    if not condition:
+        raise ConfigurationError(f"{key} = {value}: must be {allowed}")

@@ -1,0 +1,30 @@
+"""The quantities both sides speak of. Types carry privacy: only a `NoisyGradient` may leave an edge."""
+
+from __future__ import annotations
+
+from typing import NewType, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+EdgeId = NewType("EdgeId", str)  # kept by the edge for life
+RunId = NewType("RunId", str)
+
+Vector = npt.NDArray[np.float32]  # x_t and gradients: one flat vector of N parameters
+Indices = npt.NDArray[np.int64]
+
+ClippedGradient = NewType("ClippedGradient", Vector)  # clipped and averaged, still private
+NoisyGradient = NewType("NoisyGradient", Vector)  # g̃: the only kind that may be encoded
+
+
+class PerSampleGradients(Protocol):
+    """∇F(x, ξ_i) of a batch, private, in whatever factored form the model has.
+
+    A linear model never forms the b × N matrix: row i is dloss/dscore_i ⊗ ξ_i.
+    """
+
+    def norms(self) -> npt.NDArray[np.float32]:
+        """Return ‖∇F(x, ξ_i)‖ of each sample."""
+
+    def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
+        """Return Σ w_i ∇F(x, ξ_i); None means that every weight is 1."""

@@ -1,0 +1,106 @@
+"""runs/<id>/ on disk: manifest.json, events.jsonl, summary.json, model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from common.journal import Journal
+from common.models.model import Block
+from common.quantities import Vector
+from common.scenario import Scenario
+
+_BUFFER = 1 << 20
+
+
+def new_run_id(name: str, now: datetime | None = None) -> str:
+    """Return a name that sorts by time and never collides."""
+    moment = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
+    return f"{name}-{moment}-{secrets.token_hex(2)}"
+
+
+def versions() -> dict[str, str]:
+    """Return what produced a run; torch only where it was used."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in ("mapa-testbed", "numpy", "pydantic", "paho-mqtt", "msgpack", "torch"):
+        if package == "torch" and "torch" not in sys.modules:
+            continue
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class RunDirectory:
+    """The records of one run, open for writing. Leaving the context closes them, whatever happened."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=False)
+        self.path = path
+        self._stream = (path / "events.jsonl").open("w", encoding="utf-8", buffering=_BUFFER)
+        self.journal = Journal(self._stream)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        if not self._stream.closed:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+
+    def manifest(
+        self, scenario: Scenario, *, engine: str, name: str, data: Mapping[str, str], **more: object
+    ) -> None:
+        """Write what is needed to run the same thing again."""
+        self._json(
+            "manifest.json",
+            {
+                "format": 1,
+                "run": self.path.name,
+                "name": name,
+                "engine": engine,
+                "scenario": scenario.canonical(),
+                "scenario_sha256": scenario.digest,
+                "seed": scenario.seed,
+                "data": dict(data),
+                "versions": versions(),
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                **more,
+            },
+        )
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        self._json("summary.json", summary)
+
+    def model(self, x: Vector, layout: Sequence[Block], metadata: Mapping[str, str]) -> None:
+        """Write x_{T+1}: every block under its name, the flat vector as `x`."""
+        tensors = {block.name: np.ascontiguousarray(x[block.slice].reshape(block.shape)) for block in layout}
+        tensors["x"] = x
+        save_file(tensors, self.path / "model.safetensors", metadata=dict(metadata))
+
+    def _json(self, name: str, value: Mapping[str, Any]) -> None:
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(self.path / name)

@@ -1,0 +1,118 @@
+"""What a run amounts to, counted from its facts as they come: the body of summary.json."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Loss f (with the regulariser) and accuracy on the test set, after `updates` updates."""
+
+    updates: int
+    stage: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(slots=True)
+class EdgeTally:
+    edge_id: str
+    applied: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    last_sequence: int = 0
+    joins: int = 0
+    gone: str = ""  # reason, while it is gone
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one run."""
+
+    staleness: Counter[int] = field(default_factory=Counter)
+    edges: dict[int, EdgeTally] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    updates: int = 0
+
+    def observe(self, fact: Fact) -> None:
+        if type(fact) is GradientApplied:
+            self.updates = fact.t
+            self.staleness[fact.staleness] += 1
+            edge = self.edges[fact.edge]
+            edge.applied += 1
+            edge.last_sequence = fact.sequence
+            edge.staleness_sum += fact.staleness
+            if fact.staleness > edge.staleness_max:
+                edge.staleness_max = fact.staleness
+        elif isinstance(fact, EdgeJoined):
+            edge = self.edges.setdefault(fact.edge, EdgeTally(fact.edge_id))
+            edge.joins += 1
+            edge.gone = ""
+        elif isinstance(fact, EdgeGone):
+            self.edges[fact.edge].gone = fact.reason
+        elif isinstance(fact, GradientRefused):
+            self.refused[fact.reason] += 1
+        elif isinstance(fact, StageOpened):
+            self.stages.append(asdict(fact))
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self.evaluations.append(evaluation)
+
+    @property
+    def best(self) -> Evaluation | None:
+        return max(self.evaluations, key=lambda e: e.accuracy, default=None)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the part of summary.json that facts decide; no timings."""
+        last = self.evaluations[-1] if self.evaluations else None
+        best = self.best
+        return {
+            "updates": self.updates,
+            "final_accuracy": None if last is None else last.accuracy,
+            "final_loss": None if last is None else last.loss,
+            "best_accuracy": None if best is None else best.accuracy,
+            "best_accuracy_at": None if best is None else best.updates,
+            "staleness": staleness_summary(self.staleness),
+            "stages": self.stages,
+            "refused": dict(sorted(self.refused.items())),
+            "edges": [
+                {
+                    "edge": k,
+                    "edge_id": edge.edge_id,
+                    "applied": edge.applied,
+                    "last_sequence": edge.last_sequence,
+                    "staleness_mean": edge.staleness_sum / edge.applied if edge.applied else None,
+                    "staleness_max": edge.staleness_max,
+                    "joins": edge.joins,
+                    "gone": edge.gone,
+                }
+                for k, edge in sorted(self.edges.items())
+            ],
+            "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
+        }
+
+
+def staleness_summary(counts: Counter[int]) -> dict[str, float | int | None]:
+    """Return mean, quantiles (the smallest staleness that reaches the share) and maximum."""
+    total = sum(counts.values())
+    if total == 0:
+        return {"mean": None, "p50": None, "p90": None, "p99": None, "max": None}
+    quantiles: dict[str, float | int | None] = {
+        "mean": sum(value * count for value, count in counts.items()) / total
+    }
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        seen = 0
+        for value in sorted(counts):
+            seen += counts[value]
+            if seen >= share * total:
+                quantiles[name] = value
+                break
+    quantiles["max"] = max(counts)
+    return quantiles

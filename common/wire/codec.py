@@ -1,0 +1,305 @@
+"""Bytes ↔ domain events; the only msgpack import.
+
+Inbound bytes are hostile: whatever they are, `decode_*` returns a checked event or raises
+RemoteProtocolError, and nothing else. Encoding our own nonsense is a LocalProtocolError.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+from pydantic import ValidationError
+
+from common.errors import LocalProtocolError, RemoteProtocolError
+from common.messages import GradientArrived, Halt, Hello, Leave, Refuse, SendModel, Welcome
+from common.quantities import EdgeId, NoisyGradient, Vector
+from common.wire import v1
+
+_Schema = TypeVar("_Schema", v1.HelloV1, v1.LeaveV1, v1.HaltV1, v1.PresenceV1, v1.WelcomeV1, v1.RefuseV1)
+_FLOATS = np.dtype("<f4")
+_pack, _unpack_from = v1.HEADER.pack, v1.HEADER.unpack_from
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """A hello and the process that says it."""
+
+    hello: Hello
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A welcome and all that an edge needs to begin."""
+
+    welcome: Welcome
+    edges: int  # number of shards
+    scenario: Mapping[str, object]
+    seed: int | None  # only in seeded scenarios
+    nonce: str  # of the greeting that it answers
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refuse and the greeting that it answers; None where it answers a gradient."""
+
+    refuse: Refuse
+    nonce: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """A leave, or the last will, and the process that it is of."""
+
+    leave: Leave
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Whether the cloud is there, and which process it is."""
+
+    online: bool
+    nonce: str
+
+
+def new_nonce() -> str:
+    """Return the name of this process on the wire."""
+    return secrets.token_hex(8)
+
+
+# ---- hot: gradient and model
+
+
+def encode_gradient(event: GradientArrived) -> bytes:
+    """Return the bytes of g̃; the edge id travels in the topic."""
+    head = (v1.GRADIENT_MARK, event.sequence, event.version, event.stage, event.sensitivity)
+    return _encode_hot(*head, event.gradient)
+
+
+def decode_gradient(edge_id: EdgeId, payload: bytes, dimension: int) -> GradientArrived:
+    """Return the gradient; its vector is a read-only view of the payload."""
+    sequence, version, stage, sensitivity, vector = _decode_hot(
+        "gradient", v1.GRADIENT_MARK, payload, dimension
+    )
+    if not sequence:
+        raise RemoteProtocolError("gradient: sequence 0; sequences count from 1")
+    return GradientArrived(edge_id, sequence, version, stage, sensitivity, NoisyGradient(vector))
+
+
+def encode_model(effect: SendModel) -> bytes:
+    """Return the bytes of x_t, with one copy of the vector."""
+    head = (v1.MODEL_MARK, effect.version, effect.stage, effect.acknowledged, effect.sensitivity)
+    return _encode_hot(*head, effect.model)
+
+
+def decode_model(edge_id: EdgeId, payload: bytes, dimension: int) -> SendModel:
+    """Return the model; its vector is a read-only view of the payload."""
+    version, stage, acknowledged, sensitivity, vector = _decode_hot(
+        "model", v1.MODEL_MARK, payload, dimension
+    )
+    return SendModel(edge_id, version, stage, sensitivity, acknowledged, vector)
+
+
+def _encode_hot(mark: bytes, a: int, b: int, c: int, sensitivity: float, vector: Vector) -> bytes:
+    raw = np.ascontiguousarray(vector, _FLOATS)
+    try:
+        header = _pack(mark, v1.UINT64, a, v1.UINT64, b, v1.UINT64, c, v1.FLOAT64, sensitivity)
+    except struct.error as error:
+        raise LocalProtocolError(f"header ({a}, {b}, {c}, {sensitivity}): {error}") from error
+    if (a | b | c) >= v1.INTEGER_LIMIT or not (0 <= sensitivity < math.inf):
+        raise LocalProtocolError(f"header ({a}, {b}, {c}, {sensitivity}): out of range")
+    if not raw.size or raw.ndim != 1 or not all_finite(raw):
+        raise LocalProtocolError(f"vector of shape {raw.shape}: must be flat, not empty and finite")
+    return b"".join((header, raw.data))
+
+
+def _decode_hot(
+    kind: str, mark: bytes, payload: bytes, dimension: int
+) -> tuple[int, int, int, float, Vector]:
+    if len(payload) != v1.HEADER_BYTES + 4 * dimension:
+        raise RemoteProtocolError(
+            f"{kind}: {len(payload)} bytes, N = {dimension} takes {v1.HEADER_BYTES + 4 * dimension}"
+        )
+    found, tag_a, a, tag_b, b, tag_c, c, tag_d, sensitivity = _unpack_from(payload)
+    if found != mark or tag_a != 0xCF or tag_b != 0xCF or tag_c != 0xCF or tag_d != 0xCB:
+        raise RemoteProtocolError(f"{kind}: not a header of version 1")
+    if (a | b | c) >= v1.INTEGER_LIMIT:
+        raise RemoteProtocolError(f"{kind}: an integer of 2^63 or more")
+    if not 0 <= sensitivity < math.inf:  # NaN fails too
+        raise RemoteProtocolError(f"{kind}: sensitivity {sensitivity}")
+    vector = np.frombuffer(payload, _FLOATS, offset=v1.HEADER_BYTES)
+    if not all_finite(vector):
+        raise RemoteProtocolError(f"{kind}: a number that is not finite")
+    return a, b, c, sensitivity, vector
+
+
+def all_finite(vector: Vector) -> bool:
+    """Tell whether every number is finite, at half the cost of looking at each.
+
+    Squares are never negative, so an infinity or a NaN in v makes v·v infinite or NaN: a finite v·v
+    proves v finite. Large finite numbers may overflow v·v; only then is every number looked at.
+    """
+    return math.isfinite(np.dot(vector, vector)) or bool(np.isfinite(vector).all())
+
+
+# ---- cold: everything else, by schema
+
+
+def encode_hello(greeting: Greeting) -> bytes:
+    """Return the bytes of a hello; the edge id travels in the topic."""
+    hello = greeting.hello
+    return _encode_cold(
+        v1.HelloV1,
+        noise=hello.noise,
+        epsilon=hello.epsilon,
+        noise_multiplier=hello.noise_multiplier,
+        sampler=hello.sampler,
+        last_sequence=hello.last_sequence,
+        nonce=greeting.nonce,
+    )
+
+
+def decode_hello(edge_id: EdgeId, payload: bytes) -> Greeting:
+    """Return the hello of an edge."""
+    wire = _decode_cold(v1.HelloV1, payload)
+    hello = Hello(
+        edge_id=edge_id,
+        noise=wire.noise,
+        epsilon=wire.epsilon,
+        noise_multiplier=wire.noise_multiplier,
+        sampler=wire.sampler,
+        last_sequence=wire.last_sequence,
+    )
+    return Greeting(hello, wire.nonce)
+
+
+def encode_welcome(admission: Admission) -> bytes:
+    """Return the bytes of a welcome."""
+    scenario = dict(admission.scenario)
+    if not v1.bounded(scenario):
+        raise LocalProtocolError(
+            f"welcome: scenario is not JSON-like, or deeper than {v1.DEPTH_LIMIT}, or too large"
+        )
+    return _encode_cold(
+        v1.WelcomeV1,
+        limit=v1.WELCOME_LIMIT,
+        index=admission.welcome.index,
+        edges=admission.edges,
+        last_sequence=admission.welcome.last_sequence,
+        scenario=scenario,
+        seed=admission.seed,
+        nonce=admission.nonce,
+    )
+
+
+def encode_refuse(refusal: Refusal) -> bytes:
+    """Return the bytes of a refuse, which travels on welcome's topic."""
+    refuse = refusal.refuse
+    return _encode_cold(v1.RefuseV1, reason=refuse.reason, detail=refuse.detail, nonce=refusal.nonce)
+
+
+def decode_answer(edge_id: EdgeId, payload: bytes) -> Admission | Refusal:
+    """Return what the cloud answered to a hello."""
+    fields = _unpack("welcome", payload, v1.WELCOME_LIMIT)
+    if fields.get("kind") == "refuse":
+        refuse = _checked(v1.RefuseV1, fields)
+        return Refusal(Refuse(edge_id, refuse.reason, refuse.detail), refuse.nonce)
+    wire = _checked(v1.WelcomeV1, fields)
+    if wire.index >= wire.edges:
+        raise RemoteProtocolError(f"welcome: index {wire.index} of {wire.edges} shards")
+    if not v1.bounded(wire.scenario):
+        raise RemoteProtocolError("welcome: scenario is not JSON-like, or too deep, or too large")
+    return Admission(
+        welcome=Welcome(edge_id, wire.index, wire.last_sequence),
+        edges=wire.edges,
+        scenario=wire.scenario,
+        seed=wire.seed,
+        nonce=wire.nonce,
+    )
+
+
+def encode_leave(farewell: Farewell) -> bytes:
+    """Return the bytes of a leave, or of a last will."""
+    return _encode_cold(v1.LeaveV1, reason=farewell.leave.reason, nonce=farewell.nonce)
+
+
+def decode_leave(edge_id: EdgeId, payload: bytes) -> Farewell:
+    """Return the leave, or the last will, of an edge."""
+    wire = _decode_cold(v1.LeaveV1, payload)
+    return Farewell(Leave(edge_id, wire.reason), wire.nonce)
+
+
+def encode_halt(halt: Halt) -> bytes:
+    """Return the bytes of a halt."""
+    return _encode_cold(v1.HaltV1, reason=halt.reason, updates=halt.updates)
+
+
+def decode_halt(payload: bytes) -> Halt:
+    """Return the halt of a run."""
+    wire = _decode_cold(v1.HaltV1, payload)
+    return Halt(wire.reason, wire.updates)
+
+
+def encode_presence(presence: Presence) -> bytes:
+    """Return the bytes of the cloud's presence."""
+    return _encode_cold(v1.PresenceV1, online=presence.online, nonce=presence.nonce)
+
+
+def decode_presence(payload: bytes) -> Presence:
+    """Return the cloud's presence."""
+    wire = _decode_cold(v1.PresenceV1, payload)
+    return Presence(wire.online, wire.nonce)
+
+
+def _encode_cold(schema: type[_Schema], *, limit: int = v1.COLD_LIMIT, **fields: object) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(schema.model_validate(fields).model_dump())
+    except ValidationError as error:
+        raise LocalProtocolError(f"{_kind(schema)}: {_faults(error)}") from error
+    if len(packed) > limit:
+        raise LocalProtocolError(f"{_kind(schema)}: {len(packed)} bytes, at most {limit}")
+    return packed
+
+
+def _decode_cold(schema: type[_Schema], payload: bytes) -> _Schema:
+    return _checked(schema, _unpack(_kind(schema), payload, v1.COLD_LIMIT))
+
+
+def _checked(schema: type[_Schema], fields: dict[str, Any]) -> _Schema:
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise RemoteProtocolError(f"{_kind(schema)}: {_faults(error)}") from error
+
+
+def _unpack(kind: str, payload: bytes, limit: int) -> dict[str, Any]:
+    if len(payload) > limit:
+        raise RemoteProtocolError(f"{kind}: {len(payload)} bytes, at most {limit}")
+    try:
+        fields = msgpack.unpackb(payload, strict_map_key=True, max_ext_len=0)
+    except Exception as error:  # a parser at the border: whatever it says, the bytes are at fault
+        raise RemoteProtocolError(f"{kind}: not msgpack ({type(error).__name__})") from error
+    # Only str keys, so that no key of ours is shadowed by its bytes.
+    if not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
+        raise RemoteProtocolError(f"{kind}: not a map with text keys")
+    if "v" not in fields or "kind" not in fields:
+        raise RemoteProtocolError(f"{kind}: no version or no kind")
+    return fields
+
+
+def _kind(schema: type[_Schema]) -> str:
+    return schema.__name__.removesuffix("V1").lower()
+
+
+def _faults(error: ValidationError) -> str:
+    """Name the fields at fault, never their values: they are the peer's."""
+    places = {".".join(map(str, fault["loc"][:2]))[:80]: fault["type"] for fault in error.errors()[:5]}
+    return ", ".join(f"{place!r} ({why})" for place, why in places.items())

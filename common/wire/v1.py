@@ -1,0 +1,137 @@
+"""Schema of version 1. Fields are never removed nor given a new meaning; a new meaning is a version 2.
+
+The hot messages (gradient, model) have a header of exactly `HEADER_BYTES` bytes: a msgpack array of
+six, whose numbers are written at full width so that it is also a fixed structure; then the raw
+little-endian float32 vector, which the even header leaves aligned. The cold ones are msgpack maps.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+INTEGER_LIMIT = 2**63  # sequences, versions and stages lie in [0, 2^63)
+COLD_LIMIT = 4096  # bytes of hello, refuse, leave, halt, presence
+WELCOME_LIMIT = 65536  # bytes; it carries the scenario
+DEPTH_LIMIT = 8  # nesting of the scenario
+ITEMS_LIMIT = 4096  # entries of a map or list, characters of a text
+DIMENSION_LIMIT = 2**26  # N; MQTT's own limit is 256 MB
+
+# array(6) 1 "g" | 0xcf sequence | 0xcf version read | 0xcf stage | 0xcb ΔS
+# array(6) 1 "m" | 0xcf t | 0xcf stage | 0xcf acknowledged | 0xcb ΔS
+HEADER = struct.Struct(">4sBQBQBQBd")
+HEADER_BYTES = HEADER.size  # 40: ten float32, so the vector stays aligned
+UINT64, FLOAT64 = 0xCF, 0xCB
+GRADIENT_MARK = b"\x96\x01\xa1g"
+MODEL_MARK = b"\x96\x01\xa1m"
+
+
+def _printable(text: str) -> str:
+    """Refuse control characters: what a peer says ends up on a terminal."""
+    if not text.isprintable():
+        raise ValueError("not printable")
+    return text
+
+
+Count = Annotated[int, Field(ge=0, lt=INTEGER_LIMIT)]
+Word = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
+Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Text = Annotated[str, Field(max_length=512), AfterValidator(_printable)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    v: Literal[1] = 1
+
+
+class HelloV1(_Message):
+    """edge/<id>/hello."""
+
+    kind: Literal["hello"] = "hello"
+    noise: Word | None  # None: the run's
+    epsilon: Positive | None  # ε_k
+    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None  # z_k
+    sampler: Word | None
+    last_sequence: Count
+    nonce: Nonce  # of the edge's process: a reconnect keeps it, a second process has another
+
+
+class WelcomeV1(_Message):
+    """edge/<id>/welcome."""
+
+    kind: Literal["welcome"] = "welcome"
+    index: Count
+    edges: Annotated[int, Field(ge=1, lt=INTEGER_LIMIT)]  # number of shards
+    last_sequence: Count
+    scenario: dict[str, object]  # checked by `bounded`
+    seed: Count | None
+    nonce: Nonce  # of the hello that it answers
+
+
+class RefuseV1(_Message):
+    """edge/<id>/welcome, as a kind of its own."""
+
+    kind: Literal["refuse"] = "refuse"
+    reason: Word
+    detail: Text
+    nonce: Nonce | None  # of the hello that it answers; None where it answers a gradient
+
+
+class LeaveV1(_Message):
+    """edge/<id>/leave, and edge/<id>/will as the broker's farewell for a lost edge."""
+
+    kind: Literal["leave"] = "leave"
+    reason: Word
+    nonce: Nonce
+
+
+class HaltV1(_Message):
+    """halt, retained."""
+
+    kind: Literal["halt"] = "halt"
+    reason: Word
+    updates: Count
+
+
+class PresenceV1(_Message):
+    """cloud, retained; the offline one is the cloud's last will."""
+
+    kind: Literal["presence"] = "presence"
+    online: bool
+    nonce: Nonce
+
+
+def bounded(value: object) -> bool:
+    """Tell whether a value is JSON-like, finite, and within every cap; walks without recursion."""
+    waiting, seen = [(value, 0)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        seen += 1
+        if depth > DEPTH_LIMIT or seen > ITEMS_LIMIT:
+            return False
+        match node:
+            case None | bool():
+                pass
+            case str():
+                if len(node) > ITEMS_LIMIT:
+                    return False
+            case int():
+                if not -INTEGER_LIMIT <= node < INTEGER_LIMIT:
+                    return False
+            case float():
+                if not math.isfinite(node):
+                    return False
+            case list():
+                waiting.extend((item, depth + 1) for item in node)
+            case dict():
+                if not all(isinstance(key, str) and len(key) <= ITEMS_LIMIT for key in node):
+                    return False
+                waiting.extend((item, depth + 1) for item in node.values())
+            case _:
+                return False
+    return True

@@ -1,0 +1,53 @@
+"""Clip to C = bΔS/2, average, perturb (lines 5-7, edge side). Pure: randomness is an argument."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.noise import Clipping, NoiseLaw
+from common.quantities import ClippedGradient, NoisyGradient, PerSampleGradients, Vector
+
+
+def clip_per_sample(gradients: PerSampleGradients, bound: float, batch_size: int) -> ClippedGradient:
+    """Scale every sample's gradient to norm ≤ C, sum, divide by the configured b.
+
+    Never by the samples at hand: under Poisson sampling their number is private, and may be 0.
+    """
+    limit = np.float32(bound)
+    weights = np.maximum(gradients.norms(), limit)
+    np.divide(limit, weights, out=weights)
+    return ClippedGradient(gradients.weighted_sum(weights) / np.float32(batch_size))
+
+
+def clip_batch_mean(gradients: PerSampleGradients, bound: float, batch_size: int) -> ClippedGradient:
+    """Line 5 as printed: clip the mean (D-02); its sensitivity is bΔS."""
+    mean = gradients.weighted_sum(None)
+    mean /= np.float32(batch_size)
+    norm = float(np.sqrt(mean @ mean))
+    if norm > bound:
+        mean *= np.float32(bound / norm)
+    return ClippedGradient(mean)
+
+
+def clip(gradients: PerSampleGradients, how: Clipping, bound: float, batch_size: int) -> ClippedGradient:
+    if how is Clipping.PER_SAMPLE:
+        return clip_per_sample(gradients, bound, batch_size)
+    return clip_batch_mean(gradients, bound, batch_size)
+
+
+def perturb(
+    gradient: ClippedGradient | Vector,
+    law: NoiseLaw,
+    sensitivity: float,
+    noised: slice,
+    rng: np.random.Generator,
+) -> NoisyGradient:
+    """Add η to the coordinates `noised`; in float64, so that rounding to float32 comes after the noise."""
+    start, stop, _ = noised.indices(gradient.size)
+    eta = law.draw(sensitivity, stop - start, rng)
+    if stop - start == gradient.size:
+        eta += gradient
+        return NoisyGradient(eta.astype(np.float32))
+    released = gradient.copy()
+    released[start:stop] = (eta + gradient[start:stop]).astype(np.float32)
+    return NoisyGradient(released)

@@ -1,0 +1,163 @@
+"""Data set -> shard k of K.
+
+Every edge deals for itself, so all must deal alike: where it is possible the cards are Philox's raw
+numbers, which no version of numpy changes. The partition is public: a run without a seed deals with 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import ConfigurationError
+from common.noise import Sampling
+from common.quantities import Indices
+from common.randomness import CounterStreams, Purpose
+
+SHARED = "shared"
+_SECOND_STREAMS = 1_000_000  # what is drawn beside a permutation has a stream of its own
+
+
+def shard_rows(
+    labels: npt.NDArray[np.int64],
+    *,
+    partition: str,
+    edges: int,
+    index: int,
+    seed: int,
+    alpha: float = 1.0,
+    labels_per_edge: int = 2,
+) -> Indices:
+    """Return the rows of edge k = `index`, ascending."""
+    if not 0 <= index < edges:
+        raise ConfigurationError(f"index = {index}: must be from 0 to {edges - 1}, below edges = {edges}")
+    if partition == SHARED:
+        return np.arange(len(labels))
+    owners = _owners(labels, partition, edges, seed, alpha, labels_per_edge)
+    return np.flatnonzero(owners == index)
+
+
+def all_shards(
+    labels: npt.NDArray[np.int64],
+    *,
+    partition: str,
+    edges: int,
+    seed: int,
+    alpha: float = 1.0,
+    labels_per_edge: int = 2,
+) -> list[Indices]:
+    """Return every edge's rows, dealt in one pass; they share memory and are read-only."""
+    if partition == SHARED:
+        _require(edges >= 1, "edges", edges, "at least 1")
+        rows = np.arange(len(labels))
+        rows.flags.writeable = False
+        return [rows] * edges
+    owners = _owners(labels, partition, edges, seed, alpha, labels_per_edge)
+    rows = np.argsort(owners, kind="stable")
+    rows.flags.writeable = False
+    ends = np.cumsum(np.bincount(owners, minlength=edges)).tolist()
+    return [rows[start:end] for start, end in itertools.pairwise([0, *ends])]
+
+
+def check_shards(
+    sizes: Sequence[int], batch_size: int, sampler: Sampling, *, partition: str | None = None
+) -> None:
+    """Refuse shards from which no batch can be drawn: sampling with replacement needs one row, others b."""
+    smallest, edges = min(sizes), len(sizes)
+    least = 1 if sampler is Sampling.WITH_REPLACEMENT else batch_size
+    if smallest >= least:
+        return
+    named = "data.partition" if partition is None else f"data.partition = {partition!r}"
+    allowed = f"data.sampler = {sampler.value!r} needs at least {least}"
+    if least == batch_size:
+        allowed += f" (batch_size = {batch_size})"
+    remedies = ["fewer edges", 'data.partition = "shared"']
+    if least > 1:
+        remedies.insert(1, "a smaller batch_size")
+        if smallest >= 1:
+            remedies.append('data.sampler = "with-replacement"')
+    raise ConfigurationError(
+        f"{named} with edges = {edges}: the smallest shard has {smallest} rows, {allowed}; "
+        f"use {', '.join(remedies[:-1])} or {remedies[-1]}"
+    )
+
+
+def _owners(
+    labels: npt.NDArray[np.int64],
+    partition: str,
+    edges: int,
+    seed: int,
+    alpha: float,
+    labels_per_edge: int,
+) -> Indices:
+    """Return which edge holds each row."""
+    deals: Mapping[str, Callable[[CounterStreams], Indices]] = {
+        "iid": lambda streams: _deal_iid(len(labels), edges, streams),
+        "dirichlet": lambda streams: _deal_dirichlet(labels, edges, alpha, streams),
+        "label": lambda streams: _deal_labels(labels, edges, labels_per_edge, streams),
+    }
+    allowed = ", ".join((*deals, SHARED))
+    _require(partition in deals, "data.partition", repr(partition), f"one of {allowed}")
+    _require(edges >= 1, "edges", edges, "at least 1")
+    return deals[partition](CounterStreams.seeded(seed))
+
+
+def _deal_iid(size: int, edges: int, streams: CounterStreams) -> Indices:
+    """A permutation cut into K parts whose sizes differ by at most one."""
+    owners = np.empty(size, np.int64)
+    owners[_permutation(streams, 0, size)] = np.repeat(np.arange(edges), _even(size, edges))
+    return owners
+
+
+def _deal_dirichlet(
+    labels: npt.NDArray[np.int64], edges: int, alpha: float, streams: CounterStreams
+) -> Indices:
+    """Each label's rows dealt in proportions drawn from Dirichlet(α, …, α) over the edges.
+
+    The label skew of Hsu et al. 2019, drawn a label at a time (Yurochkin et al. 2019), so that every row
+    is dealt exactly once; the price is that shards differ in size, the more the smaller α.
+    """
+    _require(math.isfinite(alpha) and alpha > 0, "data.alpha", alpha, "finite and greater than 0")
+    owners = np.empty(len(labels), np.int64)
+    for label in np.unique(labels).tolist():
+        rows = np.flatnonzero(labels == label)
+        rows = rows[_permutation(streams, label, len(rows))]
+        draw = streams.at(0, Purpose.PARTITION, _SECOND_STREAMS + label).dirichlet(np.full(edges, alpha))
+        ends = np.rint(np.cumsum(draw) * len(rows)).astype(np.int64)
+        ends[-1] = len(rows)  # a sum of shares may miss 1 by rounding
+        owners[rows] = np.repeat(np.arange(edges), np.diff(ends, prepend=0))
+    return owners
+
+
+def _deal_labels(
+    labels: npt.NDArray[np.int64], edges: int, labels_per_edge: int, streams: CounterStreams
+) -> Indices:
+    """Rows sorted by label, cut into even pieces, `labels_per_edge` pieces an edge (McMahan et al. 2017)."""
+    _require(labels_per_edge >= 1, "data.labels_per_edge", labels_per_edge, "at least 1")
+    shuffled = _permutation(streams, 0, len(labels))
+    rows = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    pieces = edges * labels_per_edge
+    piece_owners = np.empty(pieces, np.int64)
+    piece_owners[_permutation(streams, _SECOND_STREAMS, pieces)] = np.arange(pieces) // labels_per_edge
+    owners = np.empty(len(labels), np.int64)
+    owners[rows] = np.repeat(piece_owners, _even(len(labels), pieces))
+    return owners
+
+
+def _even(size: int, parts: int) -> Indices:
+    """Return sizes of parts that differ by at most one."""
+    return size // parts + (np.arange(parts) < size % parts).astype(np.int64)
+
+
+def _permutation(streams: CounterStreams, n: int, size: int) -> Indices:
+    raw = streams.at(0, Purpose.PARTITION, n).bit_generator.random_raw(size)
+    return np.argsort(raw, kind="stable")
+
+
+def _require(condition: bool, key: str, value: object, allowed: str) -> None:
+    if not condition:
+        raise ConfigurationError(f"{key} = {value}: must be {allowed}")

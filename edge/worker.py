@@ -1,0 +1,77 @@
+"""The edge side of algorithm:MAPA: a model in, a noisy gradient out, nothing performed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.messages import GradientArrived, SendModel
+from common.models.model import Features, Model, Targets
+from common.noise import Clipping, NoiseLaw, Sampling
+from common.quantities import EdgeId, Indices, NoisyGradient, Vector
+from common.randomness import CounterStreams, Purpose
+from edge.privacy import clip, perturb
+from edge.samplers import draw_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """D_k: rows of a pool in the model's own form. In a simulation all edges share one pool."""
+
+    features: Features
+    targets: Targets
+    rows: Indices
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How an edge turns a batch into a release."""
+
+    batch_size: int  # b
+    sampling: Sampling
+    clipping: Clipping
+    law: NoiseLaw | None  # None: ASGD and CSGD neither clip nor noise
+    noised: slice  # coordinates that η covers
+    regularization: float  # λ
+
+
+@dataclass(slots=True)
+class EdgeWorker:
+    """Edge k: its shard, its recipe, and how many gradients it has made."""
+
+    edge_id: EdgeId
+    index: int  # k
+    model: Model
+    shard: Shard
+    recipe: Recipe
+    streams: CounterStreams
+    sequence: int = 0  # of the last gradient made
+
+    def receive(self, sent: SendModel) -> GradientArrived:
+        """Lines 3-8: make the next gradient on the model that was sent."""
+        self.sequence += 1
+        gradient = self.gradient(sent.model, sent.sensitivity, self.sequence)
+        return GradientArrived(
+            self.edge_id, self.sequence, sent.version, sent.stage, sent.sensitivity, gradient
+        )
+
+    def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        """Return g̃ of batch n at x."""
+        recipe, shard = self.recipe, self.shard
+        batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
+        rows = shard.rows[batch]
+        gradients = self.model.gradients(x, shard.features[rows], shard.targets[rows])
+        if recipe.law is None:
+            mean = gradients.weighted_sum(None)
+            mean /= np.float32(recipe.batch_size)
+            mean += np.float32(recipe.regularization) * x
+            return NoisyGradient(mean)
+        bound = recipe.batch_size * sensitivity / 2
+        clipped = clip(gradients, recipe.clipping, bound, recipe.batch_size)
+        clipped += np.float32(recipe.regularization) * x  # after clipping: it depends on no sample (D-06)
+        rng = self.streams.at(self.index, Purpose.NOISE, n)
+        return perturb(clipped, recipe.law, sensitivity, recipe.noised, rng)

@@ -1,0 +1,121 @@
+"""mapa schedule: the stages that MAPA would go through, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cloud.stages import Stage, planned_stages
+from common.errors import ConfigurationError
+from common.noise import noise_law
+from common.problem import Problem, SensitivityRule
+
+_COLUMNS = (
+    "stage",
+    "sensitivity",
+    "clip",
+    "variance",
+    "p_raw",
+    "p",
+    "learning_rate",
+    "length_raw",
+    "length",
+    "start",
+)
+
+
+def schedule(
+    batch_size: Annotated[int, typer.Option(help="b")] = 12,
+    sigma: Annotated[float, typer.Option(help="σ, standard deviation of a sample's gradient")] = 30.0,
+    smoothness: Annotated[float, typer.Option(help="L")] = 10.0,
+    delta: Annotated[float, typer.Option(help="δ of Theorem 3")] = 1e-3,
+    theta: Annotated[float, typer.Option(help="θ, reduction ratio of ΔS")] = 0.5,
+    epsilon: Annotated[list[float] | None, typer.Option(help="ε_k; repeat it for several edges")] = None,
+    noise_multiplier: Annotated[
+        list[float] | None, typer.Option(help="z_k of the gaussian law; repeatable")
+    ] = None,
+    noise: Annotated[str, typer.Option(help="exponential-norm, gamma-norm or gaussian")] = "exponential-norm",
+    dimension: Annotated[int | None, typer.Option(help="N, for gamma-norm and gaussian")] = None,
+    tau_max: Annotated[int, typer.Option(help="τ_max")] = 5,
+    loss_gap: Annotated[float, typer.Option(help="f₀ = f(x₁) − f(x*)")] = 1.0,
+    iterations: Annotated[int, typer.Option(help="T")] = 25000,
+    first_clip: Annotated[float | None, typer.Option(help="C₁ instead of Theorem 3")] = None,
+    rule: Annotated[
+        str, typer.Option(help="theta (ΔS ← θΔS) or table (the parameter table's rule)")
+    ] = "theta",
+    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list")] = False,
+) -> None:
+    """Print ΔS, Δ_b, P, γ and T_s of every stage that begins within T updates."""
+    if rule not in (allowed := [r.value for r in SensitivityRule]):
+        raise ConfigurationError(f"rule = {rule!r}: allowed are {', '.join(allowed)}")
+    problem = Problem(
+        batch_size=batch_size,
+        smoothness=smoothness,
+        sigma=sigma,
+        tau_max=tau_max,
+        iterations=iterations,
+        theta=theta,
+        delta=delta,
+        loss_gap=loss_gap,
+        first_clip=first_clip,
+        rule=SensitivityRule(rule),
+    )
+    moment = largest_moment(noise, epsilon or [], noise_multiplier or [], dimension)
+    stages = list(planned_stages(moment, problem))
+    last_start, last = stages[-1]
+    if as_json:
+        print(json.dumps([_row(start, stage) for start, stage in stages], indent=2))
+    else:
+        _print_table(stages)
+    remaining = iterations - last_start + 1
+    if last.length > remaining:
+        Console(stderr=True, soft_wrap=True).print(
+            f"warning: stage {last.index} wants {last.length:,} updates, {remaining:,} remain of T = {iterations:,}: "
+            "it is cut off at T",
+            style="yellow",
+        )
+
+
+def largest_moment(
+    noise: str, epsilons: list[float], multipliers: list[float], dimension: int | None
+) -> float:
+    """Return v = max_k E‖η‖²/ΔS² of the law in use."""
+    if noise == "gaussian" and epsilons:
+        raise ConfigurationError(
+            "epsilon: a gaussian edge has a noise multiplier, not an ε; use --noise-multiplier"
+        )
+    if noise == "gaussian" and not multipliers:
+        raise ConfigurationError("noise_multiplier: required with --noise gaussian")
+    if noise != "gaussian" and multipliers:
+        raise ConfigurationError(f"noise_multiplier: goes with --noise gaussian, not {noise}; use --epsilon")
+    if noise != "gaussian" and not epsilons:
+        raise ConfigurationError(f"epsilon: required with --noise {noise}")
+    if noise in ("gaussian", "gamma-norm") and dimension is None:
+        raise ConfigurationError(f"dimension: required with --noise {noise}: its second moment grows with N")
+    if dimension is not None and dimension < 1:
+        raise ConfigurationError(f"dimension = {dimension}: must be at least 1")
+    laws = [noise_law(noise, noise_multiplier=z) for z in multipliers]
+    laws += [noise_law(noise, epsilon=e) for e in epsilons]
+    return max(law.relative_second_moment(dimension or 1) for law in laws)
+
+
+def _row(start: int, stage: Stage) -> dict[str, Any]:
+    values = {column: getattr(stage, column) for column in _COLUMNS if column not in ("stage", "start")}
+    return {"stage": stage.index, **values, "start": start}
+
+
+def _print_table(stages: list[tuple[int, Stage]]) -> None:
+    table = Table(title="MAPA stages", box=box.SIMPLE)
+    for column in _COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for start, stage in stages:
+        row = _row(start, stage)
+        table.add_row(*(f"{v:,}" if isinstance(v, int) else f"{v:.6g}" for v in (row[c] for c in _COLUMNS)))
+    console = Console()
+    console.width = max(console.width, 120)
+    console.print(table)

@@ -1,0 +1,90 @@
+"""Scenario files: found by name or path, changed by --set, checked as a whole."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigurationError
+from common.scenario import Scenario, parse_scenario
+
+SHIPPED = Path(__file__).parent / "scenarios"
+
+
+def shipped_names() -> list[str]:
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def find_scenario(name: str) -> Path:
+    """Return the file of a shipped scenario's name, or of a path."""
+    path = Path(name)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        if path.is_file():
+            return path
+        raise ConfigurationError(f"scenario = {name!r}: no such file")
+    shipped = SHIPPED / f"{name}.toml"
+    if shipped.is_file():
+        return shipped
+    raise ConfigurationError(f"scenario = {name!r}: neither a file nor one of {', '.join(shipped_names())}")
+
+
+def load_scenario(
+    name: str, changes: Sequence[str] = (), *, seed: int | None = None, edges: int | None = None
+) -> tuple[str, Scenario]:
+    """Return (short name, checked scenario) with every --set KEY=VALUE applied."""
+    path = find_scenario(name)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+    changed = {key: _apply(values, key, text) for key, text in map(_split, changes)}
+    if seed is not None:
+        values["seed"] = seed
+    if edges is not None:
+        values["edges"] = edges
+    _drop_the_other_parameter(values, changed)
+    file = values.get("delays", {}).get("file") if isinstance(values.get("delays"), dict) else None
+    if isinstance(file, str) and "delays.file" not in changed and not Path(file).is_absolute():
+        values["delays"]["file"] = str(path.parent / file)  # beside the scenario that names it
+    return path.stem, parse_scenario(values)
+
+
+def _split(change: str) -> tuple[str, str]:
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise ConfigurationError(f"--set {change!r}: must be KEY=VALUE, e.g. algorithm.theta=0.5")
+    return key.strip(), text.strip()
+
+
+def _apply(values: dict[str, Any], key: str, text: str) -> Any:
+    """Set one dotted key; the value is TOML where it parses as such, else a string; empty removes the key."""
+    *tables, last = key.split(".")
+    table = values
+    for part in tables:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"--set {key}: {part} is not a table")
+    if not text:
+        table.pop(last, None)
+        return None
+    try:
+        table[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[last] = text
+    return table[last]
+
+
+def _drop_the_other_parameter(values: dict[str, Any], changed: dict[str, Any]) -> None:
+    """Changing the noise law leaves the file's parameter of the old law without meaning: drop it."""
+    privacy = values.get("privacy")
+    if not isinstance(privacy, dict) or not any(key.startswith("privacy.") for key in changed):
+        return
+    gaussian = privacy.get("noise", "gaussian") == "gaussian"
+    others = ["epsilon"] if gaussian else ["noise_multiplier", "releases"]
+    if gaussian and "privacy.noise_multiplier" in changed:
+        others.append("releases")
+    for key in others:
+        if f"privacy.{key}" not in changed:
+            privacy.pop(key, None)

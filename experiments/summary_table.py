@@ -1,0 +1,54 @@
+"""A run's summary for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
+    """Print what came out, what staleness there was, what it cost in privacy, and where the records are."""
+    console = console or Console()
+    table = Table(title=f"{summary['name']}: {summary['algorithm']} {summary['model']} on {summary['data']}")
+    table.add_column("")
+    table.add_column("", justify="right")
+    for label, text in _rows(summary):
+        table.add_row(label, text)
+    console.print(table)
+    for line in summary.get("privacy", {}).get("words", []):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    if "warning" in summary:
+        console.print(summary["warning"], style="yellow", soft_wrap=True)
+    console.print(f"records: {summary['path']}", soft_wrap=True, highlight=False)
+
+
+def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    stale, stages = summary["staleness"], summary["stages"]
+    rows = [
+        ("updates", f"{summary['updates']:,} of {summary['iterations']:,} ({summary['reason']})"),
+        ("final accuracy", _percent(summary["final_accuracy"])),
+        ("best accuracy", f"{_percent(summary['best_accuracy'])} at {summary['best_accuracy_at']}"),
+        ("final loss", f"{summary['final_loss']:.4f}" if summary["final_loss"] is not None else "-"),
+        ("edges", f"{len(summary['edges'])}"),
+    ]
+    if stale["mean"] is not None:
+        quantiles = f"mean {stale['mean']:.2f}, median {stale['p50']}, 99% {stale['p99']}, max {stale['max']}"
+        rows.append(("staleness", quantiles))
+    if stages:
+        first, last = stages[0], stages[-1]
+        rows.append(
+            ("stages", f"{last['stage']} (ΔS {first['sensitivity']:.4g} → {last['sensitivity']:.4g})")
+        )
+    if summary["refused"]:
+        rows.append(
+            ("refused", ", ".join(f"{count} {reason}" for reason, count in summary["refused"].items()))
+        )
+    if summary["iterations_per_second"]:
+        rows.append(("speed", f"{summary['iterations_per_second']:,.0f} updates/s"))
+    return rows
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"

@@ -1,0 +1,176 @@
+"""Whole data sets from mirrors, one's own first."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from common.datasets import catalogue, mnist, usps
+from common.datasets.catalogue import get_dataset, load_dataset
+from common.datasets.download import RemoteFile
+from common.datasets.files import sha256_of
+from common.datasets.mirrors import alternatives, data_mirror, fetch_dataset
+from common.errors import ConfigurationError, DataUnavailableError
+from tests.datasets_support import (
+    FileServer,
+    libsvm_bytes,
+    mnist_contents,
+    real_directories,
+    usps_parts,
+    write_mnist,
+    write_usps_h5,
+    zipcode_bytes,
+)
+
+OWN = "http://127.0.0.1:9/sets"
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+
+
+def served(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def accepting(names: tuple[str, ...], url: str) -> tuple[RemoteFile, ...]:
+    return tuple(RemoteFile(name, (f"{url}{name}",), 2**20, lambda _: None) for name in names)
+
+
+@pytest.mark.parametrize("source", ["small", *real_directories("mnist/train-images-idx3-ubyte.gz")])
+def test_mnist_comes_from_a_server_of_ones_own(
+    source: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "served"
+    if isinstance(source, Path):
+        directory = source
+    else:
+        write_mnist(directory / "mnist")
+        for name, content in mnist_contents().items():
+            monkeypatch.setitem(mnist.SHA256, name, hashlib.sha256(content).hexdigest())
+        unchecked = functools.partial(mnist.load_mnist, checksum=None)
+        monkeypatch.setitem(catalogue._LOADERS, "mnist", unchecked)  # type: ignore[index]
+    with FileServer(served(directory)) as server:
+        files = get_dataset("mnist", tmp_path / "got", mirror=server.url)
+        asked = len(server.requests)
+        assert get_dataset("mnist", tmp_path / "got", mirror=server.url) == files
+        assert len(server.requests) == asked, "what is here is not asked for again"
+    assert [path.parent for path in files] == [tmp_path / "got" / "mnist"] * 4
+    got, original = load_dataset("mnist", tmp_path / "got"), load_dataset("mnist", directory)
+    assert got.checksum == original.checksum
+
+
+@pytest.mark.parametrize("source", ["small", *real_directories("usps/usps.h5")])
+def test_usps_comes_as_h5_from_a_server_of_ones_own(
+    source: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "served"
+    if isinstance(source, Path):
+        directory = source
+    else:
+        write_usps_h5(directory / "usps" / "usps.h5")
+        checksum = usps.load_usps(directory, checksum=None).checksum
+        monkeypatch.setattr(usps, "CHECKSUM", checksum)
+        checked = functools.partial(usps.load_usps, checksum=checksum)
+        monkeypatch.setitem(catalogue._LOADERS, "usps", checked)  # type: ignore[index]
+    with FileServer(served(directory)) as server:
+        (path,) = get_dataset("usps", tmp_path / "got", mirror=server.url)
+    assert path == tmp_path / "got" / "usps" / "usps.h5"
+    assert load_dataset("usps", tmp_path / "got").checksum == load_dataset("usps", directory).checksum
+
+
+def test_a_damaged_file_is_fetched_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mnist(tmp_path / "mnist")
+    files = {f"{name}.gz": gzip.compress(content) for name, content in mnist_contents().items()}
+    for name, content in mnist_contents().items():
+        monkeypatch.setitem(mnist.SHA256, name, hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(  # type: ignore[misc]
+        catalogue._LOADERS, "mnist", functools.partial(mnist.load_mnist, checksum=None)
+    )
+    damaged = tmp_path / "mnist" / f"{mnist.TRAIN_LABELS}.gz"
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    with FileServer(files) as server:
+        get_dataset("mnist", tmp_path, mirror=server.url)
+    assert {path for path, _ in server.requests} == {f"/{damaged.name}"}
+    assert len(load_dataset("mnist", tmp_path).train) == 30
+
+
+def test_usps_comes_in_the_next_form_where_one_cannot_be_had(tmp_path: Path) -> None:
+    files = {
+        "usps.bz2": libsvm_bytes("train"),
+        **{name: zipcode_bytes(part) for part, name in usps.ZIPCODE.items()},
+    }
+    with FileServer(files) as server:
+        offered = tuple(accepting(tuple(names.values()), server.url) for names in (usps.LIBSVM, usps.ZIPCODE))
+        paths = fetch_dataset("usps", tmp_path / "usps", offered)
+    assert [path.name for path in paths] == ["zip.train.gz", "zip.test.gz"]
+    assert len(usps.load_usps(tmp_path, checksum=None).train) == len(usps_parts()["train"][1])
+
+
+def test_a_failure_lists_every_mirror_and_says_what_to_do(tmp_path: Path) -> None:
+    with FileServer({}) as server:
+        offered = tuple(accepting(tuple(names.values()), server.url) for names in (usps.LIBSVM, usps.ZIPCODE))
+        with pytest.raises(DataUnavailableError) as caught:
+            fetch_dataset("usps", tmp_path / "usps", offered)
+    wanted = (
+        f"{server.url}usps.bz2: HTTP 404",
+        f"{server.url}zip.train.gz: HTTP 404",
+        str(tmp_path / "usps"),
+        "MAPA_DATA_DIR",
+        "MAPA_DATA_MIRROR",
+        'data.set = "mnist-5k"',
+    )
+    for part in wanted:
+        assert part in str(caught.value)
+
+
+def test_ones_own_mirror_is_tried_first_side_by_side_or_in_folders() -> None:
+    (files,) = alternatives("mnist", OWN)
+    assert [file.name for file in files] == [f"{name}.gz" for name in mnist.SHA256]
+    for file in files:
+        assert file.urls[:2] == (f"{OWN}/{file.name}", f"{OWN}/mnist/{file.name}")
+        assert file.urls[2:] == alternatives("mnist")[0][files.index(file)].urls
+        assert len(file.urls) >= 4
+    h5, libsvm, zipcode = alternatives("usps", f"{OWN}/")
+    assert h5[0].urls == (f"{OWN}/usps.h5", f"{OWN}/usps/usps.h5")
+    assert libsvm[1].urls[0] == f"{OWN}/usps.t.bz2"
+    assert alternatives("usps") == alternatives("usps", None)[:2] or len(alternatives("usps")) == 2
+    assert zipcode[0].urls[0] == f"{OWN}/zip.train.gz"
+
+
+def test_every_public_mirror_is_https() -> None:
+    urls = [
+        url for name in ("mnist", "usps") for files in alternatives(name) for f in files for url in f.urls
+    ]
+    assert len(urls) == len(set(urls)) >= 20
+    assert all(url.startswith("https://") for url in urls)
+
+
+def test_published_forms_refuse_what_is_not_theirs(tmp_path: Path) -> None:
+    write_usps_h5(tmp_path / "usps.h5")
+    (tmp_path / "usps.bz2").write_bytes(libsvm_bytes("train"))
+    (tmp_path / "zip.train.gz").write_bytes(zipcode_bytes("train"))
+    for files in alternatives("usps", OWN):
+        reason = files[0].refusal(tmp_path / files[0].name)
+        assert reason is not None
+        assert "other content" in reason
+    digest = sha256_of(tmp_path / "usps.bz2")
+    assert digest == hashlib.sha256(libsvm_bytes("train")).hexdigest()
+
+
+def test_the_mirror_in_the_environment_must_be_a_web_address() -> None:
+    assert data_mirror({}) is None
+    assert data_mirror({"MAPA_DATA_MIRROR": ""}) is None
+    assert data_mirror({"MAPA_DATA_MIRROR": OWN}) == OWN
+    with pytest.raises(ConfigurationError, match="MAPA_DATA_MIRROR = 'file:///etc'"):
+        data_mirror({"MAPA_DATA_MIRROR": "file:///etc"})
+
+
+def test_an_unknown_name_cannot_be_got(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.set = 'cifar'"):
+        get_dataset("cifar", tmp_path)

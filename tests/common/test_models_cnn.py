@@ -1,0 +1,176 @@
+"""The CNN against torch's autograd on one sample at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from common.errors import ConfigurationError
+from common.models.cnn import Cnn
+
+MNIST, USPS = (28, 28), (16, 16)
+
+
+def reference_scores(model: Cnn, x: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+    """The network as the paper draws it: convolution, activation, pooling, twice, and a full connection."""
+    activation = torch.relu if model._activation is torch.relu else torch.tanh
+    padding = 0 if model.shape == MNIST else 2
+    w1, b1, w2, b2, w3, b3 = (x[block.slice].view(block.shape) for block in model.layout)
+    hidden = functional.max_pool2d(activation(functional.conv2d(image, w1, b1, padding=padding)), 2)
+    hidden = functional.max_pool2d(activation(functional.conv2d(hidden, w2, b2, padding=padding)), 2)
+    return functional.linear(hidden.flatten(1), w3, b3)
+
+
+def batch(model: Cnn, b: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    images = rng.random((b, math.prod(model.shape)), dtype=np.float32)
+    images *= rng.random(images.shape) < 0.3  # mostly background, as digits are
+    labels = rng.integers(0, model.classes, b)
+    return model.initial(rng) * np.float32(1.5), model.features(images), model.targets(labels)
+
+
+@pytest.mark.parametrize("shape", [MNIST, USPS])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_per_sample_gradients_equal_autograd_on_single_samples(
+    shape: tuple[int, int], activation: str
+) -> None:
+    model = Cnn(shape=shape, classes=10, activation=activation)
+    x, features, targets = batch(model, 9, 0)
+    rows, losses, right = [], [], []
+    for feature, target in zip(features, targets, strict=True):
+        weight = torch.tensor(x, requires_grad=True)
+        scores = reference_scores(model, weight, torch.tensor(feature[None]))
+        loss = functional.cross_entropy(scores, torch.tensor([target]))
+        rows.append(torch.autograd.grad(loss, weight)[0].numpy())
+        losses.append(loss.item())
+        right.append(int(scores.argmax()) == target)
+    expected = np.array(rows)
+    gradients = model.gradients(x, features, targets)
+    np.testing.assert_allclose(gradients.norms(), np.linalg.norm(expected, axis=1), rtol=1e-4)
+    np.testing.assert_allclose(gradients.weighted_sum(None), expected.sum(axis=0), rtol=1e-3, atol=1e-5)
+    for i in range(9):
+        alone = np.eye(9, dtype=np.float32)[i]
+        np.testing.assert_allclose(gradients.weighted_sum(alone), expected[i], rtol=1e-3, atol=1e-5)
+    loss, accuracy = model.evaluate(x, features, targets)
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert accuracy == np.mean(right)
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Cnn(shape=USPS, classes=10)
+    x, features, targets = batch(model, 23, 1)
+    whole, evaluated = model.gradients(x, features, targets), model.evaluate(x, features, targets)
+    monkeypatch.setattr("common.models.cnn._CHUNK", 5)
+    cut = model.gradients(x, features, targets)
+    np.testing.assert_allclose(cut.norms(), whole.norms(), rtol=1e-5)
+    np.testing.assert_allclose(cut.weighted_sum(None), whole.weighted_sum(None), rtol=1e-4, atol=1e-5)
+    assert model.evaluate(x, features, targets) == pytest.approx(evaluated, rel=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), b=st.integers(0, 6), factor=st.floats(-3, 3, width=32))
+def test_the_weighted_sum_is_linear_in_the_weights(seed: int, b: int, factor: float) -> None:
+    model = Cnn(shape=USPS, classes=10)
+    gradients = model.gradients(*batch(model, b, seed))
+    first, second = np.random.default_rng(seed).random((2, b), dtype=np.float32)
+    combined = gradients.weighted_sum(first + np.float32(factor) * second)
+    apart = gradients.weighted_sum(first) + np.float32(factor) * gradients.weighted_sum(second)
+    np.testing.assert_allclose(combined, apart, rtol=1e-3, atol=1e-3)
+    assert combined.dtype == gradients.norms().dtype == np.float32
+    assert gradients.norms().shape == (b,)
+
+
+def test_an_empty_batch_gives_zeros() -> None:
+    model = Cnn(shape=MNIST, classes=10)
+    x, features, targets = batch(model, 0, 0)
+    gradients = model.gradients(x, features, targets)
+    for weights in (None, np.zeros(0, np.float32)):
+        np.testing.assert_array_equal(gradients.weighted_sum(weights), np.zeros(4380, np.float32))
+    assert all(math.isnan(value) for value in model.evaluate(x, features, targets))
+
+
+def test_read_only_arrays_are_taken_and_nothing_is_changed() -> None:
+    model = Cnn(shape=USPS, classes=10)
+    arguments = batch(model, 4, 2)
+    before = [array.copy() for array in arguments]
+    for array in arguments:
+        array.flags.writeable = False
+    model.gradients(*arguments).weighted_sum(None)
+    model.evaluate(*arguments)
+    for array, kept in zip(arguments, before, strict=True):
+        np.testing.assert_array_equal(array, kept)
+
+
+def test_gradients_outlive_a_change_of_the_model_vector() -> None:
+    model = Cnn(shape=USPS, classes=10)
+    x, features, targets = batch(model, 4, 3)
+    expected = model.gradients(x, features, targets).weighted_sum(None)
+    gradients = model.gradients(x, features, targets)
+    x[:] = 0  # the cloud updates in place
+    np.testing.assert_array_equal(gradients.weighted_sum(None), expected)
+
+
+def test_the_initial_model_is_uniform_within_the_fan_in_bound_and_the_generators_alone() -> None:
+    model = Cnn(shape=MNIST, classes=10)
+    x = model.initial(np.random.default_rng(7))
+    torch.manual_seed(1)
+    np.testing.assert_array_equal(x, model.initial(np.random.default_rng(7)))
+    assert not np.array_equal(x, model.initial(np.random.default_rng(8)))
+    assert x.dtype == np.float32
+    fan_in = {"conv1": 25, "conv2": 250, "full": 160}
+    for block in model.layout:
+        bound = 1 / math.sqrt(fan_in[block.name.partition(".")[0]])
+        values = np.abs(x[block.slice])
+        assert values.max() <= bound * (1 + 1e-6), block.name
+        assert values.max() > bound / 2, block.name
+
+
+def test_the_layout_fills_the_vector_and_the_first_layer_is_the_first_convolution() -> None:
+    model = Cnn(shape=MNIST, classes=10)
+    assert [block.name for block in model.layout] == [
+        f"{layer}.{part}" for layer in ("conv1", "conv2", "full") for part in ("weight", "bias")
+    ]
+    stops = [block.slice.stop for block in model.layout]
+    assert [block.start for block in model.layout] == [0, *stops[:-1]]
+    assert stops[-1] == model.dimension
+    assert model.first_layer == slice(0, 260)
+
+
+@pytest.mark.parametrize(
+    ("shape", "padding", "full"), [((32, 28), 0, 200), ((27, 28), 2, 420), ((8, 8), 2, 40), ((4, 5), 2, 10)]
+)
+def test_padding_is_added_only_where_too_little_would_be_left(
+    shape: tuple[int, int], padding: int, full: int
+) -> None:
+    model = Cnn(shape=shape, classes=3)
+    assert model.padding == padding
+    assert model.layout[4].shape == (3, full)
+    assert model.gradients(*batch(model, 2, 0)).weighted_sum(None).shape == (model.dimension,)
+
+
+def test_what_cannot_be_built_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="3×16"):
+        Cnn(shape=(3, 16), classes=10)
+    with pytest.raises(ConfigurationError, match=r"model\.options\.activation = 'gelu': .*relu, tanh"):
+        Cnn(shape=MNIST, classes=10, activation="gelu")
+    with pytest.raises(ConfigurationError, match="classes = 1"):
+        Cnn(shape=MNIST, classes=1)
+    with pytest.raises(ConfigurationError, match="10"):
+        Cnn(shape=MNIST, classes=10).targets(np.array([10]))
+
+
+def test_importing_leaves_torchs_threads_alone_and_they_can_be_set() -> None:
+    from common.models.cnn import set_threads
+
+    threads = torch.get_num_threads()
+    try:
+        set_threads(1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
