@@ -91,6 +91,8 @@ class CloudServer:
     moment: float = 0.0  # v: never falls in a run, so ε₀ never rises
     edges: dict[EdgeId, EdgeAccount] = field(default_factory=dict)
     fifo: GradientFifo = field(init=False)
+    _dealt: set[int] = field(default_factory=set)  # indices that an edge id holds
+    _unused: int = 0  # no index below is free
     _snapshot: tuple[int, Vector] | None = None  # x_t as last handed out, with its t
 
     def __post_init__(self) -> None:
@@ -133,32 +135,42 @@ class CloudServer:
             detail = f"the ledger knows {hello.last_sequence} releases, {account.last_sequence} were applied"
             yield Refuse(hello.edge_id, "ledger-lost", detail)
             return
-        index = len(self.edges) if account is None else account.index
+        index = self._deal(hello) if account is None else account.index
         try:
-            moment = self._moment(hello, index)
+            law = self._law(hello, index)
         except ConfigurationError as error:
             yield Refuse(hello.edge_id, "epsilon-floor" if "floor" in str(error) else "mechanism", str(error))
             return
         returned = account is not None
         if account is None:
             account = self.edges[hello.edge_id] = EdgeAccount(hello.edge_id, index)
-        account.present, account.exhausted, account.moment = True, False, moment
+            self._dealt.add(index)
+        account.present, account.exhausted = True, False
+        account.moment = 0.0 if law is None else law.relative_second_moment(self.terms.noised_dimension)
         yield Welcome(hello.edge_id, account.index, account.last_sequence)
         yield EdgeJoined(
             edge=account.index,
             edge_id=hello.edge_id,
             t=self.t,
-            noise=(hello.noise or self.terms.noise) if self.terms.private else "none",
-            epsilon=hello.epsilon,
-            noise_multiplier=hello.noise_multiplier,
+            noise="none" if law is None else law.name,
+            epsilon=getattr(law, "epsilon", None),
+            noise_multiplier=getattr(law, "noise_multiplier", None),
             returned=returned,
         )
         yield from self._admit(account)
 
-    def _moment(self, hello: Hello, index: int) -> float:
-        """Return v_k; raise ConfigurationError where the law is unknown or beyond what the run bears."""
+    def _deal(self, hello: Hello) -> int:
+        """Return the index of a newcomer: the one it held before where that is free, else the first unused."""
+        if hello.index is not None and hello.index < self.terms.edges and hello.index not in self._dealt:
+            return hello.index
+        while self._unused in self._dealt:
+            self._unused += 1
+        return self._unused
+
+    def _law(self, hello: Hello, index: int) -> NoiseLaw | None:
+        """Return how edge k noises; raise ConfigurationError where that is unknown or more than the run bears."""
         if not self.terms.private:
-            return 0.0
+            return None
         law = self.terms.law(hello, index)
         epsilon = getattr(law, "epsilon", None)
         multiplier = getattr(law, "noise_multiplier", None)
@@ -169,7 +181,7 @@ class CloudServer:
             raise ConfigurationError(
                 f"noise_multiplier = {multiplier}: this run's floor of ε caps it at {ceiling}"
             )
-        return law.relative_second_moment(self.terms.noised_dimension)
+        return law
 
     def _admit(self, account: EdgeAccount) -> Iterator[Effect]:
         """Begin, or go on with, the schedule and send the model to whoever waits for it."""

@@ -39,7 +39,8 @@ def initial_sensitivity(problem: Problem) -> float:
 
 def noise_variance(sensitivity: float, relative_moment: float, problem: Problem) -> float:
     """Return Δ_b = σ²/b + ΔS²·v, v being the largest E‖η‖²/ΔS² over edges (2/ε₀² in the paper; D-01)."""
-    return problem.sigma**2 / problem.batch_size + sensitivity**2 * relative_moment
+    # products, not **: what leaves float64 must become inf, which open_stage refuses by name
+    return problem.sigma * problem.sigma / problem.batch_size + sensitivity * sensitivity * relative_moment
 
 
 def open_stage(
@@ -49,7 +50,7 @@ def open_stage(
     b, delays = problem.batch_size, tau_max + 1
     variance = noise_variance(sensitivity, relative_moment, problem)
     target = b * sensitivity * problem.theta
-    if not (target * target > 0 and 0 < variance < math.inf):
+    if not (0 < target * target < math.inf and 0 < variance < math.inf):
         raise ConfigurationError(
             f"ΔS = {sensitivity} of stage {index} leaves float64; begin with another first_clip"
         )
@@ -57,9 +58,9 @@ def open_stage(
     p = max(p_raw, 1.0)
     rate = 1 / (2 * p * problem.smoothness * delays)
     length_raw = 4 * (p * p) * problem.smoothness * delays**2 * problem.loss_gap / variance
-    if not math.isfinite(length_raw):
+    if not (math.isfinite(length_raw) and 0 < rate < math.inf):
         raise ConfigurationError(
-            f"T_s of stage {index} leaves float64 (P = {p}); begin with another first_clip"
+            f"γ or T_s of stage {index} leaves float64 (P = {p}); begin with another first_clip"
         )
     return Stage(
         index=index,

@@ -10,19 +10,13 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from common.errors import LocalProtocolError, RemoteProtocolError
+from common.errors import LocalProtocolError
+from common.routing import OnMessage, OnViolation, Routes, ignore_violation
 from common.wire.topics import topic_matches
-
-OnMessage = Callable[[str, bytes], None]  # topic, payload
-OnViolation = Callable[[str, RemoteProtocolError], None]  # topic, what was wrong
-
-
-def ignore_violation(topic: str, error: RemoteProtocolError) -> None:
-    """Drop it: the channel has counted it."""
 
 
 class Timer:
@@ -189,72 +183,80 @@ class MemoryBroker:
             channel.take(topic, payload)
 
 
-@dataclass
 class MemoryChannel:
     """A client of a MemoryBroker. `lose` and `restore` stand for a connection that breaks."""
 
-    broker: MemoryBroker
-    will: Will | None = None
-    on_connected: Callable[[], None] | None = None
-    on_lost: Callable[[str], None] | None = None
-    on_violation: OnViolation = ignore_violation
-    violations: int = 0
-    connected: bool = field(default=False, init=False)
-    _filters: dict[str, OnMessage] = field(default_factory=dict, init=False)
-    _owed: list[tuple[str, bytes, bool]] = field(default_factory=list, init=False)  # QoS 1 while away
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        *,
+        will: Will | None = None,
+        on_connected: Callable[[], None] | None = None,
+        on_lost: Callable[[str], None] | None = None,
+        on_violation: OnViolation = ignore_violation,
+    ) -> None:
+        self.will = will
+        self.connected = False
+        self._broker = broker
+        self._on_connected, self._on_lost = on_connected, on_lost
+        self._routes = Routes(on_violation)
+        self._owed: list[tuple[str, bytes, bool]] = []  # QoS 1 while away
 
-    def connect(self) -> None:
+    @property
+    def violations(self) -> int:
+        """Messages that broke the protocol."""
+        return self._routes.violations
+
+    def connect(self, timeout: float = 0.0) -> None:
+        """Connect; a memory needs no time for it."""
+        del timeout
         self.restore()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+        """Hand a message over, or keep it until the connection is back where QoS 1 asks for that."""
         if self.connected:
-            self.broker.route(topic, bytes(payload), retain=retain)
+            self._broker.route(topic, bytes(payload), retain=retain)
         elif qos:
             self._owed.append((topic, bytes(payload), retain))
         return self.connected or qos > 0
 
     def subscribe(self, topic_filter: str, callback: OnMessage, *, qos: int = 0) -> None:
-        del qos
-        self._filters[topic_filter] = callback
+        """Have messages delivered, retained ones at once."""
+        self._routes.add(topic_filter, callback, qos)
         if self.connected:
-            self._retained(topic_filter)
+            self._take_retained(topic_filter)
 
     def take(self, topic: str, payload: bytes) -> None:
         """Receive one message, if a filter asks for it."""
-        for topic_filter, callback in list(self._filters.items()):
-            if self.connected and topic_matches(topic_filter, topic):
-                try:
-                    callback(topic, payload)
-                except RemoteProtocolError as error:
-                    self.violations += 1
-                    self.on_violation(topic, error)
-                return
+        if self.connected and any(topic_matches(wanted, topic) for wanted in self._routes.filters):
+            self._routes.deliver(topic.encode(), payload)
 
     def lose(self, reason: str = "lost") -> None:
         """Break the connection: the last will goes out."""
         self.connected = False
-        self.broker.detach(self, lost=True)
-        if self.on_lost is not None:
-            self.on_lost(reason)
+        self._broker.detach(self, lost=True)
+        if self._on_lost is not None:
+            self._on_lost(reason)
 
     def restore(self) -> None:
         """Connect, or connect again."""
         self.connected = True
-        self.broker.attach(self)
-        for topic_filter in list(self._filters):
-            self._retained(topic_filter)
+        self._broker.attach(self)
+        for topic_filter in list(self._routes.filters):
+            self._take_retained(topic_filter)
         owed, self._owed = self._owed, []
         for topic, payload, retain in owed:
-            self.broker.route(topic, payload, retain=retain)
-        if self.on_connected is not None:
-            self.on_connected()
+            self._broker.route(topic, payload, retain=retain)
+        if self._on_connected is not None:
+            self._on_connected()
 
     def close(self) -> None:
+        """Say goodbye: no last will."""
         if self.connected:
             self.connected = False
-            self.broker.detach(self, lost=False)
+            self._broker.detach(self, lost=False)
 
-    def _retained(self, topic_filter: str) -> None:
-        for topic, payload in self.broker.retained.items():
+    def _take_retained(self, topic_filter: str) -> None:
+        for topic, payload in self._broker.retained.items():
             if topic_matches(topic_filter, topic):
-                self.broker.post(partial(self.take, topic, payload))
+                self._broker.post(partial(self.take, topic, payload))

@@ -24,6 +24,7 @@ class Hello:
     noise_multiplier: float | None = None  # z_k, for the gaussian law
     sampler: str | None = None  # None: the run's
     last_sequence: int = 0  # highest sequence its ledger holds for this run; 0: none
+    index: int | None = None  # k that it held in this run before, where its ledger knows one
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class ExponentialNorm:
         return _radial(rng.standard_exponential() * sensitivity / self.epsilon, dimension, rng)
 
     def relative_second_moment(self, dimension: int) -> float:  # noqa: ARG002 - the paper's has no N
-        return 2 / self.epsilon**2
+        return 2 / self.epsilon / self.epsilon  # not ε**2, which may leave float64 by an exception
 
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:  # noqa: ARG002
         return Guarantee(
@@ -159,7 +159,7 @@ class GammaNorm:
         return _radial(rng.standard_gamma(dimension) * sensitivity / self.epsilon, dimension, rng)
 
     def relative_second_moment(self, dimension: int) -> float:
-        return dimension * (dimension + 1) / self.epsilon**2
+        return dimension * (dimension + 1) / self.epsilon / self.epsilon
 
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
         if mechanism.scope is not Scope.ALL:
@@ -182,7 +182,7 @@ class Gaussian:
         return eta
 
     def relative_second_moment(self, dimension: int) -> float:
-        return dimension * self.noise_multiplier**2 / 4
+        return dimension * (self.noise_multiplier * self.noise_multiplier) / 4
 
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
         if mechanism.scope is not Scope.ALL:

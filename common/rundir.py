@@ -28,7 +28,7 @@ _BUFFER = 1 << 20
 def new_run_id(name: str, now: datetime | None = None) -> str:
     """Return a name that sorts by time and never collides."""
     moment = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
-    return f"{name}-{moment}-{secrets.token_hex(2)}"
+    return f"{name}-{moment}-{secrets.token_hex(4)}"
 
 
 def versions() -> dict[str, str]:

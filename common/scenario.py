@@ -259,6 +259,16 @@ class Scenario(Table):
             return noise_law("gaussian", noise_multiplier=self.privacy.parameter(index))
         return noise_law(self.privacy.noise, epsilon=self.privacy.parameter(index))
 
+    def for_edge(self, index: int) -> dict[str, Any]:
+        """Return what edge k needs: its own ε_k and link alone; the seed travels apart, where there is one."""
+        values = self.model_dump(mode="json", exclude={"seed", "evaluation", "records", "delays"})
+        for key in ("epsilon", "noise_multiplier"):
+            if given := values["privacy"][key]:
+                values["privacy"][key] = [given[index % len(given)]]
+        if self.links:
+            values["links"] = [values["links"][index % len(self.links)]]
+        return values
+
     def canonical(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 

@@ -113,7 +113,7 @@ def recorded_trips(path: Path) -> Callable[[int, int], Trip]:
                 if not all(math.isfinite(part) and part >= 0 for part in times):
                     raise ValueError(f"times {times} must be finite and at least 0")
                 trips.setdefault(int(row["edge"]), []).append(times)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise ConfigurationError(
             f"delays.file = {str(path)!r}: {error}; needed is CSV with columns edge,compute,up,down"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import http.server
 import os
@@ -144,7 +145,7 @@ class FileServer:
             def do_GET(self) -> None:
                 owner.answer(self)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            def log_message(self, format: str, *args: object) -> None:
                 """Keep the tests' output clean."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
@@ -191,5 +192,6 @@ class FileServer:
         request.send_header("Content-Length", str(len(body) - start))
         request.end_headers()
         end = len(body) if self.cut_after is None else start + self.cut_after
-        request.wfile.write(body[start:end])
+        with contextlib.suppress(ConnectionError):  # a client that refuses the rest hangs up
+            request.wfile.write(body[start:end])
         request.close_connection = True

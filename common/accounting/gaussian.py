@@ -18,6 +18,8 @@ from common.accounting.pure import PureReleases
 from common.errors import ConfigurationError
 from common.noise import Adjacency
 
+_BLOCK = 256
+
 
 class GaussianReleases(NamedTuple):
     """`count` Gaussian releases, each of them Poisson-sampled at `rate`, or not at all at 1."""
@@ -95,6 +97,15 @@ def pld(
             parameters = library.pld.common.DifferentialPrivacyParameters(release.epsilon, 0.0)
             total = total.compose(loss.from_privacy_parameters(parameters).self_compose(release.count))
         return float(total.get_epsilon_for_delta(delta))
+
+
+def _self_compose(one: Any, count: int) -> Any:
+    """Compose `one` with itself, in blocks where there are many: the library raises its size to that power."""
+    if count <= _BLOCK**2:
+        return one.self_compose(count)
+    blocks, rest = divmod(count, _BLOCK)
+    composed = one.self_compose(_BLOCK).self_compose(blocks)
+    return composed.compose(one.self_compose(rest)) if rest else composed
 
 
 @functools.lru_cache(maxsize=32)

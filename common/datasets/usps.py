@@ -35,6 +35,7 @@ ZIPCODE = {"train": "zip.train.gz", "test": "zip.test.gz"}
 
 _MOST_ROWS = 20_000
 _LARGEST_TEXT = 64 * 2**20
+_ROUNDING = 1e-3  # how far a text may have rounded a value past the range
 _STEPS = 2000  # the scans have values −1, −0.999, …, 1: 2,000 steps
 
 PartReader = Callable[[Path], Samples]
@@ -143,10 +144,11 @@ def _numbers(text: bytes, path: Path) -> npt.NDArray[np.float64]:
 
 
 def _samples(values: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], path: Path) -> Samples:
-    if not (values.min() >= 0 and values.max() <= 1):  # also where one is not a number
+    if not (values.min() > -_ROUNDING and values.max() < 1 + _ROUNDING):  # also where one is not a number
         raise damaged(path, "holds values outside the range of a pixel")
     if not np.isin(labels, np.arange(CLASSES)).all():
         raise damaged(path, f"holds a label that is not one of {CLASSES} digits")
     steps = np.rint(values * _STEPS) / _STEPS
-    exact = np.where(np.abs(values - steps) < 1e-6, steps, values)  # the same bits from every form
+    # The same bits from every form that kept the steps; other decimals stay as they are.
+    exact = np.where(np.abs(values - steps) < 1e-6, steps, values).clip(0, 1)
     return Samples(exact.astype(np.float32), labels.astype(np.int64))

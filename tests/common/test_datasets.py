@@ -189,7 +189,7 @@ def write_zipcode(folder: Path) -> None:
         (folder / name).write_bytes(zipcode_bytes(part))
 
 
-def test_every_form_of_usps_gives_the_same_bits(tmp_path: Path) -> None:
+def test_every_form_of_usps_gives_the_same_bits_of_the_same_values(tmp_path: Path) -> None:
     writers: dict[str, Callable[[Path], None]] = {
         "h5": lambda folder: write_usps_h5(folder / "usps.h5"),
         "libsvm": write_libsvm,
@@ -205,6 +205,16 @@ def test_every_form_of_usps_gives_the_same_bits(tmp_path: Path) -> None:
         np.testing.assert_array_equal(dataset.test.labels, labels)
         checksums.add(dataset.checksum)
     assert len(checksums) == 1
+
+
+def test_libsvm_decimals_beyond_the_steps_are_kept_and_rounding_past_the_range_is_clipped(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "usps.bz2"
+    path.write_bytes(bz2.compress(b"10 1:-0.99987 2:1.0000001 3:-1.0000001\n"))
+    samples = usps.read_libsvm(path)
+    np.testing.assert_array_equal(samples.images[0, :4], np.float32([0.000065, 1, 0, 0.5]))
+    assert samples.labels.tolist() == [9]
 
 
 def test_usps_prefers_h5_then_libsvm_then_zipcode(tmp_path: Path) -> None:

