@@ -138,6 +138,8 @@ class CloudServer:
         index = self._deal(hello) if account is None else account.index
         try:
             law = self._law(hello, index)
+            moment = 0.0 if law is None else law.relative_second_moment(self.terms.noised_dimension)
+            self._try_schedule(moment)
         except ConfigurationError as error:
             yield Refuse(hello.edge_id, "epsilon-floor" if "floor" in str(error) else "mechanism", str(error))
             return
@@ -145,8 +147,7 @@ class CloudServer:
         if account is None:
             account = self.edges[hello.edge_id] = EdgeAccount(hello.edge_id, index)
             self._dealt.add(index)
-        account.present, account.exhausted = True, False
-        account.moment = 0.0 if law is None else law.relative_second_moment(self.terms.noised_dimension)
+        account.present, account.exhausted, account.moment = True, False, moment
         yield Welcome(hello.edge_id, account.index, account.last_sequence)
         yield EdgeJoined(
             edge=account.index,
@@ -161,7 +162,7 @@ class CloudServer:
 
     def _deal(self, hello: Hello) -> int:
         """Return the index of a newcomer: the one it held before where that is free, else the first unused."""
-        if hello.index is not None and hello.index < self.terms.edges and hello.index not in self._dealt:
+        if hello.index is not None and 0 <= hello.index < self.terms.edges and hello.index not in self._dealt:
             return hello.index
         while self._unused in self._dealt:
             self._unused += 1
@@ -183,6 +184,13 @@ class CloudServer:
             )
         return law
 
+    def _try_schedule(self, moment: float) -> None:
+        """Raise ConfigurationError where v_k would leave no schedule: one edge's hello must not stop the cloud."""
+        if self.schedule is None:
+            self.begin(max(moment, self.moment))
+        elif moment > self.moment:
+            self.schedule.with_moment(moment, self.t)
+
     def _admit(self, account: EdgeAccount) -> Iterator[Effect]:
         """Begin, or go on with, the schedule and send the model to whoever waits for it."""
         larger = account.moment > self.moment
@@ -201,10 +209,13 @@ class CloudServer:
 
     def _leave(self, leave: Leave) -> Iterator[Effect]:
         account = self.edges.get(leave.edge_id)
-        if account is None or not account.present:
+        if account is None:
             return
+        spent = leave.reason == "budget"
+        if not account.present and (account.exhausted or not spent):
+            return  # gone already; but a silent edge may still say that its budget is spent
         account.present = False
-        account.exhausted = leave.reason == "budget"
+        account.exhausted = spent
         yield EdgeGone(account.index, account.edge_id, self.t, leave.reason)
         nobody_left = all(edge.exhausted for edge in self.edges.values())
         if self.halted is None and nobody_left and len(self.edges) >= self.terms.edges_at_least:
@@ -255,7 +266,8 @@ class CloudServer:
         staleness = t - arrived.version
         if staleness > self.tau_seen:
             self.tau_seen = staleness
-        account.last_sequence = arrived.sequence
+        # what waited for the first stage may be out of order; the mark must never go back
+        account.last_sequence = max(account.last_sequence, arrived.sequence)
         account.applied += 1
         self.t = t + 1
         yield GradientApplied(

@@ -28,7 +28,7 @@ PerEdge = Annotated[
 
 
 class Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # `edges = true` is not one edge
 
 
 class DataTable(Table):
@@ -157,7 +157,7 @@ class LinkTable(Table):
     jitter_ms: NonNegative | None = None
     distribution: Literal["constant", "uniform", "normal", "exponential", "lognormal", "pareto"] | None = None
     rate_kbps: Positive | None = None
-    partitions: list[tuple[NonNegative, Positive]] = Field(
+    partitions: list[Annotated[tuple[NonNegative, Positive], Field(strict=False)]] = Field(
         default_factory=list, description="[start, duration] in seconds since the edge began"
     )
 
@@ -207,8 +207,13 @@ class Scenario(Table):
         if self.algorithm.tau_max is None:
             filled["tau_max"] = self.workers
         object.__setattr__(self, "algorithm", self.algorithm.model_copy(update=filled))
-        if self.algorithm.name == "mapa" and self.algorithm.first_clip is None and not self.algorithm.sigma:
-            raise ValueError("algorithm.sigma: must be greater than 0 where no first_clip is given")
+        if self.algorithm.first_clip is None and not self.algorithm.sigma:
+            raise ValueError("algorithm.sigma = 0.0: must be greater than 0 where no first_clip is given")
+        if self.testbed.edges_at_least > self.edges:
+            raise ValueError(
+                f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
+                "the number of edges, or the run would never begin"
+            )
         return self
 
     # -- what the core asks for -----------------------------------------------------------------------

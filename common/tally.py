@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -76,7 +77,7 @@ class Tally:
         return {
             "updates": self.updates,
             "final_accuracy": None if last is None else last.accuracy,
-            "final_loss": None if last is None else last.loss,
+            "final_loss": None if last is None else finite_or_none(last.loss),
             "best_accuracy": None if best is None else best.accuracy,
             "best_accuracy_at": None if best is None else best.updates,
             "staleness": staleness_summary(self.staleness),
@@ -95,8 +96,16 @@ class Tally:
                 }
                 for k, edge in sorted(self.edges.items())
             ],
-            "evaluations": [asdict(evaluation) for evaluation in self.evaluations],
+            "evaluations": [
+                {**asdict(evaluation), "loss": finite_or_none(evaluation.loss)}
+                for evaluation in self.evaluations
+            ],
         }
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return what JSON can hold: the loss of a model that diverged is no number."""
+    return value if math.isfinite(value) else None
 
 
 def staleness_summary(counts: Counter[int]) -> dict[str, float | int | None]:

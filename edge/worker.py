@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +51,7 @@ class EdgeWorker:
     recipe: Recipe
     streams: CounterStreams
     sequence: int = 0  # of the last gradient made
+    diagnose: Callable[[int, float], None] | None = None  # given n and ‖g‖ before clipping and noise: NOT private
 
     def receive(self, sent: SendModel) -> GradientArrived:
         """Lines 3-8: make the next gradient on the model that was sent."""
@@ -65,6 +67,8 @@ class EdgeWorker:
         batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
         rows = shard.rows[batch]
         gradients = self.model.gradients(x, shard.features[rows], shard.targets[rows])
+        if self.diagnose is not None:
+            self.diagnose(n, float(np.linalg.norm(gradients.weighted_sum(None))) / recipe.batch_size)
         if recipe.law is None:
             mean = gradients.weighted_sum(None)
             mean /= np.float32(recipe.batch_size)

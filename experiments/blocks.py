@@ -1,4 +1,4 @@
-"""Block streams: one generator for a run's batches, one for its noise, drawn in order and in bulk.
+"""Block streams: one generator each for a run's batches, noise and noise norms, drawn in order and in bulk.
 
 Faster than a stream per (seed, k, n), and reproducible from the seed, but tied to the cyclic order.
 """
@@ -10,26 +10,28 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from common.errors import ConfigurationError
 from common.noise import ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, Sampling
 from common.quantities import Indices
 
-NAME = "block: SFC64 (seed, 1) for batches, (seed, 2) for noise"
+NAME = "block: SFC64 (seed, 1) for batches, (seed, 2) for noise, (seed, 3) for its norms"
 
 
 class BlockStreams:
-    """The two generators of a run."""
+    """The generators of a run. Norms have their own, or else the numbers would depend on how many rows a block has."""
 
     def __init__(self, seed: int | None) -> None:
         entropy = np.random.SeedSequence().entropy if seed is None else seed
         self._batches = np.random.Generator(np.random.SFC64([_word(entropy), 1]))
         self.noise = np.random.Generator(np.random.SFC64([_word(entropy), 2]))
+        self.norms = np.random.Generator(np.random.SFC64([_word(entropy), 3]))
 
     def batch(self, sampling: Sampling, shard_size: int, batch_size: int) -> Indices:
         if sampling is Sampling.WITH_REPLACEMENT:
             return self._batches.integers(0, shard_size, batch_size)
-        size = batch_size
-        if sampling is Sampling.POISSON:
-            size = int(self._batches.binomial(shard_size, batch_size / shard_size))
+        if sampling is not Sampling.POISSON:
+            raise ConfigurationError(f"data.sampler = {sampling.value!r}: block streams know no epochs")
+        size = int(self._batches.binomial(shard_size, batch_size / shard_size))
         return self._batches.choice(shard_size, size, replace=False, shuffle=False)
 
 
@@ -42,11 +44,11 @@ def noise_block(
     gradients: npt.NDArray[np.float32],
     laws: Sequence[NoiseLaw],
     sensitivities: npt.NDArray[np.float64],
-    rng: np.random.Generator,
+    streams: BlockStreams,
 ) -> None:
     """Add a row of noise to each row of the gradients, in place."""
     count, dimension = gradients.shape
-    normals = rng.standard_normal((count, dimension), dtype=np.float32)
+    normals = streams.noise.standard_normal((count, dimension), dtype=np.float32)
     first = laws[0]
     if isinstance(first, Gaussian):
         scale = (
@@ -56,9 +58,9 @@ def noise_block(
         radial = [law for law in laws if isinstance(law, ExponentialNorm | GammaNorm)]
         epsilons = np.array([law.epsilon for law in radial])
         if isinstance(first, GammaNorm):
-            radii = rng.standard_gamma(dimension, count)
+            radii = streams.norms.standard_gamma(dimension, count)
         else:
-            radii = rng.standard_exponential(count)
+            radii = streams.norms.standard_exponential(count)
         scale = radii * sensitivities / epsilons / np.sqrt(np.vecdot(normals, normals))
     normals *= scale.astype(np.float32)[:, None]
     gradients += normals

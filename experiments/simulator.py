@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 from cloud.assembly import server_for
+from common.errors import ConfigurationError
 from common.journal import Journal
 from common.messages import (
     EdgeGone,
@@ -21,8 +26,8 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.quantities import Vector
-from common.tally import Tally
+from common.quantities import EdgeId, Vector
+from common.tally import Tally, finite_or_none
 from experiments.delays import arrivals_for
 from experiments.world import World
 
@@ -38,7 +43,6 @@ class Outcome:
     releases: list[int]  # gradients made by edge k, those in flight at the halt included
     reason: str  # of the halt
     virtual_seconds: float | None = None
-    diagnostics: list[dict[str, float | int]] = field(default_factory=list)
 
 
 def simulate(
@@ -50,9 +54,9 @@ def simulate(
 ) -> Outcome:
     """Run the scenario to T. Ctrl-C halts it as `interrupted` and what was done stays valid."""
     run = _Simulation(world, journal)
-    try:
+    with interrupt_between_events() as interrupted:
         run.begin()
-        while (due := run.arrivals.next()) is not None and run.halt is None:
+        while (due := run.arrivals.next()) is not None and run.halt is None and not interrupted():
             when, arrived = due
             if when is not None:
                 run.now = when
@@ -60,10 +64,51 @@ def simulate(
                 run.perform(effect)
             if progress is not None and run.tally.updates % progress_every == 0:
                 progress(run.tally)
-    except KeyboardInterrupt:
-        for effect in run.server.halt("interrupted"):
-            run.perform(effect)
-    return run.outcome()
+        if run.halt is None and interrupted():
+            for effect in run.server.halt("interrupted"):
+                run.perform(effect)
+        return run.outcome()
+
+
+@contextmanager
+def interrupt_between_events() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C into a question asked between two events.
+
+    An exception in the midst of one would leave x ahead of the records, or a record half written.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
+        yield lambda: False
+        return
+    asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt  # twice: whoever asks does not want to wait
+        asked = True
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def check_world(world: World) -> None:
+    """Refuse what no simulation could begin with, before anything is written."""
+    scenario = world.scenario
+    arrivals_for(scenario.delays, world.streams)
+    server = server_for(scenario, world.model, world.streams, edges_at_least=scenario.workers)
+    for k in range(scenario.workers):
+        scenario.law(k)
+        for effect in server.receive(Hello(edge_id=EdgeId(f"edge-{k}"))):
+            refuse_loudly(effect)
+
+
+def refuse_loudly(effect: Effect) -> None:
+    """In a simulation nobody can mend a refused hello but the scenario's author."""
+    if isinstance(effect, Refuse):
+        raise ConfigurationError(f"{effect.edge_id} is refused ({effect.reason}): {effect.detail}")
 
 
 class _Simulation:
@@ -73,6 +118,9 @@ class _Simulation:
         self.world = world
         self.journal = journal
         self.workers = world.workers()
+        if world.scenario.records.diagnostics and journal is not None:
+            for worker in self.workers:
+                worker.diagnose = partial(self.diagnosed, worker.index)
         self.by_id = {worker.edge_id: worker for worker in self.workers}
         self.server = server_for(world.scenario, world.model, world.streams, edges_at_least=len(self.workers))
         self.arrivals = arrivals_for(world.scenario.delays, world.streams)
@@ -99,8 +147,15 @@ class _Simulation:
                 self.evaluate(effect.model, effect.updates, effect.stage)
             case Halt():
                 self.halt = effect
-            case Welcome() | Refuse():
+            case Refuse():
+                refuse_loudly(effect)
+            case Welcome():
                 pass
+
+    def diagnosed(self, edge: int, n: int, norm: float) -> None:
+        """Record ‖g‖ before clipping and noise; only where the scenario asks for it in so many words."""
+        if self.journal is not None:
+            self.journal.write("diagnostic", {"edge": edge, "sequence": n, "gradient_norm": norm})
 
     def evaluate(self, x: Vector, updates: int, stage: int) -> None:
         evaluation = self.world.evaluator.evaluate(x, updates, stage)
@@ -108,7 +163,12 @@ class _Simulation:
         if self.journal is not None:
             self.journal.write(
                 "evaluated",
-                {"t": updates, "stage": stage, "loss": evaluation.loss, "accuracy": evaluation.accuracy},
+                {
+                    "t": updates,
+                    "stage": stage,
+                    "loss": finite_or_none(evaluation.loss),
+                    "accuracy": evaluation.accuracy,
+                },
                 self.now if self.timed else None,
             )
 

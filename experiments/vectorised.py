@@ -21,11 +21,11 @@ from common.noise import Clipping, NoiseLaw, Sampling
 from common.quantities import EdgeId, Indices, Vector
 from common.randomness import Purpose
 from common.scenario import Scenario
-from common.tally import Tally
+from common.tally import Tally, finite_or_none
 from edge.samplers import draw_batch
 from experiments.blocks import BlockStreams, noise_block
 from experiments.plan import Plan, plan_for
-from experiments.simulator import Outcome, Progress
+from experiments.simulator import Outcome, Progress, interrupt_between_events
 from experiments.world import World
 
 _BATCH_BYTES = 1 << 20  # of gathered samples in one stretch: about what stays in the cache
@@ -48,22 +48,22 @@ def simulate_many(
     blocks: bool = False,
 ) -> list[Outcome]:
     """Run scenarios that differ in seed, algorithm, ε or bound, but share data, model, K, b and T."""
-    _check(worlds)
+    check_vectorised(worlds, blocks=blocks)
     sheets = journals or [None] * len(worlds)
     runs = [_Run.of(world, journal, blocks) for world, journal in zip(worlds, sheets, strict=True)]
     rounds = _Rounds(runs)
-    reason = "finished"
-    try:
-        while rounds.done < worlds[0].scenario.iterations:
+    last = worlds[0].scenario.iterations
+    with interrupt_between_events() as interrupted:
+        while rounds.done < last and not interrupted():
             rounds.stretch()
             if progress is not None:
                 progress(runs[0].tally)
-    except KeyboardInterrupt:
-        reason = "interrupted"
-    return [run.outcome(rounds, r, reason) for r, run in enumerate(runs)]
+        reason = "finished" if rounds.done >= last else "interrupted"
+        return [run.outcome(rounds, r, reason) for r, run in enumerate(runs)]
 
 
-def _check(worlds: Sequence[World]) -> None:
+def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
+    """Refuse what the vectorised path cannot run, before anything is written."""
     first = worlds[0].scenario
     for world in worlds:
         s = world.scenario
@@ -72,6 +72,10 @@ def _check(worlds: Sequence[World]) -> None:
         if s.delays.kind != "cyclic" or s.algorithm.tau_max_from != "configured" or s.records.diagnostics:
             raise ConfigurationError(
                 "engine = 'vectorised': needs delays.kind = 'cyclic', a configured tau_max and no diagnostics"
+            )
+        if blocks and s.data.sampler == "shuffled":
+            raise ConfigurationError(
+                "data.sampler = 'shuffled': block streams know with-replacement and poisson, no epochs"
             )
         if _shape(s) != _shape(first) or world.features is not worlds[0].features:
             raise ConfigurationError(
@@ -126,7 +130,7 @@ class _Run:
             return
         if self.blocks is not None:
             laws = [law for law in self.laws[first : first + len(gradients)] if law is not None]
-            noise_block(gradients, laws, sensitivities, self.blocks.noise)
+            noise_block(gradients, laws, sensitivities, self.blocks)
             return
         for i, gradient in enumerate(gradients):
             law = self.laws[first + i]
@@ -166,7 +170,7 @@ class _Run:
             fields = {
                 "t": t,
                 "stage": evaluation.stage,
-                "loss": evaluation.loss,
+                "loss": finite_or_none(evaluation.loss),
                 "accuracy": evaluation.accuracy,
             }
             self.journal.write("evaluated", fields)

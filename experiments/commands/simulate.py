@@ -16,7 +16,9 @@ from common.errors import ConfigurationError
 from common.tally import Tally
 from experiments.recording import ENGINES, record_simulation
 from experiments.scenario_files import load_scenario
+from experiments.simulator import check_world
 from experiments.summary_table import print_summary
+from experiments.vectorised import check_vectorised
 from experiments.world import World
 
 
@@ -39,6 +41,9 @@ def simulate_command(
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
     name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
     world = World.of(resolved, data_dir or data_directory(os.environ))
+    check_world(world)
+    if engine == "vectorised":
+        check_vectorised([world])
     with _progress_bar(resolved.iterations) as bar:
         task = bar.add_task(
             f"{resolved.algorithm.name} {resolved.model.name}", total=resolved.iterations, note=""

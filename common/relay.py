@@ -1,0 +1,241 @@
+"""A delaying TCP relay inside the edge's program: no privileges, every platform.
+
+The edge's client connects to 127.0.0.1:<port>, the relay to the broker; each way has a LinkClock.
+All relays of a program share one thread and one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from common.connection import BrokerAddress
+from common.link import LinkClock, LinkProfile
+
+_T = TypeVar("_T")
+_HELD_LIMIT = 1 << 22  # bytes held one way before the sender is told to wait
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatistics:
+    """What a relay did so far, both ways together."""
+
+    chunks: int
+    carried_bytes: int
+    asked_delay_ms: float  # mean of the one-way delays that were drawn
+    connections: int
+
+
+class _Way(asyncio.Protocol):
+    """One direction of one connection: what comes here goes out of `other` when it is due."""
+
+    def __init__(self, relay: DelayRelay, *, upward: bool) -> None:
+        self._relay = relay
+        self._clock = relay.clocks[upward]
+        self._held: deque[tuple[float, bytes]] = deque()  # an empty chunk is the end
+        self._held_bytes = 0
+        self._paused = False
+        self._choked = False  # `other` does not read
+        self._timer: asyncio.TimerHandle | None = None
+        self.other: _Way | None = None
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.transport = transport
+        self._relay.transports.add(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._relay.chunks += 1
+        self._relay.carried_bytes += len(data)
+        self._hold(data)
+        if self._held_bytes > _HELD_LIMIT and not self._paused and self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._hold(b"")
+        return True  # keep our side open: what is held the other way may still arrive
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        if self.transport is not None:
+            self._relay.transports.discard(self.transport)
+        self._hold(b"")
+
+    def pause_writing(self) -> None:
+        if self.other is not None:
+            self.other._choked = True
+
+    def resume_writing(self) -> None:
+        if self.other is not None:
+            self.other._choked = False
+            self.other.release()
+
+    def _hold(self, data: bytes) -> None:
+        self._held.append((self._clock.due(self._relay.loop.time(), len(data)), data))
+        self._held_bytes += len(data)
+        if self._timer is None:
+            self._timer = self._relay.loop.call_at(self._held[0][0], self.release)
+
+    def release(self) -> None:
+        """Send on all that is due; wait for the rest."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._relay.loop.time()
+        while self._held and self._held[0][0] <= now and not self._choked:
+            data = self._held.popleft()[1]
+            self._held_bytes -= len(data)
+            out = None if self.other is None else self.other.transport
+            if out is None or out.is_closing():
+                continue
+            if data:
+                out.write(data)
+            else:
+                out.close()
+        if self._held and not self._choked:
+            self._timer = self._relay.loop.call_at(self._held[0][0], self.release)
+        if self._paused and self._held_bytes < _HELD_LIMIT // 2 and self.transport is not None:
+            self._paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def abandon(self) -> None:
+        """Forget what is held."""
+        self._held.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class DelayRelay:
+    """The link of one edge. Made by `RelayLoop.open`.
+
+    A partition holds bytes and never cuts a connection: a long one ends as it would in the field,
+    by a keepalive at either end. A connection that is opened meanwhile is held likewise. TCP's own
+    handshake is local and not delayed; MQTT's and TLS's are.
+    """
+
+    def __init__(
+        self,
+        profile: LinkProfile,
+        broker: BrokerAddress,
+        generator: np.random.Generator,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.profile = profile
+        self.loop = loop
+        opened = loop.time()
+        # One clock a way for all connections: the line is the edge's, not the connection's.
+        self.clocks = {way: LinkClock(profile, generator, opened) for way in (True, False)}
+        self.transports: set[asyncio.Transport] = set()
+        self.chunks = self.carried_bytes = self.connections = 0
+        self._broker = broker
+        self._ways: list[_Way] = []
+        self._calls: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.address = BrokerAddress("127.0.0.1", 0)
+
+    async def listen(self) -> None:
+        """Open the port on the loopback interface."""
+        self._server = await self.loop.create_server(self._accept, "127.0.0.1", 0)
+        self.address = BrokerAddress("127.0.0.1", self._server.sockets[0].getsockname()[1])
+
+    async def shut(self) -> None:
+        """Close the port and every connection; what is held is lost."""
+        if self._server is not None:
+            self._server.close()
+        for call in list(self._calls):
+            call.cancel()
+        for way in self._ways:
+            way.abandon()
+        for transport in list(self.transports):
+            transport.abort()
+        if self._calls:
+            await asyncio.wait(self._calls)
+        while self.transports:
+            await asyncio.sleep(0)
+
+    def statistics(self) -> RelayStatistics:
+        """Return what was carried so far."""
+        asked = sum(clock.asked for clock in self.clocks.values())
+        drawn = max(1, self.chunks)
+        return RelayStatistics(self.chunks, self.carried_bytes, 1000 * asked / drawn, self.connections)
+
+    def _accept(self) -> _Way:
+        self.connections += 1
+        near, far = _Way(self, upward=True), _Way(self, upward=False)
+        near.other, far.other = far, near
+        self._ways = [way for way in self._ways if way.transport is None or not way.transport.is_closing()]
+        self._ways += [near, far]
+        call = self.loop.create_task(self._reach(near, far))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return near
+
+    async def _reach(self, near: _Way, far: _Way) -> None:
+        try:
+            if self._broker.is_unix:
+                await self.loop.create_unix_connection(lambda: far, self._broker.host)
+            else:
+                await self.loop.create_connection(lambda: far, self._broker.host, self._broker.port)
+            near.release()
+        except OSError:
+            if near.transport is not None:
+                near.transport.abort()
+
+
+class RelayLoop:
+    """The one thread of all relays of a program."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._relays: list[DelayRelay] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mapa-relays", daemon=True)
+        self._thread.start()
+
+    def open(self, profile: LinkProfile, broker: BrokerAddress, generator: np.random.Generator) -> DelayRelay:
+        """Open a relay to a broker; connect to its `address`. The generator is the relay's from now on."""
+        relay = self._await(self._open(profile, broker, generator))
+        self._relays.append(relay)
+        return relay
+
+    def shut(self, relay: DelayRelay) -> None:
+        """Close one relay."""
+        self._relays.remove(relay)
+        self._await(relay.shut())
+
+    def close(self) -> None:
+        """Close every relay and end the thread; a second close does nothing."""
+        if self._loop.is_closed():
+            return
+        while self._relays:
+            self.shut(self._relays[-1])
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _open(
+        self, profile: LinkProfile, broker: BrokerAddress, generator: np.random.Generator
+    ) -> DelayRelay:
+        relay = DelayRelay(profile, broker, generator, self._loop)
+        await relay.listen()
+        return relay
+
+    def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
