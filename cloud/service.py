@@ -74,7 +74,7 @@ class CloudService:
     loop: Loop
     journal: Journal | None = None
     on_records: Callable[[], None] = lambda: None  # after each batch of records: a view may look
-    on_idle: Callable[[str], None] = lambda text: None  # something worth a line for the operator
+    on_idle: Callable[[str], None] = print  # something worth a line for the operator
     tally: Tally = field(default_factory=Tally)
     dropped: Counter[str] = field(default_factory=Counter)  # hostile messages by leaf
     contacts: dict[EdgeId, Contact] = field(default_factory=dict)
@@ -268,7 +268,9 @@ class CloudService:
         if self.journal is not None and self._halt is not None:
             fields = {"t": self._halt.updates, "reason": self._halt.reason}
             self.journal.write("halted", fields, self.loop.now() - self.began)
-        self.channel.publish(presence_topic(self.run), encode_presence(Presence(False, self.nonce)), qos=1, retain=True)
+        self.channel.publish(
+            presence_topic(self.run), encode_presence(Presence(False, self.nonce)), qos=1, retain=True
+        )
         self._evaluations.shutdown(wait=False)
         self.loop.stop()
 

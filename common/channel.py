@@ -59,6 +59,10 @@ class Channel(Protocol):
     def connected(self) -> bool:
         """Whether a publish would reach the broker now."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has ended the connection for good."""
+
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
         """Hand a message over; False where QoS 0 found no connection and it is lost."""
 
@@ -196,7 +200,7 @@ class MemoryChannel:
         on_violation: OnViolation = ignore_violation,
     ) -> None:
         self.will = will
-        self.connected = False
+        self.connected = self.closed = False
         self._broker = broker
         self._on_connected, self._on_lost = on_connected, on_lost
         self._routes = Routes(on_violation)
@@ -252,6 +256,7 @@ class MemoryChannel:
 
     def close(self) -> None:
         """Say goodbye: no last will."""
+        self.closed = True
         if self.connected:
             self.connected = False
             self._broker.detach(self, lost=False)

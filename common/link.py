@@ -153,7 +153,8 @@ class LinkClock:
             (opened + start, opened + start + length) for start, length in profile.partitions
         )
         self._line_free = self._last_due = opened
-        self.asked = 0.0  # seconds of delay drawn
+        self.asked = 0.0  # seconds of delay
+        self.drawn = 0  # over so many draws
 
     def due(self, now: float, size: int) -> float:
         """Return when a chunk that comes now may go on.
@@ -163,6 +164,7 @@ class LinkClock:
         """
         delay = self._delays.next()
         self.asked += delay
+        self.drawn += 1
         sent = max(now, self._line_free)
         if self._rate is not None:
             sent += size / self._rate

@@ -103,6 +103,20 @@ class MqttChannel:
                 f"broker {self.options.address}: no connection within {timeout:g} s ({self.last_error})"
             )
 
+    def open(self) -> None:
+        """Begin to connect and go on trying, without waiting; `refusal` says what no retry can mend."""
+        self._loop.post(self._attempt)
+
+    @property
+    def refusal(self) -> str | None:
+        """What the operator must mend: credentials or certificates; None: nothing."""
+        return self._refusal
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended for good."""
+        return self._closed.is_set()
+
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
         """Hand a message over; False: it is lost (QoS 0 without a connection, or a full queue)."""
         if qos:

@@ -39,17 +39,20 @@ class _Way(asyncio.Protocol):
     def __init__(self, relay: DelayRelay, *, upward: bool) -> None:
         self._relay = relay
         self._clock = relay.clocks[upward]
-        self._held: deque[tuple[float, bytes]] = deque()  # an empty chunk is the end
+        self._held: deque[tuple[float, bytes | None]] = deque()  # empty: no more comes; None: lost
         self._held_bytes = 0
         self._paused = False
-        self._choked = False  # `other` does not read
+        self.choked = upward  # `other` does not read, or is not reached yet
         self._timer: asyncio.TimerHandle | None = None
+        self.over = False  # the end was sent on
         self.other: _Way | None = None
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire = transport.get_extra_info("socket")
+        if wire.family != getattr(socket, "AF_UNIX", None):
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.transport = transport
         self._relay.transports.add(transport)
 
@@ -69,20 +72,21 @@ class _Way(asyncio.Protocol):
         del exc
         if self.transport is not None:
             self._relay.transports.discard(self.transport)
-        self._hold(b"")
+        self._hold(None)
 
     def pause_writing(self) -> None:
         if self.other is not None:
-            self.other._choked = True
+            self.other.choked = True
 
     def resume_writing(self) -> None:
         if self.other is not None:
-            self.other._choked = False
+            self.other.choked = False
             self.other.release()
 
-    def _hold(self, data: bytes) -> None:
-        self._held.append((self._clock.due(self._relay.loop.time(), len(data)), data))
-        self._held_bytes += len(data)
+    def _hold(self, data: bytes | None) -> None:
+        size = len(data or b"")
+        self._held.append((self._clock.due(self._relay.loop.time(), size), data))
+        self._held_bytes += size
         if self._timer is None:
             self._timer = self._relay.loop.call_at(self._held[0][0], self.release)
 
@@ -92,22 +96,28 @@ class _Way(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         now = self._relay.loop.time()
-        while self._held and self._held[0][0] <= now and not self._choked:
+        while self._held and self._held[0][0] <= now and not self.choked:
             data = self._held.popleft()[1]
-            self._held_bytes -= len(data)
-            out = None if self.other is None else self.other.transport
-            if out is None or out.is_closing():
-                continue
-            if data:
-                out.write(data)
-            else:
-                out.close()
-        if self._held and not self._choked:
+            self._held_bytes -= len(data or b"")
+            self._send_on(data)
+        if self._held and not self.choked:
             self._timer = self._relay.loop.call_at(self._held[0][0], self.release)
         if self._paused and self._held_bytes < _HELD_LIMIT // 2 and self.transport is not None:
             self._paused = False
             if not self.transport.is_closing():
                 self.transport.resume_reading()
+
+    def _send_on(self, data: bytes | None) -> None:
+        out = None if self.other is None else self.other.transport
+        if out is None or self.other is None or out.is_closing():
+            return
+        if data:
+            out.write(data)
+        elif data is None or self.other.over:
+            out.close()
+        else:
+            self.over = True
+            out.write_eof()
 
     def abandon(self) -> None:
         """Forget what is held."""
@@ -142,52 +152,64 @@ class DelayRelay:
         self._broker = broker
         self._ways: list[_Way] = []
         self._calls: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._listener = socket.socket()
         self.address = BrokerAddress("127.0.0.1", 0)
 
     async def listen(self) -> None:
         """Open the port on the loopback interface."""
-        self._server = await self.loop.create_server(self._accept, "127.0.0.1", 0)
-        self.address = BrokerAddress("127.0.0.1", self._server.sockets[0].getsockname()[1])
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        self.address = BrokerAddress("127.0.0.1", self._listener.getsockname()[1])
+        self.loop.add_reader(self._listener, self._accept)
 
     async def shut(self) -> None:
         """Close the port and every connection; what is held is lost."""
-        if self._server is not None:
-            self._server.close()
-        for call in list(self._calls):
+        self.loop.remove_reader(self._listener)
+        await asyncio.sleep(0)  # a connection just accepted begins, or nobody would close it
+        self._listener.close()
+        for call in self._calls:
             call.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls)
         for way in self._ways:
             way.abandon()
         for transport in list(self.transports):
             transport.abort()
-        if self._calls:
-            await asyncio.wait(self._calls)
         while self.transports:
             await asyncio.sleep(0)
 
     def statistics(self) -> RelayStatistics:
         """Return what was carried so far."""
         asked = sum(clock.asked for clock in self.clocks.values())
-        drawn = max(1, self.chunks)
-        return RelayStatistics(self.chunks, self.carried_bytes, 1000 * asked / drawn, self.connections)
+        drawn = sum(clock.drawn for clock in self.clocks.values())
+        mean = 1000 * asked / max(1, drawn)
+        return RelayStatistics(self.chunks, self.carried_bytes, mean, self.connections)
 
-    def _accept(self) -> _Way:
+    def _accept(self) -> None:
+        # Not asyncio's own server: closed at the wrong moment it leaks the connection it accepts.
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # the caller has given up
+        connection.setblocking(False)
         self.connections += 1
+        call = self.loop.create_task(self._join(connection))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _join(self, connection: socket.socket) -> None:
         near, far = _Way(self, upward=True), _Way(self, upward=False)
         near.other, far.other = far, near
         self._ways = [way for way in self._ways if way.transport is None or not way.transport.is_closing()]
         self._ways += [near, far]
-        call = self.loop.create_task(self._reach(near, far))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
-        return near
-
-    async def _reach(self, near: _Way, far: _Way) -> None:
         try:
+            await self.loop.connect_accepted_socket(lambda: near, connection)
             if self._broker.is_unix:
                 await self.loop.create_unix_connection(lambda: far, self._broker.host)
             else:
                 await self.loop.create_connection(lambda: far, self._broker.host, self._broker.port)
+            near.choked = False
             near.release()
         except OSError:
             if near.transport is not None:

@@ -51,7 +51,9 @@ class EdgeWorker:
     recipe: Recipe
     streams: CounterStreams
     sequence: int = 0  # of the last gradient made
-    diagnose: Callable[[int, float], None] | None = None  # given n and ‖g‖ before clipping and noise: NOT private
+    diagnose: Callable[[int, float], None] | None = (
+        None  # given n and ‖g‖ before clipping and noise: NOT private
+    )
 
     def receive(self, sent: SendModel) -> GradientArrived:
         """Lines 3-8: make the next gradient on the model that was sent."""

@@ -9,7 +9,10 @@ from rich.console import Console
 
 from common.errors import ConfigurationError, MapaError
 from experiments.commands import scenario
+from experiments.commands.cloud import cloud_command
 from experiments.commands.data import app as data_app
+from experiments.commands.edge import edge_command
+from experiments.commands.run import run_command
 from experiments.commands.schedule import schedule
 from experiments.commands.simulate import simulate_command
 
@@ -22,6 +25,9 @@ app = typer.Typer(
 )
 app.command("schedule")(schedule)
 app.command("simulate")(simulate_command)
+app.command("run")(run_command)
+app.command("cloud")(cloud_command)
+app.command("edge")(edge_command)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(data_app, name="data")
 

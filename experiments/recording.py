@@ -1,4 +1,4 @@
-"""A simulation with its records: runs/<id>/ from the first event to the summary."""
+"""Runs with their records: runs/<id>/ from the first event to the summary, simulated or on the testbed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common.datasets.dataset import Dataset
+from common.models.model import Model
 from common.rundir import RunDirectory, new_run_id
+from common.scenario import Scenario
 from common.tally import Tally
-from experiments.simulator import Outcome, simulate
+from experiments import blocks
+from experiments.cloud_run import CloudRun
+from experiments.simulator import simulate
 from experiments.vectorised import simulate_rounds
 from experiments.world import World
 
-ENGINES = ("events", "vectorised")
+ENGINES = ("events", "vectorised", "block")
+_STREAMS = {True: "secure", False: "philox key (seed, k), counter (0, 0, purpose, n)"}
 
 
 def record_simulation(
@@ -27,31 +33,110 @@ def record_simulation(
     """Simulate, write the run's directory, return its summary. An interrupted run has both all the same."""
     scenario = world.scenario
     with RunDirectory(runs / new_run_id(name)) as directory:
-        directory.manifest(
-            scenario,
-            engine=engine,
-            name=name,
-            data={scenario.data.set: world.dataset.checksum},
-            random_stream="secure" if scenario.seed is None else "philox (seed, k) at (purpose, n)",
-        )
+        write_manifest(directory, scenario, world.dataset, name=name, engine=engine)
         journal = directory.journal if scenario.records.events else None
         began = time.perf_counter()
-        if engine == "vectorised":
-            outcome = simulate_rounds(world, journal=journal, progress=progress)
-        else:
+        if engine == "events":
             outcome = simulate(world, journal=journal, progress=progress)
+        else:
+            outcome = simulate_rounds(world, journal=journal, progress=progress, blocks=engine == "block")
         seconds = time.perf_counter() - began
-        summary = summarise(world, outcome, name=name, engine=engine, path=directory.path, seconds=seconds)
+        summary = summarise(
+            scenario,
+            world.model,
+            outcome.tally,
+            name=name,
+            engine=engine,
+            path=directory.path,
+            reason=outcome.reason,
+            seconds=seconds,
+        )
+        summary["releases"] = outcome.releases
+        summary["virtual_seconds"] = outcome.virtual_seconds
         directory.summary(summary)
-        metadata = {"scenario_sha256": scenario.digest, "updates": str(outcome.tally.updates)}
-        directory.model(outcome.x, world.model.layout, metadata)
+        _write_model(directory, scenario, world.model, outcome.x, outcome.tally.updates)
     return summary
 
 
+def record_cloud(cloud: CloudRun, *, name: str, reason: str, engine: str) -> dict[str, Any]:
+    """Write the records of a run on the testbed, return its summary."""
+    stage, service, directory = cloud.stage, cloud.service, cloud.directory
+    service.record()
+    write_manifest(directory, stage.scenario, stage.dataset, name=name, engine=engine)
+    first, last = service.first_update, service.last_update
+    seconds = last - first if first is not None and last is not None else 0.0
+    summary = summarise(
+        stage.scenario,
+        stage.model,
+        service.tally,
+        name=name,
+        engine=engine,
+        path=directory.path,
+        reason=reason,
+        seconds=seconds,
+    )
+    summary["dropped"] = dict(service.dropped)
+    summary["network"] = network(cloud)
+    summary["releases"] = [
+        account.last_sequence + account.present  # one more may be on its way when the run ends
+        for account in sorted(service.server.edges.values(), key=lambda account: account.index)
+    ]
+    directory.summary(summary)
+    _write_model(directory, stage.scenario, stage.model, service.server.model, service.server.updates)
+    return summary
+
+
+def network(cloud: CloudRun) -> list[dict[str, Any]]:
+    """Return, per edge, the delay that was asked for and what was measured."""
+    scenario, service = cloud.stage.scenario, cloud.service
+    rows = []
+    for account in sorted(service.server.edges.values(), key=lambda account: account.index):
+        contact = service.contacts.get(account.edge_id)
+        link = scenario.links[account.index % len(scenario.links)] if scenario.links else None
+        tally = service.tally.edges.get(account.index)
+        measured = contact is not None and contact.turnarounds
+        rows.append(
+            {
+                "edge": account.index,
+                "edge_id": account.edge_id,
+                "link": None if link is None else link.model_dump(exclude_none=True, exclude_defaults=True),
+                "round_trip_ms": (
+                    contact.turnaround_sum / contact.turnarounds * 1e3
+                    if contact is not None and measured
+                    else None
+                ),
+                "staleness_mean": tally.staleness_sum / tally.applied if tally and tally.applied else None,
+                "applied": account.applied,
+            }
+        )
+    return rows
+
+
+def write_manifest(
+    directory: RunDirectory, scenario: Scenario, dataset: Dataset, *, name: str, engine: str
+) -> None:
+    stream = blocks.NAME if engine == "block" else _STREAMS[scenario.seed is None]
+    directory.manifest(
+        scenario,
+        engine=engine,
+        name=name,
+        data={scenario.data.set: dataset.checksum},
+        random_stream=stream,
+    )
+
+
 def summarise(
-    world: World, outcome: Outcome, *, name: str, engine: str, path: Path, seconds: float
+    scenario: Scenario,
+    model: Model,
+    tally: Tally,
+    *,
+    name: str,
+    engine: str,
+    path: Path,
+    reason: str,
+    seconds: float,
 ) -> dict[str, Any]:
-    scenario = world.scenario
+    """Return the part of summary.json that every engine has."""
     summary: dict[str, Any] = {
         "run": path.name,
         "path": str(path),
@@ -63,15 +148,13 @@ def summarise(
         "edges_configured": scenario.workers,
         "iterations": scenario.iterations,
         "batch_size": scenario.batch_size,
-        "parameters": world.model.dimension,
+        "parameters": model.dimension,
         "seed": scenario.seed,
         "scenario_sha256": scenario.digest,
-        "reason": outcome.reason,
-        **outcome.tally.summary(),
-        "releases": outcome.releases,
-        "virtual_seconds": outcome.virtual_seconds,
+        "reason": reason,
+        **tally.summary(),
         "seconds": seconds,
-        "iterations_per_second": outcome.tally.updates / seconds if seconds > 0 else None,
+        "iterations_per_second": tally.updates / seconds if seconds > 0 else None,
         "diagnostics": scenario.records.diagnostics,
     }
     if scenario.records.diagnostics:
@@ -79,3 +162,8 @@ def summarise(
             "diagnostics were on: the records hold gradient norms before noise, which are not private"
         )
     return summary
+
+
+def _write_model(directory: RunDirectory, scenario: Scenario, model: Model, x: Any, updates: int) -> None:
+    metadata = {"scenario_sha256": scenario.digest, "updates": str(updates)}
+    directory.model(x, model.layout, metadata)

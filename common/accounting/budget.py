@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 from common.accounting.gaussian import dp_accounting
@@ -12,7 +13,9 @@ from common.errors import ConfigurationError
 from common.noise import Adjacency, Clipping, Gaussian, Mechanism, Sampling, Scope
 
 # No edge gets this far; it bounds the search where a release costs next to nothing.
-MOST_CHARGES = 10_000_000
+MOST_CHARGES = 1_000_000
+# From here on PLD's gain over RDP is not worth its minutes.
+MANY_CHARGES = 200_000
 
 
 def max_releases(budget: Budget, kind: ReleaseKind, spent: Sequence[Spent] = ()) -> int:
@@ -32,8 +35,8 @@ def max_charges(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...] = ()
 
     # RDP costs a sum per question, so it finds its own number first; PLD permits a little more.
     low = _last(lambda charges: epsilon(charges, quick=True), budget.epsilon, 0, 1)
-    if low == 0 and epsilon(1, quick=False) > budget.epsilon:
-        return 0
+    if low >= MANY_CHARGES:
+        return low
     return _last(lambda charges: epsilon(charges, quick=False), budget.epsilon, low, low + low // 8 + 1)
 
 
@@ -84,7 +87,7 @@ def calibrate(
         return _calibrate_sampled(budget, unit.sampling_rate, charges) / effective
     sigma: float = dp_accounting().get_sigma_gaussian(budget.epsilon, budget.delta)
     # The closed form's root may lie either side by its tolerance; the budget may not be passed.
-    return sigma * charges**0.5 / effective * (1 + 1e-9)
+    return sigma * math.sqrt(charges) / effective * (1 + 1e-9)
 
 
 def _calibrate_sampled(budget: Budget, rate: float, charges: int) -> float:
@@ -110,11 +113,9 @@ def _calibrate_sampled(budget: Budget, rate: float, charges: int) -> float:
         accountant = library.pld.PLDAccountant(relation).compose(event(noise_multiplier))
         return float(accountant.get_epsilon(budget.delta)) - budget.epsilon
 
-    below, width = above, 0.06
+    below = 0.94 * above
     while pld_gap(below) < 0:
-        above, below, width = below, below * (1 - width), 2 * width
-        if width > 0.5:
-            width = 0.5
+        above, below = below, 0.85 * below
     z: float = library.calibrate_dp_mechanism(
         lambda: library.pld.PLDAccountant(relation),
         event,

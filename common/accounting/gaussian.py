@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,8 @@ from common.noise import Adjacency
 _BLOCK = 256
 
 
-class GaussianReleases(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GaussianReleases:
     """`count` Gaussian releases, each of them Poisson-sampled at `rate`, or not at all at 1."""
 
     noise_multiplier: float  # std over sensitivity; see `pld` for replace-one
@@ -32,7 +34,7 @@ class GaussianReleases(NamedTuple):
 def dp_accounting() -> Any:
     """Return the library, or say how to get it."""
     try:
-        import dp_accounting as library  # noqa: PLC0415
+        import dp_accounting as library
     except ImportError as error:
         raise ConfigurationError(
             "dp-accounting is not installed; a total ε needs it: pip install 'mapa-testbed[privacy]'"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +16,8 @@ import numpy as np
 EXACT_RELEASES = 2**20
 
 
-class PureReleases(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PureReleases:
     """`count` releases, each ε-DP."""
 
     epsilon: float

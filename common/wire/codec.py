@@ -146,8 +146,9 @@ def all_finite(vector: Vector) -> bool:
 
     Squares are never negative, so an infinity or a NaN in v makes v·v infinite or NaN: a finite v·v
     proves v finite. Large finite numbers may overflow v·v; only then is every number looked at.
+    (`vdot`, because `dot` warns of the overflow.)
     """
-    return math.isfinite(np.dot(vector, vector)) or bool(np.isfinite(vector).all())
+    return math.isfinite(np.vdot(vector, vector)) or bool(np.isfinite(vector).all())
 
 
 # ---- cold: everything else, by schema
@@ -163,6 +164,7 @@ def encode_hello(greeting: Greeting) -> bytes:
         noise_multiplier=hello.noise_multiplier,
         sampler=hello.sampler,
         last_sequence=hello.last_sequence,
+        index=hello.index,
         nonce=greeting.nonce,
     )
 
@@ -177,6 +179,7 @@ def decode_hello(edge_id: EdgeId, payload: bytes) -> Greeting:
         noise_multiplier=wire.noise_multiplier,
         sampler=wire.sampler,
         last_sequence=wire.last_sequence,
+        index=wire.index,
     )
     return Greeting(hello, wire.nonce)
 

@@ -46,7 +46,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    v: Literal[1] = 1
+    v: Annotated[int, Field(ge=1, le=1)] = 1  # not Literal[1], which takes True for 1
 
 
 class HelloV1(_Message):
@@ -58,6 +58,7 @@ class HelloV1(_Message):
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None  # z_k
     sampler: Word | None
     last_sequence: Count
+    index: Count | None  # k that it held in this run before
     nonce: Nonce  # of the edge's process: a reconnect keeps it, a second process has another
 
 

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from common.tally import Tally
+from experiments.commands import options
+from experiments.commands.report import report
 from experiments.recording import ENGINES, record_simulation
 from experiments.scenario_files import load_scenario
 from experiments.simulator import check_world
-from experiments.summary_table import print_summary
 from experiments.vectorised import check_vectorised
 from experiments.world import World
 
 
 def simulate_command(
-    scenario: Annotated[str, typer.Argument(help="a shipped scenario's name, or a TOML file")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE for any field; empty VALUE removes it")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="instead of the scenario's")] = None,
-    edges: Annotated[int | None, typer.Option(help="K, instead of the scenario's")] = None,
-    engine: Annotated[
-        str, typer.Option(help="events, or vectorised (linear models, cyclic delay)")
-    ] = "events",
-    runs: Annotated[Path, typer.Option("--runs-dir", help="where runs/<id>/ goes")] = Path("runs"),
-    data_dir: Annotated[Path | None, typer.Option(help="instead of MAPA_DATA_DIR")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the summary as JSON")] = False,
+    scenario: options.ScenarioName,
+    changes: options.Changes = None,
+    seed: options.Seed = None,
+    edges: options.Edges = None,
+    engine: Annotated[str, typer.Option(help="events; vectorised or block (linear, cyclic)")] = "events",
+    runs: options.RunsDir = Path("runs"),
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Simulate a scenario: a progress bar, a summary, and runs/<id>/ on disk."""
     if engine not in ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
     name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
-    world = World.of(resolved, data_dir or data_directory(os.environ))
+    world = World.of(resolved, options.data_dir_or_default(data_dir))
     check_world(world)
     if engine == "vectorised":
         check_vectorised([world])
@@ -56,7 +50,7 @@ def simulate_command(
             )
 
         summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=show)
-    _report(summary, as_json)
+    report(summary, as_json=as_json)
     if summary["reason"] == "interrupted":
         raise typer.Exit(130)
 
@@ -73,10 +67,3 @@ def _progress_bar(total: int) -> Progress:
         transient=True,
         disable=not console.is_terminal or total < 1,
     )
-
-
-def _report(summary: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(summary, indent=2, ensure_ascii=False))
-    else:
-        print_summary(summary)

@@ -1,0 +1,305 @@
+"""One edge's shell: a channel, a ledger and a worker around the pure session."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar, assert_never
+
+from common.channel import Channel, Loop, Timer
+from common.datasets.dataset import Dataset
+from common.errors import ConfigurationError, RemoteProtocolError
+from common.link import LinkProfile
+from common.messages import Hello, Leave, SendModel
+from common.quantities import EdgeId, RunId
+from common.wire.codec import (
+    Admission,
+    Farewell,
+    Greeting,
+    Refusal,
+    decode_answer,
+    decode_halt,
+    decode_model,
+    decode_presence,
+    encode_gradient,
+    encode_hello,
+    encode_leave,
+    new_nonce,
+)
+from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
+from edge.ledger import BudgetExhausted, Ledger
+from edge.preparation import Preparation, Wishes, prepare
+from edge.session import (
+    EXIT_FAILED,
+    EXIT_REFUSED,
+    BudgetSpent,
+    Connected,
+    EdgeSession,
+    GradientDebited,
+    MakeGradient,
+    NewIdentity,
+    Phase,
+    Prepare,
+    PushOutbox,
+    SayHello,
+    SayLeave,
+    SessionEvent,
+    Stop,
+    Unanswered,
+)
+
+_T = TypeVar("_T")
+_CLOSING = 0.01  # seconds between two looks at a channel that closes
+_LONGEST_WAIT = 60.0  # seconds between two tries, at most
+
+
+@dataclass(slots=True)
+class EdgeClient:
+    """One edge id in one run. Everything happens in the loop's thread.
+
+    `connect` makes the channel, directly or through a link; it is called again when the welcome names one.
+    """
+
+    run: RunId
+    wishes: Wishes
+    ledger: Ledger
+    load: Callable[[str], Dataset]
+    loop: Loop
+    connect: Callable[[EdgeClient, LinkProfile | None], Channel]
+    say: Callable[[str], None]
+    on_stop: Callable[[int], None]
+    resend_after: float = 5.0
+    nonce: str = field(default_factory=new_nonce)
+    session: EdgeSession = field(init=False)
+    preparation: Preparation | None = None
+    channel: Channel | None = None
+    dropped: Counter[str] = field(default_factory=Counter)
+    pushed: int = 0
+    resent: int = 0
+    exit_code: int | None = None
+    _timer: Timer | None = None
+    _tries: int = 0
+    _cloud_online: bool | None = None
+    _link: LinkProfile | None = None  # the one that the channel goes through
+    _outbox: bytes | None = None  # the bytes of the last debit
+
+    def __post_init__(self) -> None:
+        pending = self.ledger.pending(self.run)
+        self.session = EdgeSession(self.ledger.last_sequence(self.run), pending[-1][0] if pending else None)
+
+    @property
+    def edge_id(self) -> EdgeId:
+        return self.ledger.edge_id
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connect and subscribe; `on_connected` of the channel says hello."""
+        channel = self.channel = self.connect(self, self._link)
+        channel.subscribe(self._topic(EdgeTopic.MODEL), self.on_model)
+        channel.subscribe(self._topic(EdgeTopic.WELCOME), self.on_answer, qos=1)
+        channel.subscribe(halt_topic(self.run), self.on_halt, qos=1)
+        channel.subscribe(presence_topic(self.run), self.on_presence, qos=1)
+
+    def on_connected(self) -> None:
+        self._tell(Connected())
+
+    def on_lost(self, reason: str) -> None:
+        if self.session.phase is not Phase.DONE:
+            self.say(f"{self.edge_id}: the broker is gone ({reason}); retrying")
+
+    def leave(self, reason: str) -> None:
+        """Go on purpose."""
+        if self.session.phase is not Phase.DONE:
+            self.session.phase = Phase.DONE
+            self._say_leave(reason)
+            self._stop(0, f"left: {reason}")
+
+    def give_up(self, code: int, text: str) -> None:
+        """End without a word to the cloud: it cannot be reached."""
+        self.session.phase = Phase.DONE
+        self._stop(code, text)
+
+    # -- messages -------------------------------------------------------------------------------------
+
+    def on_model(self, topic: str, payload: bytes) -> None:  # noqa: ARG002 - the topic is ours alone
+        if self.preparation is None:
+            return
+        self._tell(self._decoded("model", lambda: decode_model(self.edge_id, payload, self._dimension)))
+
+    def on_answer(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        answer = self._decoded("welcome", lambda: decode_answer(self.edge_id, payload))
+        if isinstance(answer, Refusal):
+            if answer.nonce in (None, self.nonce):
+                self._tell(answer)
+        elif answer.nonce == self.nonce:
+            self._tell(answer)
+
+    def on_halt(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        if payload:  # an empty one takes back the halt of an earlier run
+            self._tell(self._decoded("halt", lambda: decode_halt(payload)))
+
+    def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        presence = self._decoded("presence", lambda: decode_presence(payload))
+        if self.session.phase is Phase.DONE:
+            return
+        if self._cloud_online is not None and presence.online != self._cloud_online:
+            back = "is back" if presence.online else "is away; waiting for it"
+            self.say(f"{self.edge_id}: the cloud {back}")
+        returned = presence.online and self._cloud_online is False
+        self._cloud_online = presence.online
+        if returned:
+            self._tell(Unanswered())
+
+    def _decoded(self, kind: str, decode: Callable[[], _T]) -> _T:
+        try:
+            return decode()
+        except RemoteProtocolError:
+            self.dropped[kind] += 1
+            raise
+
+    @property
+    def _dimension(self) -> int:
+        assert self.preparation is not None
+        return self.preparation.worker.model.dimension
+
+    def _topic(self, leaf: EdgeTopic) -> str:
+        return edge_topic(self.run, self.edge_id, leaf)
+
+    # -- effects --------------------------------------------------------------------------------------
+
+    def _tell(self, event: SessionEvent) -> None:
+        """Give the session an event and perform what it says."""
+        if not isinstance(event, Unanswered):
+            self._tries = 0
+        for effect in self.session.receive(event):
+            match effect:
+                case SayHello():
+                    self._say_hello()
+                case Prepare():
+                    self._prepare(effect.admission)
+                case MakeGradient():
+                    self._make(effect.sequence, effect.sent)
+                case PushOutbox():
+                    self._push(effect.sequence)
+                case SayLeave():
+                    self._say_leave(effect.reason)
+                case NewIdentity():
+                    self._new_identity(effect.detail)
+                case Stop():
+                    self._stop(effect.code, effect.text)
+                case _:
+                    assert_never(effect)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Expect an answer; longer each time that none comes."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if self.session.phase is not Phase.DONE:
+            wait = min(self.resend_after * 2**self._tries, _LONGEST_WAIT)
+            self._timer = self.loop.call_later(wait, self._unanswered)
+
+    def _unanswered(self) -> None:
+        self._tries += 1
+        if self._tries == 2 and self._cloud_online is not True:
+            self.say(f"{self.edge_id}: no answer from the cloud of run {self.run!r}; waiting for it")
+        self._tell(Unanswered())
+
+    def _publish(self, leaf: EdgeTopic, payload: bytes, *, qos: int) -> None:
+        if self.channel is not None:
+            self.channel.publish(self._topic(leaf), payload, qos=qos)
+
+    def _say_hello(self) -> None:
+        hello = Hello(
+            edge_id=self.edge_id,
+            noise=self.wishes.noise,
+            epsilon=self.wishes.epsilon,
+            noise_multiplier=self.wishes.noise_multiplier,
+            last_sequence=self.session.last_sequence,
+            index=self._index(),
+        )
+        self._publish(EdgeTopic.HELLO, encode_hello(Greeting(hello, self.nonce)), qos=1)
+
+    def _say_leave(self, reason: str) -> None:
+        leave = Leave(self.edge_id, reason)
+        self._publish(EdgeTopic.LEAVE, encode_leave(Farewell(leave, self.nonce)), qos=1)
+
+    def _index(self) -> int | None:
+        """Return the index of an earlier life of this edge in this run."""
+        known = (standing.account for standing in self.ledger.standings())
+        return next((account.shard.index for account in known if account.run == self.run), None)
+
+    def _prepare(self, admission: Admission) -> None:
+        """Take what the welcome deals; once. A welcome that cannot be followed ends the edge."""
+        if self.preparation is None:
+            try:
+                self.preparation = prepare(admission, self.run, self.wishes, self.ledger, self.load)
+            except ConfigurationError as error:
+                self.session.phase = Phase.DONE
+                self._stop(EXIT_REFUSED, str(error))
+                return
+            self.resend_after = self.preparation.scenario.testbed.resend_after
+            self.session.last_sequence = self.preparation.worker.sequence
+            if self.preparation.link is not None:
+                self._link = self.preparation.link
+                self.session.phase = Phase.GREETING  # nothing counts until the link is in place
+                self.loop.post(self._reroute)
+
+    def _reroute(self) -> None:
+        """Connect anew, through the link that the scenario gives this edge.
+
+        The old connection ends first: the broker would take a second one for its successor and send its will.
+        """
+        channel = self.channel
+        if channel is not None and not channel.closed:
+            channel.close()
+            self.loop.call_later(_CLOSING, self._reroute)
+        else:
+            self.start()
+
+    def _make(self, sequence: int, sent: SendModel) -> None:
+        """Make a gradient, debit it, and only then let it leave."""
+        if self.preparation is None:
+            return
+        worker = self.preparation.worker
+        if self.session.last_sequence:
+            self.ledger.acknowledge(self.run, self.session.last_sequence)
+        if self.ledger.standing(self.run).exhausted:
+            self._tell(BudgetSpent())
+            return
+        worker.sequence = sequence - 1
+        payload = encode_gradient(worker.receive(sent))
+        try:
+            self.ledger.debit(self.run, sequence, payload)
+        except BudgetExhausted:
+            self._tell(BudgetSpent())
+            return
+        self._outbox = payload
+        self._tell(GradientDebited(sequence))
+
+    def _push(self, sequence: int) -> None:
+        if self._outbox is None:
+            self._outbox = dict(self.ledger.pending(self.run)).get(sequence)
+        if self._outbox is not None:
+            self.pushed += 1
+            self.resent += self._tries > 0
+            self._publish(EdgeTopic.GRADIENT, self._outbox, qos=0)
+
+    def _new_identity(self, detail: str) -> None:
+        self.session.phase = Phase.DONE
+        self._stop(
+            EXIT_FAILED, f"the ledger of {self.edge_id} was lost ({detail}); start with a new state directory"
+        )
+
+    def _stop(self, code: int, text: str) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.exit_code = code
+        self.say(f"{self.edge_id}: {text}")
+        if self.channel is not None:
+            self.channel.close()
+        self.ledger.close()
+        self.on_stop(code)

@@ -1,0 +1,188 @@
+"""One or many edges in one process, each with an id, a ledger and a link of its own."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from common.channel import Channel, Will
+from common.connection import BrokerAddress, MqttOptions, TlsFiles
+from common.datasets.catalogue import load_dataset
+from common.datasets.dataset import Dataset
+from common.errors import RemoteProtocolError
+from common.link import LinkProfile
+from common.loop import SelectorLoop
+from common.messages import Leave
+from common.mqtt import MqttChannel
+from common.quantities import EdgeId, RunId
+from common.randomness import Purpose, streams_for
+from common.relay import RelayLoop
+from common.wire.codec import Farewell, encode_leave
+from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
+from edge.client import EdgeClient
+from edge.preparation import Wishes
+from edge.session import EXIT_FAILED, EXIT_REFUSED
+from edge.slots import Slot, take_slot
+from edge.sqlite_ledger import SqliteLedger
+
+_FIRST_LOOK = 0.2  # seconds between two looks at a first connection
+_CLOSING = 10.0  # seconds for the last messages
+_COMPLAINTS = 5  # hostile messages that get a line each; the rest are counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """Where the broker, the data and the ledgers are, and what the operator wishes."""
+
+    run: RunId
+    broker: BrokerAddress
+    data_dir: Path
+    state_dir: Path
+    count: int = 1
+    wishes: Wishes = field(default_factory=Wishes)
+    username: str | None = None
+    password: str | None = None
+    tls: TlsFiles | None = None
+    connect_timeout: float = 60.0
+
+
+class EdgeFleet:
+    """`count` edges on one loop; with one of them it is simply an edge."""
+
+    def __init__(self, settings: FleetSettings, say: Callable[[str], None]) -> None:
+        self.settings = settings
+        self.say = say
+        self.loop = SelectorLoop()
+        self.relays: RelayLoop | None = None
+        self.clients: list[EdgeClient] = []
+        self.channels: list[MqttChannel] = []
+        self.slots: list[Slot] = []
+        self._datasets: dict[str, Dataset] = {}
+        self._running = settings.count
+
+    def serve(self) -> int:
+        """Take part until every edge is done; return the worst exit code."""
+        try:
+            for _ in range(self.settings.count):
+                self._enlist()
+            former = {n: signal.signal(n, self._signalled) for n in (signal.SIGTERM, signal.SIGINT)}
+            try:
+                self.loop.run()
+            finally:
+                for number, handler in former.items():
+                    signal.signal(number, handler)
+            self.loop.serve(self._all_closed, until=self.loop.now() + _CLOSING)
+            return max((client.exit_code or 0 for client in self.clients), default=0)
+        finally:
+            self._release()
+
+    # -- parts of a client ----------------------------------------------------------------------------
+
+    def _enlist(self) -> None:
+        slot = take_slot(self.settings.state_dir)
+        self.slots.append(slot)
+        client = EdgeClient(
+            run=self.settings.run,
+            wishes=self.settings.wishes,
+            ledger=SqliteLedger(slot.directory),
+            load=self._load,
+            loop=self.loop,
+            connect=self._connect,
+            say=self.say,
+            on_stop=self._stopped,
+        )
+        self.clients.append(client)
+        client.start()
+
+    def _connect(self, client: EdgeClient, link: LinkProfile | None) -> Channel:
+        """Return a channel that connects by itself, through the link's relay where there is one."""
+        run, edge_id = self.settings.run, client.edge_id
+        farewell = Farewell(Leave(edge_id, "lost"), client.nonce)
+        options = MqttOptions(
+            address=self.settings.broker if link is None else self._relay(client, link),
+            client_id=edge_client_id(run, edge_id),
+            username=self.settings.username,
+            password=self.settings.password,
+            tls=self.settings.tls,
+            will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode_leave(farewell)),
+        )
+        channel = MqttChannel(
+            options,
+            self.loop,
+            on_connected=client.on_connected,
+            on_lost=client.on_lost,
+            on_violation=partial(self._violated, edge_id),
+        )
+        self.channels = [known for known in self.channels if not known.closed]
+        self.channels.append(channel)
+        channel.open()
+        self.loop.call_later(
+            _FIRST_LOOK, partial(self._mind_first_connection, client, channel, self.loop.now())
+        )
+        return channel
+
+    def _mind_first_connection(self, client: EdgeClient, channel: MqttChannel, began: float) -> None:
+        """Give up where nobody could ever connect; once connected, losses are mended for ever."""
+        if channel.connected or channel.closed or client.exit_code is not None:
+            return
+        if channel.refusal is not None:
+            client.give_up(EXIT_REFUSED, f"broker {self.settings.broker}: {channel.refusal}")
+        elif self.loop.now() - began > self.settings.connect_timeout:
+            timeout, error = self.settings.connect_timeout, channel.last_error
+            client.give_up(
+                EXIT_FAILED, f"broker {self.settings.broker}: no connection in {timeout:g} s ({error})"
+            )
+        else:
+            self.loop.call_later(_FIRST_LOOK, partial(self._mind_first_connection, client, channel, began))
+
+    def _relay(self, client: EdgeClient, link: LinkProfile) -> BrokerAddress:
+        if self.relays is None:
+            self.relays = RelayLoop()
+        preparation = client.preparation
+        index = 0 if preparation is None else preparation.worker.index
+        seed = None if preparation is None else preparation.scenario.seed
+        generator = streams_for(seed).at(index, Purpose.LINK, 0)
+        return self.relays.open(link, self.settings.broker, generator).address
+
+    def _load(self, name: str) -> Dataset:
+        """Load a data set once for all edges of this process."""
+        if name not in self._datasets:
+            self._datasets[name] = load_dataset(name, self.settings.data_dir)
+        dataset = self._datasets[name]
+        if sum(client.preparation is not None for client in self.clients) + 1 >= self.settings.count:
+            self._datasets.clear()  # every edge has its shard: the rest is dead weight
+        return dataset
+
+    # -- ends -----------------------------------------------------------------------------------------
+
+    def _stopped(self, code: int) -> None:  # noqa: ARG002 - serve() reads it from the client
+        self._running -= 1
+        if self._running == 0:
+            self.loop.stop()
+
+    def _violated(self, edge_id: EdgeId, topic: str, error: RemoteProtocolError) -> None:
+        dropped = sum(sum(client.dropped.values()) for client in self.clients)
+        if dropped <= _COMPLAINTS:
+            self.say(f"{edge_id}: dropped a message on {topic}: {error}")
+
+    def _signalled(self, number: int, frame: object) -> None:  # noqa: ARG002
+        self.loop.post(self._leave)
+
+    def _leave(self) -> None:
+        for client in self.clients:
+            client.leave("shutdown")
+
+    def _all_closed(self) -> bool:
+        return all(channel.closed for channel in self.channels)
+
+    def _release(self) -> None:
+        for client in self.clients:
+            client.ledger.close()
+        if self.relays is not None:
+            self.relays.close()
+        self.loop.close()
+        for slot in self.slots:
+            slot.close()

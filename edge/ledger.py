@@ -1,0 +1,304 @@
+"""The edge's account of what its releases cost, and the outbox that makes a resend free.
+
+A debit and the bytes it pays for are kept together before those bytes leave. The account belongs to
+the data: releases of other runs that may have touched the same records count against it too.
+`MemoryLedger` holds the rules; `edge/sqlite_ledger.py` makes them durable.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.errors import ConfigurationError, LocalProtocolError, MapaError, RemoteProtocolError
+from common.noise import Adjacency, Sampling
+from common.quantities import EdgeId, RunId
+
+
+class BudgetExhausted(MapaError):
+    """The next release would pass the budget; the edge leaves with reason `budget`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIdentity:
+    """The records that an account belongs to."""
+
+    dataset: str  # checksum of the data set
+    partition: str  # all that fixes the cut: its kind, K, α and seed
+    index: int  # k
+    disjoint: bool = True  # False: shards of this partition share records
+
+    def overlaps(self, other: ShardIdentity) -> bool:
+        """Tell whether a record may lie in both. Two different cuts of one data set always may."""
+        if self.dataset != other.dataset:
+            return False
+        apart = self.disjoint and self.partition == other.partition and self.index != other.index
+        return not apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """The terms under which this edge takes part in a run."""
+
+    run: RunId
+    shard: ShardIdentity
+    kind: ReleaseKind  # law, mechanism, n_k
+    budget: Budget | None = None  # None: count, never refuse
+    reproducible: bool = False  # seeded noise: counted, but not private
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An account and what was spent of it."""
+
+    edge_id: EdgeId
+    account: Account
+    releases: int  # sequences 1 … releases were debited
+    charges: int  # what composes: releases, or epochs begun with the shuffled sampler
+    cap: int | None  # charges that the budgets permit in this run; None: no budget
+    exhausted: bool  # the next release would be refused
+
+    @property
+    def spent(self) -> Spent:
+        return Spent(self.account.kind, self.charges)
+
+
+class Ledger(Protocol):
+    """What the edge needs of its ledger; one caller at a time."""
+
+    @property
+    def edge_id(self) -> EdgeId:
+        """The id that this edge keeps for life."""
+
+    def open(self, account: Account, *, replace_budget: bool = False) -> Standing:
+        """Begin or resume a run; the ledger debits this run until another is opened."""
+
+    def renew_identity(self) -> EdgeId:
+        """Go on as a newcomer under a new id; what was spent on the records stays on the books."""
+
+    def account(self, run: RunId) -> Account | None:
+        """Return the terms of a run that was opened under this id."""
+
+    def last_sequence(self, run: RunId) -> int:
+        """Return the highest sequence debited in the run; 0: none."""
+
+    def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
+        """Charge one release and keep its bytes, durably, before they may leave."""
+
+    def acknowledge(self, run: RunId, sequence: int) -> None:
+        """Drop the bytes of all sequences up to this one; a crash may bring them back, which is harmless."""
+
+    def pending(self, run: RunId) -> list[tuple[int, bytes]]:
+        """Return the (sequence, bytes) not acknowledged, oldest first: resend those very bytes, free."""
+
+    def catch_up(self, run: RunId, sequence: int) -> None:
+        """Charge releases up to `sequence` that the cloud has seen and this ledger has not."""
+
+    def standing(self, run: RunId) -> Standing:
+        """Return what the run has spent."""
+
+    def standings(self) -> list[Standing]:
+        """Return every run's, oldest first."""
+
+    def close(self) -> None:
+        """Let the ledger go."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One run in the book."""
+
+    edge_id: EdgeId
+    account: Account
+    last_sequence: int = 0
+    charges: int = 0
+    outbox: dict[int, bytes] = field(default_factory=dict)
+    acknowledged: int = 0
+    # The epoch that this session is in. A new session shuffles anew, so it begins another one.
+    epoch: int | None = None
+    cap: int | None = None
+
+    @property
+    def key(self) -> tuple[EdgeId, RunId]:
+        return self.edge_id, self.account.run
+
+    def charge_of(self, sequence: int) -> int:
+        """Return what the release costs: 0 where its epoch is paid for."""
+        kind = self.account.kind
+        if kind.mechanism.sampling is not Sampling.SHUFFLED:
+            return 1
+        return 0 if self.epoch == (sequence - 1) // kind.batches_per_epoch else 1
+
+    def would_pass_the_cap(self, sequence: int) -> bool:
+        return self.cap is not None and self.charges + self.charge_of(sequence) > self.cap
+
+    def standing(self) -> Standing:
+        exhausted = self.would_pass_the_cap(self.last_sequence + 1)
+        return Standing(self.edge_id, self.account, self.last_sequence, self.charges, self.cap, exhausted)
+
+
+class MemoryLedger:
+    """The rules of a ledger, in memory: the twin for tests and for the simulator."""
+
+    def __init__(self, edge_id: EdgeId | None = None) -> None:
+        self._edge_id = edge_id or new_edge_id()
+        self._entries: dict[tuple[EdgeId, RunId], Entry] = {}
+        self._active: RunId | None = None
+
+    @property
+    def edge_id(self) -> EdgeId:
+        return self._edge_id
+
+    def open(self, account: Account, *, replace_budget: bool = False) -> Standing:
+        """Begin or resume a run.
+
+        A budget once set binds every later run on the same records, whatever that run asks for;
+        `replace_budget` is the word of whoever owns the data that this one shall bind instead.
+        """
+        known = self._find(account.run)
+        if known is not None:
+            account = _resume(known.account, account, replace_budget=replace_budget)
+        touching = [
+            entry
+            for entry in self._entries.values()
+            if entry is not known and entry.account.shard.overlaps(account.shard)
+        ]
+        if replace_budget:
+            touching = [replace(e, account=replace(e.account, budget=account.budget)) for e in touching]
+        budgets = {account.budget, *(entry.account.budget for entry in touching)}
+        cap = _cap(account, budgets, tuple(Spent(e.account.kind, e.charges) for e in touching))
+        entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)
+        entry.cap = cap
+        if self._active != account.run:
+            entry.epoch = None
+        self._save_terms([entry, *touching])
+        self._entries |= {changed.key: changed for changed in (entry, *touching)}
+        self._active = account.run
+        return self.standing(account.run)
+
+    def renew_identity(self) -> EdgeId:
+        edge_id = new_edge_id()
+        self._save_identity(edge_id)
+        self._edge_id, self._active = edge_id, None
+        for entry in self._entries.values():
+            entry.outbox.clear()  # nobody awaits the old id's bytes
+        return edge_id
+
+    def account(self, run: RunId) -> Account | None:
+        entry = self._find(run)
+        return None if entry is None else entry.account
+
+    def last_sequence(self, run: RunId) -> int:
+        entry = self._find(run)
+        return entry.last_sequence if entry is not None else 0
+
+    def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
+        entry = self._active_entry(run)
+        if sequence != entry.last_sequence + 1:
+            raise LocalProtocolError(
+                f"sequence {sequence} of run {run}: the next is {entry.last_sequence + 1}; none is ever used twice"
+            )
+        if entry.would_pass_the_cap(sequence):
+            raise BudgetExhausted(
+                f"run {run}: release {sequence} would pass the budget ({entry.charges} charges of {entry.cap} spent)"
+            )
+        charges = entry.charges + entry.charge_of(sequence)
+        self._save_debit(entry, sequence, charges, payload)
+        entry.epoch = (sequence - 1) // entry.account.kind.batches_per_epoch
+        entry.last_sequence, entry.charges = sequence, charges
+        entry.outbox[sequence] = payload
+
+    def acknowledge(self, run: RunId, sequence: int) -> None:
+        entry = self._entry(run)
+        if sequence > entry.last_sequence:
+            raise RemoteProtocolError(
+                f"run {run}: {sequence} acknowledged, {entry.last_sequence} debited; catch up first"
+            )
+        entry.acknowledged = max(entry.acknowledged, sequence)
+        for old in [number for number in entry.outbox if number <= sequence]:
+            del entry.outbox[old]
+
+    def pending(self, run: RunId) -> list[tuple[int, bytes]]:
+        entry = self._find(run)
+        return sorted(entry.outbox.items()) if entry is not None else []
+
+    def catch_up(self, run: RunId, sequence: int) -> None:
+        """Charge every missing release by itself: nobody knows in which sessions they were made."""
+        entry = self._active_entry(run)
+        missing = sequence - entry.last_sequence
+        if missing <= 0:
+            return
+        charges = entry.charges + missing
+        self._save_debit(entry, sequence, charges, None)
+        entry.last_sequence, entry.charges, entry.epoch = sequence, charges, None
+
+    def standing(self, run: RunId) -> Standing:
+        return self._entry(run).standing()
+
+    def standings(self) -> list[Standing]:
+        return [entry.standing() for entry in self._entries.values()]
+
+    def close(self) -> None:
+        self._active = None
+
+    def _find(self, run: RunId) -> Entry | None:
+        return self._entries.get((self._edge_id, run))
+
+    def _entry(self, run: RunId) -> Entry:
+        entry = self._find(run)
+        if entry is None:
+            raise LocalProtocolError(f"run {run}: {self._edge_id} has opened no account for it")
+        return entry
+
+    def _active_entry(self, run: RunId) -> Entry:
+        # Two runs at once could each spend what the other's cap was computed without.
+        if run != self._active:
+            raise LocalProtocolError(f"run {run}: not the open one ({self._active})")
+        return self._entry(run)
+
+    def _save_identity(self, edge_id: EdgeId) -> None:
+        """Keep a new id; nothing to do in memory."""
+
+    def _save_terms(self, entries: list[Entry]) -> None:
+        """Keep the terms of these accounts; nothing to do in memory."""
+
+    def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes | None) -> None:
+        """Keep a debit and its bytes; nothing to do in memory."""
+
+
+def new_edge_id() -> EdgeId:
+    """Make up an id that no other edge has."""
+    return EdgeId(f"edge-{secrets.token_hex(6)}")
+
+
+def _resume(known: Account, asked: Account, *, replace_budget: bool) -> Account:
+    """Return the terms of a run that is opened again: it keeps them, and a seeded session stays on record."""
+    budget = asked.budget if replace_budget else asked.budget or known.budget
+    keys = ("shard", "kind") if replace_budget or known.budget is None else ("shard", "kind", "budget")
+    resumed = replace(asked, budget=budget, reproducible=asked.reproducible or known.reproducible)
+    for key in keys:
+        before, now = getattr(known, key), getattr(resumed, key)
+        if before != now:
+            raise ConfigurationError(
+                f"run {asked.run}: its account was opened with {key} = {before}, not {now}; a run keeps its terms"
+            )
+    return resumed
+
+
+def _cap(account: Account, budgets: Set[Budget | None], spent: tuple[Spent, ...]) -> int | None:
+    """Return the charges that every budget permits in this run, found once."""
+    in_force = [budget for budget in budgets if budget is not None]
+    if not in_force:
+        return None
+    guarantee = account.kind.guarantee(Adjacency.ZERO_OUT)
+    if not guarantee.is_private:
+        raise ConfigurationError(
+            f"run {account.run}: total_epsilon = {min(b.epsilon for b in in_force)} cannot be kept: {guarantee.reason}"
+        )
+    # An edge without a budget needs no accountant.
+    from common.accounting.budget import max_charges
+
+    return min(max_charges(budget, account.kind, spent) for budget in in_force)

@@ -1,0 +1,128 @@
+"""From a welcome to a worker: the shard, the recipe, the account. What the cloud says is checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from common.accounting.releases import Budget, ReleaseKind
+from common.datasets.dataset import Dataset
+from common.dotted import is_dotted
+from common.errors import ConfigurationError
+from common.link import LinkProfile, link_profile
+from common.models.registry import make_model
+from common.noise import NoiseLaw, Sampling, noise_law
+from common.quantities import RunId
+from common.randomness import streams_for
+from common.scenario import Scenario, parse_scenario
+from common.wire.codec import Admission
+from edge.assembly import recipe_for
+from edge.ledger import Account, Ledger, ShardIdentity
+from edge.shards import check_shards, shard_rows
+from edge.worker import EdgeWorker, Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What this edge's operator decided. What is left open the run's scenario decides."""
+
+    noise: str | None = None
+    epsilon: float | None = None  # ε_k
+    noise_multiplier: float | None = None  # z_k
+    budget: Budget | None = None  # (ε, δ) of the whole account
+    link: LinkProfile | None = None
+    allowed: frozenset[str] = field(default_factory=frozenset)  # dotted paths that a run may name
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """An edge ready to train."""
+
+    worker: EdgeWorker
+    scenario: Scenario
+    link: LinkProfile | None
+
+
+def prepare(
+    admission: Admission, run: RunId, wishes: Wishes, ledger: Ledger, load: Callable[[str], Dataset]
+) -> Preparation:
+    """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
+    scenario = parse_scenario({**admission.scenario, "seed": admission.seed})
+    for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
+        if is_dotted(name) and name not in wishes.allowed:
+            raise ConfigurationError(
+                f"{key} = {name!r}: the run asks for code of its own; allow it with --allow {name}"
+            )
+    index, shards = admission.welcome.index, admission.edges
+    dataset = load(scenario.data.set)
+    model = make_model(
+        scenario.model.name, shape=dataset.shape, classes=dataset.classes, options=scenario.model.options
+    )
+    rows = shard_rows(
+        dataset.train.labels,
+        partition=scenario.data.partition if shards > 1 else "shared",
+        edges=shards,
+        index=index,
+        seed=admission.seed or 0,
+        alpha=scenario.data.alpha,
+        labels_per_edge=scenario.data.labels_per_edge,
+    )
+    check_shards([len(rows)], scenario.batch_size, Sampling(scenario.data.sampler))
+    law = law_for(scenario, wishes, index)
+    account = Account(
+        run=run,
+        shard=identity(scenario, dataset, shards, index),
+        kind=ReleaseKind(law, scenario.mechanism, len(rows)),
+        budget=wishes.budget or scenario_budget(scenario),
+        reproducible=admission.seed is not None,
+    )
+    ledger.open(account)
+    ledger.catch_up(run, admission.welcome.last_sequence)
+    shard = Shard(
+        model.features(dataset.train.pixels(rows)),
+        model.targets(dataset.train.labels[rows]),
+        np.arange(len(rows), dtype=np.int64),
+    )
+    worker = EdgeWorker(
+        edge_id=admission.welcome.edge_id,
+        index=index,
+        model=model,
+        shard=shard,
+        recipe=recipe_for(scenario, model, law),
+        streams=streams_for(admission.seed),
+        sequence=ledger.last_sequence(run),
+    )
+    link = wishes.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
+    return Preparation(worker, scenario, None if link is None or link.is_free else link)
+
+
+def law_for(scenario: Scenario, wishes: Wishes, index: int) -> NoiseLaw | None:
+    """Return how this edge noises: by its operator's word, else as the scenario says for its index."""
+    if not scenario.private:
+        return None
+    if (
+        wishes.epsilon is None
+        and wishes.noise_multiplier is None
+        and wishes.noise in (None, scenario.privacy.noise)
+    ):
+        return scenario.law(index)
+    name = wishes.noise or scenario.privacy.noise
+    return noise_law(name, epsilon=wishes.epsilon, noise_multiplier=wishes.noise_multiplier)
+
+
+def scenario_budget(scenario: Scenario) -> Budget | None:
+    """Return the budget that the run sets for each edge, if any."""
+    privacy = scenario.privacy
+    if privacy.total_epsilon is None or not scenario.private:
+        return None
+    return Budget(privacy.total_epsilon, privacy.total_delta)
+
+
+def identity(scenario: Scenario, dataset: Dataset, shards: int, index: int) -> ShardIdentity:
+    """Name the records of shard k, so that every run on them shares one account."""
+    data = scenario.data
+    details = {"dirichlet": f" α={data.alpha!r}", "label": f" labels={data.labels_per_edge}"}
+    cut = f"{data.partition}{details.get(data.partition, '')} K={shards} seed={scenario.seed or 0}"
+    return ShardIdentity(dataset.checksum, cut, index, disjoint=data.partition != "shared")

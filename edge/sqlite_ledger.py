@@ -1,0 +1,264 @@
+"""A ledger that survives: SQLite in WAL mode, synced to the disk before a debit returns."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+from common.accounting.releases import Budget, ReleaseKind
+from common.errors import ConfigurationError
+from common.noise import Clipping, Mechanism, Sampling, Scope, noise_law
+from common.quantities import EdgeId, RunId
+from edge.ledger import Account, Entry, MemoryLedger, ShardIdentity, new_edge_id
+
+FILE_NAME = "ledger.sqlite3"
+_APPLICATION = 0x4D415041  # "MAPA"
+_VERSION = 1
+
+_SCHEMA = f"""
+PRAGMA page_size = 8192;
+PRAGMA journal_mode = WAL;
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {_VERSION};
+CREATE TABLE edge (id TEXT NOT NULL);
+CREATE TABLE account (
+  position INTEGER PRIMARY KEY,
+  edge_id TEXT NOT NULL, run TEXT NOT NULL,
+  dataset TEXT NOT NULL, partition TEXT NOT NULL, shard INTEGER NOT NULL, disjoint INTEGER NOT NULL,
+  noise TEXT, epsilon REAL, noise_multiplier REAL,
+  clipping TEXT NOT NULL, scope TEXT NOT NULL, sampling TEXT NOT NULL,
+  batch_size INTEGER NOT NULL, shard_size INTEGER NOT NULL,
+  total_epsilon REAL, total_delta REAL, reproducible INTEGER NOT NULL,
+  last_sequence INTEGER NOT NULL DEFAULT 0, charges INTEGER NOT NULL DEFAULT 0,
+  UNIQUE (edge_id, run)
+) STRICT;
+CREATE TABLE outbox (
+  edge_id TEXT NOT NULL, run TEXT NOT NULL, sequence INTEGER NOT NULL, payload BLOB NOT NULL,
+  PRIMARY KEY (edge_id, run, sequence)
+) STRICT;
+"""
+_TERMS = (
+    *("edge_id", "run", "dataset", "partition", "shard", "disjoint", "noise", "epsilon", "noise_multiplier"),
+    *("clipping", "scope", "sampling", "batch_size", "shard_size"),
+    *("total_epsilon", "total_delta", "reproducible"),
+)
+_UPSERT = (
+    f"INSERT INTO account ({', '.join(_TERMS)}) VALUES ({', '.join(':' + term for term in _TERMS)})"
+    " ON CONFLICT (edge_id, run) DO UPDATE SET total_epsilon = excluded.total_epsilon,"
+    " total_delta = excluded.total_delta, reproducible = excluded.reproducible"
+)
+
+
+_DEBIT = "UPDATE account SET last_sequence = ?, charges = ? WHERE edge_id = ? AND run = ?"
+_DROP = "DELETE FROM outbox WHERE edge_id = ? AND run = ? AND sequence <= ?"
+
+
+class SqliteLedger(MemoryLedger):
+    """One file in the edge's state directory, held by one process at a time, readable by its owner only."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the ledger of this directory; create it, and the edge's id with it, where there is none."""
+        self.path = directory / FILE_NAME
+        super().__init__()
+        if not self.path.exists():
+            _create(self.path)
+        self._connection: sqlite3.Connection | None = _connect(self.path)
+        try:
+            [(edge_id,)] = self._connection.execute("SELECT id FROM edge").fetchall()
+            self._edge_id = EdgeId(edge_id)
+            self._load(self._connection)
+        except (sqlite3.Error, ValueError, KeyError, ConfigurationError) as error:
+            self.close()
+            raise _damaged(self.path, error) from error
+
+    def close(self) -> None:
+        """Write down what was acknowledged and release the file."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            if acknowledged := [(*key, e.acknowledged) for key, e in self._entries.items()]:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(_DROP, acknowledged)
+                connection.execute("COMMIT")
+        except sqlite3.Error:
+            pass  # what stays in the outbox is sent again, which is free
+        finally:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _save_identity(self, edge_id: EdgeId) -> None:
+        self._commit([("UPDATE edge SET id = ?", (edge_id,)), ("DELETE FROM outbox", ())])
+
+    def _save_terms(self, entries: list[Entry]) -> None:
+        self._commit([(_UPSERT, {"edge_id": entry.edge_id, **_row(entry.account)}) for entry in entries])
+
+    def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes | None) -> None:
+        statements: list[tuple[str, Any]] = [
+            (_DEBIT, (sequence, charges, *entry.key)),
+            (_DROP, (*entry.key, entry.acknowledged)),  # an acknowledgement needs no sync of its own
+        ]
+        if payload is not None:
+            statements.append(("INSERT INTO outbox VALUES (?, ?, ?, ?)", (*entry.key, sequence, payload)))
+        self._commit(statements)
+
+    def _commit(self, statements: list[tuple[str, Any]]) -> None:
+        connection = self._connection
+        if connection is None:
+            raise ConfigurationError(f"ledger {self.path}: closed")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for statement, values in statements:
+                connection.execute(statement, values)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            # Whether it reached the disk is unknown: only a fresh look at the file may go on.
+            self._connection = None
+            connection.close()
+            raise ConfigurationError(f"ledger {self.path}: {error}; nothing more is released") from error
+
+    def _load(self, connection: sqlite3.Connection) -> None:
+        columns = (*_TERMS, "last_sequence", "charges")
+        for row in connection.execute(f"SELECT {', '.join(columns)} FROM account ORDER BY position"):
+            fields = dict(zip(columns, row, strict=True))
+            account = _account(fields)
+            entry = Entry(EdgeId(fields["edge_id"]), account, fields["last_sequence"], fields["charges"])
+            self._entries[entry.key] = entry
+        for edge_id, run, sequence, payload in connection.execute(
+            "SELECT edge_id, run, sequence, payload FROM outbox"
+        ):
+            self._entries[edge_id, run].outbox[sequence] = payload
+
+
+def _create(path: Path) -> None:
+    """Put a whole new ledger in its place at once: a half-made one is never taken for an empty one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        connection = sqlite3.connect(draft, isolation_level=None)
+        try:
+            connection.executescript(_SCHEMA)
+            connection.execute("INSERT INTO edge VALUES (?)", (new_edge_id(),))
+        finally:
+            connection.close()  # the last to close folds the WAL into the file
+        _sync(draft)
+        os.link(draft, path)
+        _sync(path.parent)
+    except FileExistsError:
+        pass  # another process was first; the lock decides
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigurationError(f"ledger {path}: cannot be created: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        path.chmod(0o600)
+        connection = sqlite3.connect(
+            f"file:{quote(str(path.absolute()))}?mode=rw",
+            uri=True,
+            timeout=0,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigurationError(f"ledger {path}: cannot be opened: {error}") from error
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # before the first read: held until closed
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(
+            "PRAGMA wal_autocheckpoint = 256"
+        )  # 2 MB: one machine may hold hundreds of ledgers
+        connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone does not reach the disk there
+        [(application,)] = connection.execute("PRAGMA application_id")
+        [(version,)] = connection.execute("PRAGMA user_version")
+        if application != _APPLICATION:
+            raise sqlite3.DatabaseError("not a ledger of this program")
+        if version != _VERSION:
+            raise ConfigurationError(
+                f"ledger {path}: version {version}, and this program reads version {_VERSION}; update it"
+            )
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("COMMIT")
+        [(verdict, *_)] = connection.execute("PRAGMA quick_check(1)")
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+    except sqlite3.Error as error:
+        connection.close()
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            raise ConfigurationError(
+                f"ledger {path}: another process holds it; one ledger serves one edge at a time"
+            ) from error
+        raise _damaged(path, error) from error
+    except ConfigurationError:
+        connection.close()
+        raise
+    return connection
+
+
+def _damaged(path: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"ledger {path}: damaged ({error}); restore it from a copy."
+        " A new one would forget what was spent on this edge's records"
+    )
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _row(account: Account) -> dict[str, object]:
+    law, mechanism, budget = account.kind.law, account.kind.mechanism, account.budget
+    return {
+        "run": account.run,
+        "dataset": account.shard.dataset,
+        "partition": account.shard.partition,
+        "shard": account.shard.index,
+        "disjoint": int(account.shard.disjoint),
+        "noise": None if law is None else law.name,
+        "epsilon": getattr(law, "epsilon", None),
+        "noise_multiplier": getattr(law, "noise_multiplier", None),
+        "clipping": mechanism.clipping.value,
+        "scope": mechanism.scope.value,
+        "sampling": mechanism.sampling.value,
+        "batch_size": mechanism.batch_size,
+        "shard_size": account.kind.shard_size,
+        "total_epsilon": None if budget is None else budget.epsilon,
+        "total_delta": None if budget is None else budget.delta,
+        "reproducible": int(account.reproducible),
+    }
+
+
+def _account(row: dict[str, Any]) -> Account:
+    law = None
+    if row["noise"] is not None:
+        law = noise_law(row["noise"], epsilon=row["epsilon"], noise_multiplier=row["noise_multiplier"])
+    mechanism = Mechanism(
+        Clipping(row["clipping"]), Scope(row["scope"]), Sampling(row["sampling"]), row["batch_size"]
+    )
+    budget = None if row["total_epsilon"] is None else Budget(row["total_epsilon"], row["total_delta"])
+    return Account(
+        run=RunId(row["run"]),
+        shard=ShardIdentity(row["dataset"], row["partition"], row["shard"], bool(row["disjoint"])),
+        kind=ReleaseKind(law, mechanism, row["shard_size"]),
+        budget=budget,
+        reproducible=bool(row["reproducible"]),
+    )

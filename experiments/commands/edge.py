@@ -1,0 +1,80 @@
+"""mapa edge: one edge, or many of them, on a broker somewhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.accounting.releases import Budget
+from common.connection import parse_address
+from common.errors import ConfigurationError
+from common.link import LinkProfile, link_profile
+from common.noise import noise_law
+from common.wire.topics import run_id
+from edge.fleet import EdgeFleet, FleetSettings
+from edge.preparation import Wishes
+from experiments.commands import options
+
+
+def edge_command(
+    broker: Annotated[str, typer.Option(help="HOST[:PORT]")],
+    run: options.RunName,
+    epsilon: Annotated[float | None, typer.Option(help="ε_k of one release, instead of the run's")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="z_k of the gaussian law, likewise")] = None,
+    noise: Annotated[str | None, typer.Option(help="the law, instead of the run's")] = None,
+    total_epsilon: Annotated[
+        float | None, typer.Option(help="budget of this edge's data; no release goes past it")
+    ] = None,
+    total_delta: Annotated[float, typer.Option(help="its δ")] = 1e-5,
+    data_dir: options.DataDir = None,
+    state_dir: Annotated[Path, typer.Option(help="where ledgers are kept; never lose it")] = Path("state"),
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="virtual edges in this process")] = 1,
+    link: Annotated[
+        str | None, typer.Option(help="delay of the way to the broker: lan, wifi, 5g, 4g, wan, satellite")
+    ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="package.module:Class that a run's scenario may name; repeatable")
+    ] = None,
+    username: options.Username = None,
+    password_file: options.PasswordFile = None,
+    tls: options.Tls = False,
+    tls_ca: options.TlsCa = None,
+    cert: options.Cert = None,
+    key: options.Key = None,
+    connect_timeout: Annotated[float, typer.Option(help="seconds to wait for the broker at first")] = 60.0,
+) -> None:
+    """Take part in a run. 0: the run has ended or the budget is spent; 1: failed; 2: refused; 4: fleet full."""
+    wishes = Wishes(
+        noise=noise,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        budget=None if total_epsilon is None else Budget(total_epsilon, total_delta),
+        link=_link(link),
+        allowed=frozenset(allow or ()),
+    )
+    if noise is not None and (epsilon is not None or noise_multiplier is not None):
+        noise_law(noise, epsilon=epsilon, noise_multiplier=noise_multiplier)  # refuse nonsense at once
+    if epsilon is not None and noise_multiplier is not None:
+        raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
+    introduced = options.credentials(username, password_file, tls, tls_ca, cert, key)
+    settings = FleetSettings(
+        run=run_id(run),
+        broker=parse_address(broker),
+        data_dir=options.data_dir_or_default(data_dir),
+        state_dir=state_dir,
+        count=count,
+        wishes=wishes,
+        username=introduced.username,
+        password=introduced.password,
+        tls=introduced.tls,
+        connect_timeout=connect_timeout,
+    )
+    code = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True)).serve()
+    raise typer.Exit(code)
+
+
+def _link(name: str | None) -> LinkProfile | None:
+    return None if name is None else link_profile({"name": name})

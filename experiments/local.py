@@ -1,0 +1,128 @@
+"""One scenario between real processes on this machine: a broker, the cloud here, edges as children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from common.connection import BrokerAddress
+from common.dotted import is_dotted
+from common.errors import MapaError
+from common.loop import SelectorLoop
+from common.quantities import RunId
+from common.scenario import Scenario
+from experiments.live import View
+
+_LOOK_EVERY = 0.5  # seconds between two looks at the children
+_GRACE = 20.0  # seconds for edges to end after the halt
+
+
+class EdgesFailedError(MapaError):
+    """Every edge process ended before the run did."""
+
+
+def edge_counts(edges: int, processes: int) -> list[int]:
+    """Spread the edges over processes, as evenly as can be."""
+    processes = max(1, min(processes, edges))
+    share, rest = divmod(edges, processes)
+    return [share + (i < rest) for i in range(processes)]
+
+
+@dataclass(slots=True)
+class EdgeProcesses:
+    """The children, and what they said."""
+
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
+
+    @property
+    def all_ended(self) -> bool:
+        return all(child.poll() is not None for child in self.children)
+
+    def complaint(self) -> str:
+        """Return the last words of the first child that failed."""
+        for child, log in zip(self.children, self.logs, strict=True):
+            if child.poll():
+                words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+                return f"an edge process ended with {child.returncode}: " + " | ".join(words)
+        return "every edge process has ended"
+
+    def watch(self, loop: SelectorLoop, view: View, over: list[str]) -> None:
+        """Stop the loop once no edge is left to finish the run."""
+        if self.all_ended:
+            over.append(self.complaint())
+            loop.stop()
+        else:
+            loop.call_later(_LOOK_EVERY, lambda: self.watch(loop, view, over))
+
+
+@contextlib.contextmanager
+def edge_processes(
+    scenario: Scenario,
+    *,
+    run: RunId,
+    broker: BrokerAddress,
+    directory: Path,
+    data_dir: Path,
+    counts: Sequence[int],
+    extra: Sequence[str] = (),
+) -> Iterator[EdgeProcesses]:
+    """Start the edges; at the end wait for them, and stop by its id whoever does not go."""
+    running = EdgeProcesses()
+    with contextlib.ExitStack() as files:
+        try:
+            for number, count in enumerate(counts):
+                log = directory / f"edges-{number}.log"
+                stream: IO[bytes] = files.enter_context(log.open("wb"))
+                arguments = edge_arguments(scenario, run, broker, directory / "state", data_dir, count)
+                running.children.append(
+                    subprocess.Popen(
+                        [*arguments, *extra],
+                        stdin=subprocess.DEVNULL,
+                        stdout=stream,
+                        stderr=stream,
+                        env=one_thread_each(),
+                        start_new_session=True,  # Ctrl-C is the cloud's to pass on
+                    )
+                )
+                running.logs.append(log)
+            yield running
+        finally:
+            _end(running.children)
+
+
+def edge_arguments(
+    scenario: Scenario, run: RunId, broker: BrokerAddress, state: Path, data_dir: Path, count: int
+) -> list[str]:
+    arguments = [sys.executable, "-m", "experiments.cli", "edge"]
+    arguments += ["--broker", str(broker), "--run", run, "--count", str(count)]
+    arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
+    for name in (scenario.model.name, scenario.data.set):
+        if is_dotted(name):
+            arguments += ["--allow", name]
+    return arguments
+
+
+def one_thread_each() -> dict[str, str]:
+    """Return an environment in which numpy and torch keep to one core: the edges share this machine."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        try:
+            child.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            child.terminate()
+    for child in children:
+        try:
+            child.wait(5)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -1,0 +1,300 @@
+"""What a run's releases guarantee, edge by edge: plain words first, then the table, then JSON."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.accounting import gaussian
+from common.accounting.gaussian import GaussianReleases
+from common.accounting.releases import ReleaseKind, Spent
+from common.accounting.total import Total, total
+from common.noise import Adjacency
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Edges that differ are accounted one by one up to so many PLDs; beyond, all but the largest and the
+# smallest get RDP's upper bound, with the sampling rate rounded up to one of _RATES.
+MOST_PLDS = 8
+_RATES = 32
+_ROWS = 20  # edges in the printed table
+LITTLE = 10.0  # from this ε on, say that it protects little
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeReleases:
+    """What edge k has let go."""
+
+    edge: int  # k
+    edge_id: str
+    kind: ReleaseKind
+    releases: int
+    charges: int | None = None  # the ledger's count; None: no restart within an epoch
+    earlier: tuple[Spent, ...] = ()  # by other runs, on the same records
+    reproducible: bool = False  # seeded noise
+
+    @property
+    def spent(self) -> tuple[Spent, ...]:
+        charges = self.kind.charges(self.releases) if self.charges is None else self.charges
+        return (*self.earlier, Spent(self.kind, charges))
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeStatement:
+    """An edge's releases and what they cost a record of its shard."""
+
+    of: EdgeReleases
+    total: Total
+    exact: bool = True  # False: RDP's upper bound, computed for many edges at once
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """The privacy of a run."""
+
+    delta: float
+    edges: tuple[EdgeStatement, ...]
+    whole: Total  # of a record, whichever it is: the largest edge's, or all edges' together
+    shared: bool  # every edge draws from all the data
+
+    @property
+    def reproducible(self) -> bool:
+        return any(edge.of.reproducible for edge in self.edges)
+
+    @property
+    def largest(self) -> EdgeStatement:
+        """The edge whose records are protected least."""
+        return max(self.edges, key=lambda edge: edge.total.epsilon)
+
+    def words(self) -> list[str]:
+        """Say it in sentences, the worst first."""
+        return list(_words(self))
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the same for JSON; an infinite ε is null beside its reason."""
+        return {
+            "words": self.words(),
+            "delta": self.delta,
+            "adjacency": Adjacency.ZERO_OUT.value,
+            "reproducible_noise": self.reproducible,
+            "shared_records": self.shared,
+            "largest_edge": self.largest.of.edge,
+            **_figures(self.whole),
+            "edges": [_edge_dict(edge) for edge in self.edges],
+        }
+
+    def table(self) -> Table:
+        """Return the edges as a table, those with the largest ε where there are many."""
+        from rich.table import Table
+
+        shown = self.edges
+        title = f"Privacy of each edge's records at δ = {self.delta:g}, zero-out adjacency"
+        if len(shown) > _ROWS:
+            ranked = sorted(shown, key=lambda edge: -edge.total.epsilon)[:_ROWS]
+            shown = tuple(sorted(ranked, key=lambda edge: edge.of.edge))
+            title += f"; the {_ROWS} largest of {len(self.edges)}"
+        table = Table(title=title)
+        for heading in ("edge", "id", "n_k", "releases", "noise", "clipping", "scope", "sampler"):
+            table.add_column(heading, justify="right" if heading in ("edge", "n_k", "releases") else "left")
+        methods = [m for m in Total.METHODS if any(m in e.total.by_method() for e in shown)]
+        for heading in (*(f"ε {method}" for method in methods), "ε replace-one"):
+            table.add_column(heading, justify="right")
+        for edge in shown:
+            figures = edge.total.by_method()
+            row = _mechanism(edge.of.kind)
+            table.add_row(
+                str(edge.of.edge),
+                edge.of.edge_id,
+                str(edge.of.kind.shard_size),
+                str(edge.of.releases),
+                *(row[key] for key in ("release", "clipping", "scope", "sampler")),
+                *(_cell(figures.get(method), edge) for method in methods),
+                _cell(edge.total.replace_one, edge),
+            )
+        return table
+
+
+def state_privacy(
+    edges: Sequence[EdgeReleases], delta: float, *, shared: bool = False, quick: bool = False
+) -> Statement:
+    """Account every edge at δ; edges with the same parameters are accounted once.
+
+    `shared` says that shards overlap, so a record pays for all edges' releases. `quick` leaves PLD out.
+    """
+    if not edges:
+        raise ValueError("a statement needs at least one edge")
+    keys = {edge.spent for edge in edges}
+    costly = {key for key in keys if _needs_pld(key)}
+    totals = {key: (total(key, delta, quick=quick), True) for key in keys - costly}
+    if len(costly) <= MOST_PLDS:
+        totals |= {key: (total(key, delta, quick=quick), True) for key in costly}
+    else:
+        totals |= _ranked(costly, delta, quick)
+    stated = tuple(EdgeStatement(edge, *totals[edge.spent]) for edge in edges)
+    if shared:
+        whole = total([spent for edge in edges for spent in edge.spent], delta, quick=quick)
+    else:
+        whole = max((edge.total for edge in stated), key=lambda figure: figure.epsilon)
+    return Statement(delta, stated, whole, shared)
+
+
+Key = tuple[Spent, ...]
+
+
+def _needs_pld(key: Key) -> bool:
+    """Tell whether the key is one sampled Gaussian: all else is quick, or too rare to approximate."""
+    [*earlier, now] = key
+    gaussian_law = now.kind.guarantee(Adjacency.ZERO_OUT).noise_multiplier is not None
+    return not earlier and gaussian_law and now.kind.sampling_rate < 1 and now.charges > 0
+
+
+def _releases(key: Key) -> GaussianReleases:
+    spent = key[-1]
+    multiplier = spent.kind.guarantee(Adjacency.ZERO_OUT).noise_multiplier
+    assert multiplier is not None  # _needs_pld
+    return GaussianReleases(multiplier, spent.kind.sampling_rate, spent.charges)
+
+
+def _ranked(keys: set[Key], delta: float, quick: bool) -> dict[Key, tuple[Total, bool]]:
+    """Account the largest and the smallest exactly and bound the rest.
+
+    ε rises with the rate and the count and falls with z, so RDP at a rate rounded up bounds each, and
+    the search for the largest may stop at the first whose bound is not above what was found.
+    """
+    cuts = _round_up({_releases(key).rate for key in keys})
+    bounds: dict[Key, float] = {}
+    for key in keys:
+        of = _releases(key)
+        rate = cuts[bisect.bisect_left(cuts, of.rate)]
+        bounds[key] = gaussian.rdp([GaussianReleases(of.noise_multiplier, rate, of.count)], delta)
+    order = sorted(keys, key=bounds.__getitem__, reverse=True)
+    exact: dict[Key, Total] = {order[-1]: total(order[-1], delta, quick=quick)}
+    largest = 0.0
+    for key in order:
+        if bounds[key] <= largest:
+            break
+        if not any(_dominates(_releases(done), _releases(key)) for done in exact):
+            exact[key] = total(key, delta, quick=quick)
+            largest = max(largest, exact[key].epsilon)
+    reason = "an upper bound by RDP, computed for many edges at once"
+    rest = {
+        key: (Total(delta=delta, rdp=min(bounds[key], largest), reason=reason), False)
+        for key in keys - exact.keys()
+    }
+    return rest | {key: (figure, True) for key, figure in exact.items()}
+
+
+def _round_up(rates: set[float]) -> list[float]:
+    """Return at most _RATES of the rates, the largest among them."""
+    ordered = sorted(rates)
+    step = math.ceil(len(ordered) / _RATES)
+    return sorted({*ordered[step - 1 :: step], ordered[-1]})
+
+
+def _dominates(one: GaussianReleases, other: GaussianReleases) -> bool:
+    return (
+        one.noise_multiplier <= other.noise_multiplier and one.rate >= other.rate and one.count >= other.count
+    )
+
+
+def _words(statement: Statement) -> Iterator[str]:
+    if statement.reproducible:
+        yield (
+            "Reproducible noise: not private. The noise follows from a seed, so whoever knows the seed can"
+            " take it off again; the figures are what secure randomness would have given."
+        )
+    edges, worst, whole = statement.edges, statement.largest, statement.whole
+    open_edges = [edge for edge in edges if not edge.total.is_private]
+    if open_edges:
+        which = "no edge's" if len(open_edges) == len(edges) else f"{len(open_edges)} of {len(edges)} edges'"
+        verb = "records are" if len(open_edges) == len(edges) else "records are not"
+        yield f"ε = ∞, not differentially private: {which} {verb} protected. {open_edges[0].total.reason}."
+        return
+    adjacency = "under zero-out adjacency (its contribution set to zero; shard sizes are public)"
+    if statement.shared:
+        seen = "against anyone who sees all gradients released by all edges, which draw from the same records"
+        subject = "Each record"
+    else:
+        seen = f"against anyone who sees all gradients that its edge released (at most {_most(edges)})"
+        subject = "Each record of an edge's shard"
+    yield (
+        f"{subject} is protected with (ε = {_number(whole.epsilon)}, δ = {whole.delta:g})-DP {adjacency}, {seen}."
+    )
+    if whole.epsilon >= LITTLE:
+        yield f"An ε of {LITTLE:g} or more protects little."
+    beside = (
+        f"; under replace-one adjacency ε = {_number(whole.replace_one)}"
+        if whole.replace_one is not None
+        else ""
+    )
+    if statement.shared:
+        yield f"All edges' releases together, by {whole.method}{beside}."
+    else:
+        yield f"The largest of {len(edges)} edges is edge {worst.of.edge}'s, by {whole.method}{beside}."
+
+
+def _most(edges: Sequence[EdgeStatement]) -> int:
+    return max(edge.of.releases for edge in edges)
+
+
+def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
+    of = edge.of
+    return {
+        "edge": of.edge,
+        "edge_id": of.edge_id,
+        "releases": of.releases,
+        "charges": of.spent[-1].charges,
+        "shard_size": of.kind.shard_size,
+        **_mechanism(of.kind),
+        "noise_multiplier": getattr(of.kind.law, "noise_multiplier", None),
+        "epsilon_per_release": getattr(of.kind.law, "epsilon", None),
+        "reproducible_noise": of.reproducible,
+        "exact": edge.exact,
+        **_figures(edge.total),
+    }
+
+
+def _figures(figure: Total) -> dict[str, object]:
+    return {
+        "epsilon": figure.epsilon if figure.is_private else None,
+        "method": figure.method or None,
+        "epsilon_by_method": figure.by_method(),
+        "epsilon_replace_one": figure.replace_one,
+        "reason": figure.reason or None,
+    }
+
+
+def _mechanism(kind: ReleaseKind) -> dict[str, str]:
+    law, mechanism = kind.law, kind.mechanism
+    rate = f"poisson, rate {kind.sampling_rate:.4g}" if mechanism.amplified else mechanism.sampling.value
+    if law is None:
+        return {"noise": "none", "release": "none", "clipping": "none", "scope": "none", "sampler": rate}
+    multiplier = getattr(law, "noise_multiplier", None)
+    strength = f"z = {multiplier:g}" if multiplier is not None else f"ε = {getattr(law, 'epsilon', 0):g}"
+    return {
+        "noise": law.name,
+        "release": f"{law.name}, {strength}",
+        "clipping": mechanism.clipping.value,
+        "scope": mechanism.scope.value,
+        "sampler": rate,
+    }
+
+
+def _cell(figure: float | None, edge: EdgeStatement) -> str:
+    if not edge.total.is_private:
+        return "∞"
+    if figure is None:
+        return "–"
+    return _number(figure) if edge.exact else f"≤ {_number(figure)}"
+
+
+def _number(epsilon: float) -> str:
+    """Round up, so that what is printed still holds."""
+    if epsilon == 0:
+        return "0"
+    scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))
+    return f"{math.ceil(epsilon * scale - 1e-9) / scale:.10g}"

@@ -1,0 +1,142 @@
+"""The in-memory broker behaves as a real one does, and its clock needs no waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.channel import MemoryBroker, MemoryChannel, Will
+from common.errors import LocalProtocolError, RemoteProtocolError
+
+Seen = list[tuple[str, bytes]]
+
+
+def channel(broker: MemoryBroker, **options: object) -> MemoryChannel:
+    made = MemoryChannel(broker, **options)  # type: ignore[arg-type]
+    made.connect()
+    return made
+
+
+def listener(broker: MemoryBroker, topic_filter: str) -> tuple[MemoryChannel, Seen]:
+    seen: Seen = []
+    made = channel(broker)
+    made.subscribe(topic_filter, lambda topic, payload: seen.append((topic, payload)))
+    return made, seen
+
+
+def test_messages_arrive_in_order_at_whoever_asked() -> None:
+    broker = MemoryBroker()
+    _, wanted = listener(broker, "a/+/c")
+    _, everything = listener(broker, "a/#")
+    sender = channel(broker)
+    for number in range(3):
+        assert sender.publish(f"a/{number}/c", bytes([number]))
+    sender.publish("a/1/d", b"")
+    broker.settle()
+    assert wanted == [(f"a/{number}/c", bytes([number])) for number in range(3)]
+    assert len(everything) == 4
+
+
+def test_a_late_subscriber_gets_the_retained_message_and_an_empty_one_clears_it() -> None:
+    broker = MemoryBroker()
+    channel(broker).publish("halt", b"over", retain=True)
+    broker.settle()
+    _, seen = listener(broker, "halt")
+    broker.settle()
+    assert seen == [("halt", b"over")]
+    channel(broker).publish("halt", b"", retain=True)
+    broker.settle()
+    _, later = listener(broker, "halt")
+    broker.settle()
+    assert later == []
+
+
+def test_a_lost_client_leaves_its_will_and_a_closed_one_does_not() -> None:
+    broker = MemoryBroker()
+    _, seen = listener(broker, "will/#")
+    lost = channel(broker, will=Will("will/1", b"gone"))
+    closed = channel(broker, will=Will("will/2", b"gone"))
+    closed.close()
+    lost.lose()
+    broker.settle()
+    assert seen == [("will/1", b"gone")]
+
+
+def test_a_broken_connection_loses_qos_0_keeps_qos_1_and_renews_subscriptions() -> None:
+    broker = MemoryBroker()
+    said: list[str] = []
+    edge = MemoryChannel(broker, on_connected=lambda: said.append("up"), on_lost=said.append)
+    edge.connect()
+    seen: Seen = []
+    edge.subscribe("down", lambda topic, payload: seen.append((topic, payload)))
+    _, cloud = listener(broker, "up")
+    edge.lose("broker restarted")
+    assert edge.publish("up", b"0") is False
+    assert edge.publish("up", b"1", qos=1) is True
+    channel(broker).publish("down", b"missed")
+    broker.settle()
+    edge.restore()
+    channel(broker).publish("down", b"seen")
+    broker.settle()
+    assert said == ["up", "broker restarted", "up"]
+    assert cloud == [("up", b"1")]
+    assert seen == [("down", b"seen")]
+
+
+def test_a_violation_is_counted_and_reported_and_other_errors_pass() -> None:
+    broker = MemoryBroker()
+    reported: list[tuple[str, str]] = []
+    taker = channel(broker, on_violation=lambda topic, error: reported.append((topic, str(error))))
+
+    def refuse(_topic: str, payload: bytes) -> None:
+        raise RemoteProtocolError("nonsense") if payload else ZeroDivisionError
+
+    taker.subscribe("x", refuse)
+    taker.publish("x", b"bad")
+    broker.settle()
+    assert reported == [("x", "nonsense")]
+    assert taker.violations == 1
+    taker.publish("x", b"")
+    with pytest.raises(ZeroDivisionError):
+        broker.settle()
+
+
+def test_timers_fire_in_order_as_time_jumps_and_a_cancelled_one_never() -> None:
+    broker = MemoryBroker()
+    fired: list[tuple[str, float]] = []
+    broker.call_later(5, lambda: fired.append(("late", broker.now())))
+    broker.call_later(1, lambda: fired.append(("early", broker.now())))
+    broker.call_later(1, lambda: fired.append(("early too", broker.now())))
+    cancelled = broker.call_later(2, lambda: fired.append(("never", broker.now())))
+    cancelled.cancel()
+    broker.advance(3)
+    assert fired == [("early", 1.0), ("early too", 1.0)]
+    assert broker.now() == 3.0
+    broker.call_later(0.5, broker.stop)
+    broker.run()
+    assert broker.now() == 3.5
+    broker.advance(10)
+    assert fired[-1] == ("late", 5.0)
+
+
+def test_a_loop_that_could_only_wait_for_ever_says_so() -> None:
+    with pytest.raises(LocalProtocolError, match="idle for ever"):
+        MemoryBroker().run()
+
+
+def test_two_services_talk_without_recursion() -> None:
+    broker = MemoryBroker()
+    cloud, edge = channel(broker), channel(broker)
+    count = 0
+
+    def answer(_topic: str, _payload: bytes) -> None:
+        nonlocal count
+        count += 1
+        if count == 5000:
+            broker.stop()
+        cloud.publish("model", b"x")
+
+    cloud.subscribe("gradient", answer)
+    edge.subscribe("model", lambda _topic, _payload: edge.publish("gradient", b"g") and None)
+    edge.publish("gradient", b"g")
+    broker.run()
+    assert count == 5000

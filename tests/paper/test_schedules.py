@@ -1,0 +1,136 @@
+"""table: key parameters: γ_t of MAPA, AUDP, ASGD and CSGD, and when MAPA's stages change."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud.schedules import Mapa, Schedule, schedule_for
+from cloud.stages import first_stage, next_stage, open_stage
+from common.problem import Problem
+
+PROBLEM = Problem(
+    batch_size=12,
+    smoothness=2.45,
+    sigma=4.7,
+    tau_max=5,
+    iterations=15_000,
+    loss_gap=0.6931,
+    radius=4.9,
+    first_clip=17.2,
+)
+MOMENT = 2 / 0.1**2
+
+problems = st.builds(
+    Problem,
+    batch_size=st.integers(1, 1000),
+    smoothness=st.floats(1e-2, 1e3),
+    sigma=st.floats(1e-2, 1e3),
+    tau_max=st.integers(0, 1000),
+    iterations=st.just(1000),
+    radius=st.floats(1e-2, 1e3),
+    first_clip=st.floats(1e-2, 1e3),
+)
+
+
+def begun(name: str, problem: Problem, moment: float = MOMENT) -> Schedule:
+    return schedule_for(name, problem)(moment)
+
+
+@given(problems, st.integers(1, 10**7), st.floats(1e-2, 1e4))
+def test_audp_has_the_rate_of_its_convergence_theorem(problem: Problem, t: int, moment: float) -> None:
+    schedule = begun("audp", problem, moment)
+    assert problem.first_clip is not None
+    sensitivity = 2 * problem.first_clip / problem.batch_size
+    variance = problem.sigma**2 / problem.batch_size + sensitivity**2 * moment
+    inverse = problem.smoothness * (problem.tau_max + 1) + math.sqrt(variance + 1) * math.sqrt(t)
+    assert schedule.sensitivity == sensitivity
+    assert 1 / schedule.learning_rate(t) == pytest.approx(inverse, rel=1e-12)
+
+
+@given(problems, st.integers(1, 10**7))
+def test_asgd_has_the_square_of_the_delay_and_csgd_none(problem: Problem, t: int) -> None:
+    growth = math.sqrt(t + 1) * problem.sigma / (problem.radius * math.sqrt(problem.batch_size))
+    asgd = problem.smoothness * (problem.tau_max + 1) ** 2 + growth
+    csgd = problem.smoothness + growth
+    assert 1 / begun("asgd", problem).learning_rate(t) == pytest.approx(asgd, rel=1e-12)
+    assert 1 / begun("csgd", problem).learning_rate(t) == pytest.approx(csgd, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["asgd", "csgd"])
+def test_asgd_and_csgd_send_no_sensitivity_and_know_no_stage(name: str) -> None:
+    schedule = begun(name, PROBLEM)
+    assert (schedule.sensitivity, schedule.stage, schedule.opened()) == (0.0, 1, None)
+    assert schedule.after(7, 100) is schedule
+    assert schedule.with_moment(1e9, 3) is schedule
+
+
+def test_audp_keeps_its_sensitivity_and_slows_down_for_a_larger_moment() -> None:
+    schedule = begun("audp", PROBLEM)
+    slower = schedule.with_moment(4 * MOMENT, 100)
+    assert slower.sensitivity == schedule.sensitivity
+    assert slower.learning_rate(100) == pytest.approx(begun("audp", PROBLEM, 4 * MOMENT).learning_rate(100))
+    assert slower.learning_rate(100) < schedule.learning_rate(100)
+    assert schedule.after(7, 100) is schedule
+
+
+def test_without_a_first_bound_audp_and_mapa_begin_where_theorem_3_does() -> None:
+    problem = replace(PROBLEM, first_clip=None)
+    least = 2 * 4.7 / (12 * math.sqrt(1 - math.sqrt(1 - 1e-3)))
+    for name in ("audp", "mapa"):
+        assert begun(name, problem).sensitivity == pytest.approx(least, rel=1e-9)
+
+
+def test_a_stage_lasts_exactly_its_length_and_the_next_aims_at_theta_of_it() -> None:
+    schedule = begun("mapa", PROBLEM)
+    stage = first_stage(MOMENT, PROBLEM, PROBLEM.tau_max)
+    seen: list[tuple[int, int]] = []
+    for t in range(1, stage.length + 1):
+        assert schedule.opened() == stage
+        assert schedule.learning_rate(t) == stage.learning_rate
+        seen.append((t, schedule.stage))
+        schedule = schedule.after(t, 10**6)
+    assert len(seen) == stage.length > 1
+    following = next_stage(stage, MOMENT, PROBLEM, PROBLEM.tau_max)
+    assert schedule.opened() == following
+    assert schedule.sensitivity == 0.5 * stage.sensitivity
+    t = stage.length + following.length
+    assert schedule.after(t - 1, 0) is schedule
+    assert schedule.after(t, 0).stage == 3
+
+
+def test_a_measured_delay_counts_only_when_the_next_stage_opens_and_never_lowers_the_configured_one() -> None:
+    short = replace(PROBLEM, loss_gap=1e-6)  # T_s = 1
+    schedule = Mapa.begin(short, MOMENT, measure_tau=True)
+    stage = schedule.opened()
+    assert stage is not None
+    assert (stage.length, stage.tau_max) == (1, 5)
+    low = schedule.after(1, 3).opened()
+    high = schedule.after(1, 40).opened()
+    assert low is not None
+    assert high is not None
+    assert (low.tau_max, high.tau_max) == (5, 40)
+    assert high == open_stage(2, 0.5 * stage.sensitivity, MOMENT, short, 40)
+    configured = Mapa.begin(short, MOMENT).after(1, 40).opened()
+    assert configured == low
+
+
+def test_a_reopened_stage_counts_its_updates_from_one_again() -> None:
+    schedule = begun("mapa", PROBLEM)
+    first = schedule.opened()
+    assert first is not None
+    assert first.length > 2
+    joined = first.length  # its last update, had nobody joined
+    again = schedule.with_moment(2 * MOMENT, joined)
+    stage = again.opened()
+    assert stage is not None
+    assert (stage.index, stage.sensitivity) == (1, first.sensitivity)
+    assert stage.learning_rate < first.learning_rate
+    assert again.after(joined + stage.length - 2, 0).stage == 1
+    assert again.after(joined + stage.length - 1, 0).stage == 2
+    second = again.after(joined + stage.length - 1, 0).opened()
+    assert second == next_stage(stage, 2 * MOMENT, PROBLEM, 5)

@@ -1,0 +1,140 @@
+"""PAPER-NOTES 2 and 5: how far one sample can move what an edge releases, before the noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from common.models.gradients import OuterGradients, RowGradients
+from common.noise import Adjacency, Clipping, Mechanism, Sampling, Scope
+from edge.privacy import clip, clip_batch_mean, clip_per_sample
+
+Rows = npt.NDArray[np.float32]
+ROUNDING = 1 + 1e-5  # of float32
+values = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
+
+
+@st.composite
+def neighbours(draw: st.DrawFn) -> tuple[Rows, Rows, int, float]:
+    """Draw a batch, one that differs in one sample, which one, and ΔS."""
+    b, n = draw(st.integers(1, 16)), draw(st.integers(1, 6))
+    batch = draw(arrays.arrays(np.float32, (b, n), elements=values))
+    place = draw(st.integers(0, b - 1))
+    other = batch.copy()
+    other[place] = draw(arrays.arrays(np.float32, (n,), elements=values))
+    return batch, other, place, draw(st.floats(1e-3, 1e3))
+
+
+def moved(one: Rows, other: Rows, sensitivity: float, how: Clipping, b: int | None = None) -> float:
+    b = len(one) if b is None else b
+    bound = b * sensitivity / 2
+    a = clip(RowGradients(one), how, bound, b).astype(np.float64)
+    return float(np.linalg.norm(a - clip(RowGradients(other), how, bound, b)))
+
+
+@given(neighbours())
+def test_replacing_one_sample_moves_the_clipped_mean_by_at_most_the_sensitivity(
+    case: tuple[Rows, Rows, int, float],
+) -> None:
+    batch, other, _, sensitivity = case
+    assert moved(batch, other, sensitivity, Clipping.PER_SAMPLE) <= sensitivity * ROUNDING
+
+
+@given(neighbours())
+def test_setting_one_samples_contribution_to_zero_moves_it_by_at_most_c_over_b(
+    case: tuple[Rows, Rows, int, float],
+) -> None:
+    batch, _, place, sensitivity = case
+    without = np.delete(batch, place, axis=0)
+    b = len(batch)
+    assert moved(batch, without, sensitivity, Clipping.PER_SAMPLE, b) <= sensitivity / 2 * ROUNDING
+
+
+@given(neighbours())
+def test_with_replacement_a_record_may_fill_the_batch_and_move_it_by_b_times_the_sensitivity(
+    case: tuple[Rows, Rows, int, float],
+) -> None:
+    batch, other, place, sensitivity = case
+    b = len(batch)
+    full, replaced = np.repeat(batch[[place]], b, axis=0), np.repeat(other[[place]], b, axis=0)
+    assert moved(full, replaced, sensitivity, Clipping.PER_SAMPLE) <= b * sensitivity * ROUNDING
+
+
+@given(neighbours())
+def test_the_clipped_batch_mean_moves_by_at_most_b_times_the_sensitivity(
+    case: tuple[Rows, Rows, int, float],
+) -> None:
+    batch, other, _, sensitivity = case
+    assert moved(batch, other, sensitivity, Clipping.BATCH_MEAN) <= len(batch) * sensitivity * ROUNDING
+
+
+@pytest.mark.parametrize("b", [1, 2, 12])
+def test_opposite_samples_attain_every_one_of_these_bounds(b: int) -> None:
+    """The bounds are no larger than they need be: Mechanism states exactly what can happen."""
+    sensitivity = 0.5
+    far = np.zeros((b, 3), np.float32)
+    far[0, 0] = 1e6
+    for sampling in (Sampling.POISSON, Sampling.WITH_REPLACEMENT):
+        one = np.repeat(far[:1], b, axis=0) if sampling is Sampling.WITH_REPLACEMENT else far
+        for clipping in Clipping:
+            mechanism = Mechanism(clipping, Scope.ALL, sampling, b)
+            stated = mechanism.sensitivity_over_clip(Adjacency.REPLACE_ONE) * b * sensitivity / 2
+            assert moved(one, -one, sensitivity, clipping) == pytest.approx(stated, rel=1e-5)
+
+
+def test_clipping_the_batch_mean_breaks_the_papers_sensitivity() -> None:
+    """D-02: one sample of twelve moves the mean by 12 ΔS."""
+    batch = np.zeros((12, 2), np.float32)
+    batch[0, 0] = 1e4
+    other = batch.copy()
+    other[0, 0] = -1e4
+    assert moved(batch, other, 0.5, Clipping.BATCH_MEAN) == pytest.approx(12 * 0.5, rel=1e-6)
+    assert moved(batch, other, 0.5, Clipping.PER_SAMPLE) == pytest.approx(0.5, rel=1e-6)
+
+
+@given(neighbours())
+def test_gradients_within_the_bound_are_averaged_as_they_are(case: tuple[Rows, Rows, int, float]) -> None:
+    batch, _, _, _ = case
+    b = len(batch)
+    bound = float(np.linalg.norm(batch.astype(np.float64), axis=1).max()) * 1.01 + 1
+    mean = batch.astype(np.float64).sum(axis=0) / b
+    scale = np.abs(batch).max() + 1
+    for how in Clipping:
+        np.testing.assert_allclose(clip(RowGradients(batch), how, bound, b), mean, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("how", list(Clipping))
+@pytest.mark.parametrize("present", [0, 1, 3, 9])
+def test_under_poisson_the_sum_is_divided_by_the_configured_b(how: Clipping, present: int) -> None:
+    rows = np.ones((present, 2), np.float32)
+    np.testing.assert_allclose(clip(RowGradients(rows), how, 1e9, 4), np.full(2, present / 4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("clip_batch", [clip_per_sample, clip_batch_mean])
+def test_an_empty_batch_gives_zero_in_either_form_of_gradients(clip_batch: object) -> None:
+    assert callable(clip_batch)
+    for gradients in (
+        RowGradients(np.empty((0, 6), np.float32)),
+        OuterGradients(np.empty((0, 2), np.float32), np.empty((0, 3), np.float32)),
+    ):
+        clipped = clip_batch(gradients, 1.0, 5)
+        assert clipped.dtype == np.float32
+        np.testing.assert_array_equal(clipped, np.zeros(6))
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 10))
+def test_a_linear_models_factored_gradients_are_clipped_like_their_rows(seed: int, bound: float) -> None:
+    rng = np.random.default_rng(seed)
+    d = rng.standard_normal((7, 3)).astype(np.float32)
+    x = rng.standard_normal((7, 4)).astype(np.float32)
+    rows = np.einsum("ic,ij->icj", d, x).reshape(7, 12)
+    for how in Clipping:
+        ours = clip(OuterGradients(d, x), how, bound, 5)
+        np.testing.assert_allclose(ours, clip(RowGradients(rows), how, bound, 5), rtol=1e-4, atol=1e-5)
+    weights = np.minimum(1, bound / np.linalg.norm(rows.astype(np.float64), axis=1))
+    by_hand = (weights[:, None] * rows).sum(axis=0) / 5
+    np.testing.assert_allclose(clip_per_sample(OuterGradients(d, x), bound, 5), by_hand, rtol=1e-4, atol=1e-5)

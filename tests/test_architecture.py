@@ -1,0 +1,173 @@
+"""The laws of import (docs/style.md, part A), executed."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.scenario_files import SHIPPED, load_scenario, shipped_names
+
+REPOSITORY = Path(__file__).parents[1]
+ALLOWED: dict[str, set[str]] = {
+    "common": set(),
+    "cloud": {"common"},
+    "edge": {"common"},
+    "experiments": {"common", "cloud", "edge"},
+}
+PURE = [
+    *(f"cloud/{name}.py" for name in ("stages", "schedules", "fifo", "server")),
+    *(f"edge/{name}.py" for name in ("privacy", "worker", "samplers")),
+    *(f"common/{name}.py" for name in ("noise", "problem", "quantities", "messages", "errors")),
+]
+FORBIDDEN_IN_PURE = {
+    "paho",
+    "msgpack",
+    "pydantic",
+    "docker",
+    "torch",
+    "logging",
+    "threading",
+    "time",
+    "os",
+    "random",
+    "secrets",
+    "asyncio",
+    "socket",
+}
+ONLY_IN = {
+    "paho": {"common/mqtt.py"},
+    "msgpack": {"common/wire/codec.py"},
+    "docker": {"experiments/testbed.py"},
+    "torch": {"common/models/cnn.py"},
+}
+MAY_MEASURE_TORCH = "experiments/bench"
+
+
+def sources(room: str) -> list[Path]:
+    found = sorted((REPOSITORY / room).rglob("*.py"))
+    assert found, f"no sources in {room}: the law would hold of nothing"
+    return found
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield (module, level) of every import, also those inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, 0) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node.level
+
+
+def packages(path: Path) -> set[str]:
+    return {module.partition(".")[0] for module, _ in imports(path)}
+
+
+def named(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_a_room_imports_only_what_its_law_allows(room: str) -> None:
+    for path in sources(room):
+        foreign = packages(path) & (ALLOWED.keys() - {room})
+        assert foreign <= ALLOWED[room], named(path)
+
+
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_the_rooms_are_ours(room: str) -> None:
+    """`common` is a name anyone may ship."""
+    module = importlib.import_module(room)
+    assert module.__file__ is not None
+    assert Path(module.__file__).resolve().parent == REPOSITORY / room
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_files_import_nothing_that_acts(name: str) -> None:
+    assert not packages(REPOSITORY / name) & FORBIDDEN_IN_PURE
+
+
+@pytest.mark.parametrize("package", sorted(ONLY_IN))
+def test_a_library_has_one_door(package: str) -> None:
+    users = {named(path) for room in ALLOWED for path in sources(room) if package in packages(path)}
+    if package == "torch":
+        users = {name for name in users if not name.startswith(MAY_MEASURE_TORCH)}
+    assert users <= ONLY_IN[package]
+
+
+def test_every_door_that_is_built_is_used() -> None:
+    """The law above would hold of nothing if the names in it were wrong."""
+    for package in ("msgpack", "torch"):
+        for name in ONLY_IN[package]:
+            assert package in packages(REPOSITORY / name)
+
+
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_imports_are_absolute_and_annotations_lazy(room: str) -> None:
+    for path in sources(room):
+        assert all(level == 0 for _, level in imports(path)), named(path)
+        code = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if not _docstring(node)]
+        if any(
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for node in ast.walk(ast.Module(code, []))
+        ):
+            assert ("__future__", 0) in list(imports(path)), (
+                f"{named(path)}: from __future__ import annotations"
+            )
+
+
+def _docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_every_init_is_there_and_empty(room: str) -> None:
+    folders = {path.parent for path in sources(room)}
+    for folder in folders:
+        marker = folder / "__init__.py"
+        assert marker.is_file(), named(folder)
+        assert marker.read_bytes() == b"", named(marker)
+
+
+def test_every_shipped_scenario_parses_and_says_what_it_is() -> None:
+    files = sorted(path for path in SHIPPED.rglob("*") if path.is_file())
+    assert {"quickstart.toml"} <= {path.name for path in files}
+    assert [
+        path.stem for path in files if path.suffix == ".toml" and path.parent == SHIPPED
+    ] == shipped_names()
+    for path in files:
+        if path.suffix == ".toml":
+            assert path.read_text(encoding="utf-8").startswith("# "), named(path)
+            load_scenario(str(path))
+
+
+PROBE = """
+import sys
+from experiments.cli import main
+sys.argv = ["mapa", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as done:
+    assert not done.code, done.code
+print("torch" in sys.modules, file=sys.stderr)
+"""
+
+
+def test_a_simulation_of_lr_never_imports_torch(tmp_path: Path) -> None:
+    command = ["simulate", "quickstart", "--set", "iterations=3", "--set", "seed=1", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *command, "--runs-dir", str(tmp_path / "runs")],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["updates"] == 3
+    assert done.stderr.splitlines()[-1] == "False"

@@ -1,0 +1,69 @@
+"""MAPA_NO_SKIP=1, tried on a small tree with the real conftest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).parent / "conftest.py"
+
+TESTS = """
+import pytest
+
+def test_that_passes():
+    pass
+
+@pytest.mark.skip(reason="no broker here")
+def test_that_is_marked():
+    pass
+
+def test_that_skips_itself():
+    pytest.skip("no engine here")
+
+@pytest.mark.xfail(reason="known", strict=True)
+def test_that_is_known_to_fail():
+    raise AssertionError
+"""
+
+MODULE = "import pytest\npytest.skip('no library here', allow_module_level=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("no_skip", "words"),
+    [
+        ("", ["1 passed", "3 skipped", "1 xfailed"]),
+        ("1", ["no broker here", "no engine here", "no library here", "1 xfailed", "1 error"]),
+    ],
+)
+def test_a_skip_is_a_failure_only_where_it_was_asked_for(
+    tmp_path: Path, no_skip: str, words: list[str]
+) -> None:
+    shutil.copy(CONFTEST, tmp_path / "conftest.py")
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_whole_module.py").write_text(MODULE)
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "--continue-on-collection-errors",
+            "-rs",
+            ".",
+        ],
+        cwd=tmp_path,
+        env={**environ, "MAPA_NO_SKIP": no_skip},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == (1 if no_skip else 0), done.stdout + done.stderr
+    for word in words:
+        assert word in done.stdout
