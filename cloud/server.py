@@ -75,6 +75,7 @@ class EdgeAccount:
     present: bool = True
     exhausted: bool = False  # said that its privacy budget is spent
     moment: float = 0.0  # v_k
+    law: NoiseLaw | None = None  # how it said that it noises
 
 
 @dataclass(slots=True)
@@ -147,7 +148,7 @@ class CloudServer:
         if account is None:
             account = self.edges[hello.edge_id] = EdgeAccount(hello.edge_id, index)
             self._dealt.add(index)
-        account.present, account.exhausted, account.moment = True, False, moment
+        account.present, account.exhausted, account.moment, account.law = True, False, moment, law
         yield Welcome(hello.edge_id, account.index, account.last_sequence)
         yield EdgeJoined(
             edge=account.index,

@@ -83,6 +83,7 @@ class EdgeClient:
     _cloud_online: bool | None = None
     _link: LinkProfile | None = None  # the one that the channel goes through
     _outbox: bytes | None = None  # the bytes of the last debit
+    _early: bytes | None = None  # a model that came before the welcome
 
     def __post_init__(self) -> None:
         pending = self.ledger.pending(self.run)
@@ -124,17 +125,21 @@ class EdgeClient:
     # -- messages -------------------------------------------------------------------------------------
 
     def on_model(self, topic: str, payload: bytes) -> None:  # noqa: ARG002 - the topic is ours alone
-        if self.preparation is None:
+        if self.session.phase is Phase.GREETING or self.preparation is None:
+            self._early = payload  # QoS 0 may overtake the welcome's QoS 1
             return
         self._tell(self._decoded("model", lambda: decode_model(self.edge_id, payload, self._dimension)))
 
-    def on_answer(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+    def on_answer(self, topic: str, payload: bytes) -> None:
         answer = self._decoded("welcome", lambda: decode_answer(self.edge_id, payload))
         if isinstance(answer, Refusal):
             if answer.nonce in (None, self.nonce):
                 self._tell(answer)
         elif answer.nonce == self.nonce:
             self._tell(answer)
+            early, self._early = self._early, None
+            if early is not None:
+                self.on_model(topic, early)
 
     def on_halt(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
         if payload:  # an empty one takes back the halt of an earlier run

@@ -12,6 +12,7 @@ from experiments.commands import scenario
 from experiments.commands.cloud import cloud_command
 from experiments.commands.data import app as data_app
 from experiments.commands.edge import edge_command
+from experiments.commands.ledger import calibrate_command, ledger_command
 from experiments.commands.run import run_command
 from experiments.commands.schedule import schedule
 from experiments.commands.simulate import simulate_command
@@ -28,6 +29,8 @@ app.command("simulate")(simulate_command)
 app.command("run")(run_command)
 app.command("cloud")(cloud_command)
 app.command("edge")(edge_command)
+app.command("ledger")(ledger_command)
+app.command("calibrate")(calibrate_command)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(data_app, name="data")
 

@@ -26,7 +26,9 @@ from common.rundir import RunDirectory
 from common.scenario import Scenario
 from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
+from experiments.budget import calibrated
 from experiments.live import View
+from experiments.world import deal
 
 EXIT_CODES = {"finished": 0, "no-budget": 3, "interrupted": 130}
 
@@ -47,6 +49,7 @@ class Stage:
     scenario: Scenario
     dataset: Dataset
     model: Model
+    shard_sizes: list[int]  # n_k
 
     @classmethod
     def of(cls, scenario: Scenario, data_dir: Path) -> Stage:
@@ -57,7 +60,8 @@ class Stage:
             classes=dataset.classes,
             options=scenario.model.options,
         )
-        return cls(scenario, dataset, model)
+        sizes = [len(shard) for shard in deal(scenario, dataset)]
+        return cls(calibrated(scenario, sizes), dataset, model, sizes)
 
     @property
     def payload_bytes(self) -> int:

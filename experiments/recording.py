@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset
+from common.errors import ConfigurationError
 from common.models.model import Model
+from common.noise import NoiseLaw
 from common.rundir import RunDirectory, new_run_id
 from common.scenario import Scenario
 from common.tally import Tally
 from experiments import blocks
 from experiments.cloud_run import CloudRun
 from experiments.simulator import simulate
+from experiments.statement import EdgeReleases, state_privacy
 from experiments.vectorised import simulate_rounds
 from experiments.world import World
 
@@ -51,6 +55,13 @@ def record_simulation(
             reason=outcome.reason,
             seconds=seconds,
         )
+        summary["privacy"] = privacy_of(
+            scenario,
+            [
+                (k, f"edge-{k}", scenario.law(k), len(world.rows[k]), releases)
+                for k, releases in enumerate(outcome.releases)
+            ],
+        )
         summary["releases"] = outcome.releases
         summary["virtual_seconds"] = outcome.virtual_seconds
         directory.summary(summary)
@@ -77,13 +88,43 @@ def record_cloud(cloud: CloudRun, *, name: str, reason: str, engine: str) -> dic
     )
     summary["dropped"] = dict(service.dropped)
     summary["network"] = network(cloud)
-    summary["releases"] = [
-        account.last_sequence + account.present  # one more may be on its way when the run ends
-        for account in sorted(service.server.edges.values(), key=lambda account: account.index)
-    ]
+    accounts = sorted(service.server.edges.values(), key=lambda account: account.index)
+    # one more gradient may be on its way when the run ends; the edge's own ledger has the last word
+    summary["releases"] = [account.last_sequence + account.present for account in accounts]
+    summary["privacy"] = privacy_of(
+        stage.scenario,
+        [
+            (a.index, a.edge_id, a.law, stage.shard_sizes[a.index], releases)
+            for a, releases in zip(accounts, summary["releases"], strict=True)
+        ],
+    )
     directory.summary(summary)
     _write_model(directory, stage.scenario, stage.model, service.server.model, service.server.updates)
     return summary
+
+
+def privacy_of(
+    scenario: Scenario, edges: Sequence[tuple[int, str, NoiseLaw | None, int, int]]
+) -> dict[str, Any]:
+    """State what the releases (k, id, law, n_k, count) guarantee; where that cannot be, say why."""
+    if not edges:
+        return {"words": ["Nothing was released."], "edges": []}
+    mechanism = scenario.mechanism
+    try:
+        stated = [
+            EdgeReleases(
+                edge=k,
+                edge_id=edge_id,
+                kind=ReleaseKind(law, mechanism, size),
+                releases=releases,
+                reproducible=scenario.seed is not None,
+            )
+            for k, edge_id, law, size, releases in edges
+        ]
+        shared = scenario.data.partition == "shared"
+        return state_privacy(stated, scenario.privacy.total_delta, shared=shared).as_dict()
+    except ConfigurationError as error:
+        return {"words": [f"The privacy of this run was not computed: {error}"], "edges": []}
 
 
 def network(cloud: CloudRun) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from common.messages import (
     GradientRefused,
     Halt,
     Hello,
+    Leave,
     Refuse,
     SendModel,
     StageOpened,
@@ -137,8 +138,7 @@ class _Simulation:
     def perform(self, effect: Effect) -> None:
         match effect:
             case SendModel():
-                worker = self.by_id[effect.edge_id]
-                self.arrivals.send(worker.index, self.now, worker.receive(effect))
+                self.serve(effect)
             case GradientApplied() | StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
                 self.tally.observe(effect)
                 if self.journal is not None:
@@ -151,6 +151,16 @@ class _Simulation:
                 refuse_loudly(effect)
             case Welcome():
                 pass
+
+    def serve(self, sent: SendModel) -> None:
+        """Let the edge make its next gradient, or leave where its budget is spent."""
+        worker = self.by_id[sent.edge_id]
+        cap = self.world.caps[worker.index]
+        if cap is None or worker.sequence < cap:
+            self.arrivals.send(worker.index, self.now, worker.receive(sent))
+            return
+        for effect in self.server.receive(Leave(sent.edge_id, "budget")):
+            self.perform(effect)
 
     def diagnosed(self, edge: int, n: int, norm: float) -> None:
         """Record ‖g‖ before clipping and noise; only where the scenario asks for it in so many words."""

@@ -68,7 +68,7 @@ class Statement:
     @property
     def largest(self) -> EdgeStatement:
         """The edge whose records are protected least."""
-        return max(self.edges, key=lambda edge: edge.total.epsilon)
+        return _largest(self.edges)
 
     def words(self) -> list[str]:
         """Say it in sentences, the worst first."""
@@ -138,7 +138,7 @@ def state_privacy(
     if shared:
         whole = total([spent for edge in edges for spent in edge.spent], delta, quick=quick)
     else:
-        whole = max((edge.total for edge in stated), key=lambda figure: figure.epsilon)
+        whole = _largest(stated).total
     return Statement(delta, stated, whole, shared)
 
 
@@ -207,38 +207,49 @@ def _words(statement: Statement) -> Iterator[str]:
             "Reproducible noise: not private. The noise follows from a seed, so whoever knows the seed can"
             " take it off again; the figures are what secure randomness would have given."
         )
-    edges, worst, whole = statement.edges, statement.largest, statement.whole
-    open_edges = [edge for edge in edges if not edge.total.is_private]
-    if open_edges:
-        which = "no edge's" if len(open_edges) == len(edges) else f"{len(open_edges)} of {len(edges)} edges'"
-        verb = "records are" if len(open_edges) == len(edges) else "records are not"
-        yield f"ε = ∞, not differentially private: {which} {verb} protected. {open_edges[0].total.reason}."
+    edges = [edge for edge in statement.edges if edge.total.is_private]
+    bare = [edge for edge in statement.edges if not edge.total.is_private]
+    if bare:
+        some = "Not" if not edges or statement.shared else f"{len(bare)} of {len(statement.edges)} edges not"
+        yield f"{some} differentially private (ε = ∞): {bare[0].total.reason}."
+    if bare and (statement.shared or not edges):
         return
-    adjacency = "under zero-out adjacency (its contribution set to zero; shard sizes are public)"
+    worst = _largest(edges)
+    whole = statement.whole if statement.shared else worst.total
+    subject, seen = "Each record of an edge's shard", "that its edge released"
     if statement.shared:
-        seen = "against anyone who sees all gradients released by all edges, which draw from the same records"
-        subject = "Each record"
-    else:
-        seen = f"against anyone who sees all gradients that its edge released (at most {_most(edges)})"
-        subject = "Each record of an edge's shard"
+        subject, seen = "Each record", "that all edges released, since they draw from the same records"
+    elif bare:
+        subject = "Each record of the other edges' shards"
     yield (
-        f"{subject} is protected with (ε = {_number(whole.epsilon)}, δ = {whole.delta:g})-DP {adjacency}, {seen}."
+        f"{subject} is protected with (ε = {_number(whole.epsilon)}, δ = {whole.delta:g})-DP under zero-out adjacency"
+        f" (its contribution set to zero; shard sizes are public), against anyone who sees all gradients {seen}."
     )
     if whole.epsilon >= LITTLE:
         yield f"An ε of {LITTLE:g} or more protects little."
-    beside = (
-        f"; under replace-one adjacency ε = {_number(whole.replace_one)}"
-        if whole.replace_one is not None
-        else ""
+    if any(edge.of.earlier for edge in statement.edges):
+        yield "What earlier runs released of the same records is counted in."
+    source = (
+        "All releases together" if statement.shared else f"The largest over edges, edge {worst.of.edge}'s"
     )
-    if statement.shared:
-        yield f"All edges' releases together, by {whole.method}{beside}."
-    else:
-        yield f"The largest of {len(edges)} edges is edge {worst.of.edge}'s, by {whole.method}{beside}."
+    beside = ""
+    if whole.replace_one is not None:
+        beside = f"; under replace-one adjacency ε = {_number(whole.replace_one)}"
+    yield f"{source}, by {_NAMES[whole.method]}{beside}."
 
 
-def _most(edges: Sequence[EdgeStatement]) -> int:
-    return max(edge.of.releases for edge in edges)
+_NAMES = {
+    "rdp": "RDP",
+    "pld": "PLD",
+    "basic": "basic composition",
+    "advanced": "advanced composition",
+    "optimal": "optimal composition",
+    "heterogeneous": "heterogeneous composition",
+}
+
+
+def _largest(edges: Sequence[EdgeStatement]) -> EdgeStatement:
+    return max(edges, key=lambda edge: (edge.total.epsilon, edge.exact))
 
 
 def _edge_dict(edge: EdgeStatement) -> dict[str, object]:

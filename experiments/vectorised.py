@@ -77,6 +77,11 @@ def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
             raise ConfigurationError(
                 "data.sampler = 'shuffled': block streams know with-replacement and poisson, no epochs"
             )
+        most = -(-s.iterations // s.workers) + 1
+        if any(cap is not None and cap < most for cap in world.caps):
+            raise ConfigurationError(
+                "engine = 'vectorised': an edge's budget ends before T; use the events engine"
+            )
         if _shape(s) != _shape(first) or world.features is not worlds[0].features:
             raise ConfigurationError(
                 "runs of one sweep must share data, model, edges, batch_size and iterations"

@@ -19,6 +19,7 @@ from common.scenario import Scenario
 from edge.assembly import recipe_for
 from edge.shards import all_shards, check_shards
 from edge.worker import EdgeWorker, Shard
+from experiments.budget import calibrated, release_caps
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class World:
     rows: list[Indices]  # shard k of K
     evaluator: Evaluator
     streams: CounterStreams
+    caps: list[int | None]  # gradients that edge k's budget permits; None: no budget
 
     @classmethod
     def of(cls, scenario: Scenario, data_dir: Path) -> World:
@@ -44,6 +46,8 @@ class World:
         options = scenario.model.options
         model = make_model(scenario.model.name, shape=dataset.shape, classes=dataset.classes, options=options)
         rows = deal(scenario, dataset)
+        sizes = [len(shard) for shard in rows]
+        scenario = calibrated(scenario, sizes)
         return cls(
             scenario=scenario,
             dataset=dataset,
@@ -53,6 +57,7 @@ class World:
             rows=rows,
             evaluator=Evaluator.of(model, dataset.test, scenario.model.regularization),
             streams=streams_for(scenario.seed),
+            caps=release_caps(scenario, sizes),
         )
 
     def workers(self) -> list[EdgeWorker]:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from common.accounting.gaussian import dp_accounting
+from common.accounting.gaussian import dp_accounting, quiet
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
@@ -98,30 +98,28 @@ def _calibrate_sampled(budget: Budget, rate: float, charges: int) -> float:
         sampled = library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(noise_multiplier))
         return library.SelfComposedDpEvent(sampled, charges)
 
-    # RDP is quick and errs on the safe side: its z is an upper end, so PLD is never asked far from the
-    # answer, where a small z would cost it minutes.
-    above: float = library.calibrate_dp_mechanism(
-        lambda: library.rdp.RdpAccountant(neighboring_relation=relation),
-        event,
-        budget.epsilon,
-        budget.delta,
-        library.LowerEndpointAndGuess(0.05, 1.0),
-        tol=1e-4,
-    )
+    def search(accountant: Callable[[], object], bracket: object, tolerance: float) -> float:
+        z: float = library.calibrate_dp_mechanism(
+            accountant, event, budget.epsilon, budget.delta, bracket, tol=tolerance
+        )
+        return z
 
-    def pld_gap(noise_multiplier: float) -> float:
+    def passes(noise_multiplier: float) -> bool:
         accountant = library.pld.PLDAccountant(relation).compose(event(noise_multiplier))
-        return float(accountant.get_epsilon(budget.delta)) - budget.epsilon
+        return bool(accountant.get_epsilon(budget.delta) <= budget.epsilon)
 
+    # RDP is quick, and PLD permits a little less noise: starting from RDP's z, PLD is never asked far
+    # from the answer, where a small z would cost it minutes.
+    with quiet():
+        above = search(
+            lambda: library.rdp.RdpAccountant(neighboring_relation=relation),
+            library.LowerEndpointAndGuess(0.01, 1.0),
+            1e-4,
+        )
+    while not passes(above):
+        above *= 1.05
     below = 0.94 * above
-    while pld_gap(below) < 0:
+    while passes(below):
         above, below = below, 0.85 * below
-    z: float = library.calibrate_dp_mechanism(
-        lambda: library.pld.PLDAccountant(relation),
-        event,
-        budget.epsilon,
-        budget.delta,
-        library.ExplicitBracketInterval(below, above),
-        tol=1e-6,
-    )
-    return z
+    bracket = library.ExplicitBracketInterval(below, above)
+    return search(lambda: library.pld.PLDAccountant(relation), bracket, 1e-6)

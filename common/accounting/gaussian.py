@@ -6,9 +6,11 @@ imported when it is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +44,25 @@ def dp_accounting() -> Any:
     return library
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the library from warning of each order that it leaves out, which only loosens the bound."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 @functools.lru_cache(maxsize=4096)
 def _rdp_of_one(noise_multiplier: float, rate: float) -> tuple[Any, npt.NDArray[np.float64]]:
     library = dp_accounting()
     accountant = library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_SPECIAL)
-    accountant.compose(
-        library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(noise_multiplier))
-        if rate < 1
-        else library.GaussianDpEvent(noise_multiplier)
-    )
+    event = library.GaussianDpEvent(noise_multiplier)
+    with quiet():
+        accountant.compose(event if rate == 1 else library.PoissonSampledDpEvent(rate, event))
     return accountant.orders, accountant.rdp
 
 

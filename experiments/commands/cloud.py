@@ -45,6 +45,7 @@ def cloud_command(
     address, checked = parse_address(broker), run_id(run)
     introduced = options.credentials(username, password_file, tls, tls_ca, cert, key)
     stage = Stage.of(resolved, options.data_dir_or_default(data_dir))
+    resolved = stage.scenario
     console = Console(stderr=True)
     with (
         RunDirectory(runs / new_run_id(checked)) as directory,

@@ -40,6 +40,7 @@ def run_command(
     name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
     data = options.data_dir_or_default(data_dir)
     stage = Stage.of(resolved, data)
+    resolved = stage.scenario
     run = run_id(new_run_id(name))
     counts = edge_counts(resolved.workers, processes or 8)
     console = Console(stderr=True)

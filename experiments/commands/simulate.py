@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.errors import ConfigurationError
 from common.tally import Tally
+from experiments.cloud_run import EXIT_CODES
 from experiments.commands import options
 from experiments.commands.report import report
 from experiments.recording import ENGINES, record_simulation
@@ -51,8 +52,7 @@ def simulate_command(
 
         summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=show)
     report(summary, as_json=as_json)
-    if summary["reason"] == "interrupted":
-        raise typer.Exit(130)
+    raise typer.Exit(EXIT_CODES.get(summary["reason"], 1))
 
 
 def _progress_bar(total: int) -> Progress:

@@ -158,9 +158,11 @@ def test_a_broker_that_is_away_ends_the_connection(relays: RelayLoop) -> None:
 
 def test_closing_ends_the_port_the_connections_and_the_thread(echo: EchoServer) -> None:
     relays = RelayLoop()
-    relay = open_relay(relays, echo, delay_ms=1000)
+    relay = open_relay(relays, echo, rate_kbps=8)  # 1,000 bytes per second
     client = dial(relay)
-    client.sendall(b"never arrives")
+    client.sendall(b"x")
+    assert read(client, 1) == b"x"
+    client.sendall(b"never arrives" * 10_000)
     threads = {thread.name for thread in threading.enumerate()}
     assert "mapa-relays" in threads
     relays.close()

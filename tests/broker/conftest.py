@@ -1,0 +1,85 @@
+"""A real broker for each test that asks, on a port of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.connection import BrokerAddress, MqttOptions
+from common.loop import SelectorLoop
+from common.mqtt import MqttChannel
+from experiments.brokers import Broker, find_mosquitto, private_mosquitto
+
+PATIENCE = 20.0  # seconds; reached only where something hangs
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[Broker]:
+    if find_mosquitto() is None:
+        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    with private_mosquitto(tmp_path / "broker") as broker:
+        yield broker
+
+
+class Client:
+    """A channel with a loop in a thread of its own, and what it has seen."""
+
+    def __init__(self, address: BrokerAddress, client_id: str, topic_filter: str | None, **more: Any) -> None:
+        self.loop = SelectorLoop()
+        self.seen: list[tuple[str, bytes]] = []
+        self.changed = threading.Condition()
+        self.connections = self.losses = 0
+        options = MqttOptions(address=address, client_id=client_id, **{"min_backoff": 0.02, **more})
+        self.channel = MqttChannel(options, self.loop, on_connected=self._up, on_lost=self._down)
+        if topic_filter is not None:
+            self.channel.subscribe(topic_filter, self._take, qos=1)
+        self.loop.start()
+        try:
+            self.channel.connect(PATIENCE)
+        except BaseException:
+            self.close()
+            raise
+
+    def _note(self, change: Callable[[], None]) -> None:
+        with self.changed:
+            change()
+            self.changed.notify_all()
+
+    def _take(self, topic: str, payload: bytes) -> None:
+        self._note(lambda: self.seen.append((topic, payload)))
+
+    def _up(self) -> None:
+        self._note(lambda: setattr(self, "connections", self.connections + 1))
+
+    def _down(self, _reason: str) -> None:
+        self._note(lambda: setattr(self, "losses", self.losses + 1))
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, PATIENCE), f"in vain; seen {len(self.seen)} messages"
+
+    def close(self) -> None:
+        self.channel.close()
+        self.loop.stop()
+        self.loop.join(PATIENCE)
+        self.loop.close()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Client]]:
+    clients: list[Client] = []
+
+    def make(
+        broker: Broker | BrokerAddress, client_id: str, topic_filter: str | None = None, **more: Any
+    ) -> Client:
+        address = broker.address if isinstance(broker, Broker) else broker
+        clients.append(Client(address, client_id, topic_filter, **more))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()

@@ -1,0 +1,294 @@
+"""Totals equal dp-accounting's, computed here by another road; pure composition is KOV's."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld.accountant import advanced_composition
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.accounting import pure
+from common.accounting.pure import PureReleases
+from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.accounting.total import Total, total
+from common.errors import ConfigurationError
+from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
+
+DELTA = 1e-5
+RELATION = dp_accounting.NeighboringRelation
+
+
+def kind(
+    law: NoiseLaw | None,
+    batch_size: int = 12,
+    shard_size: int = 1200,
+    sampling: Sampling = Sampling.POISSON,
+    clipping: Clipping = Clipping.PER_SAMPLE,
+    scope: Scope = Scope.ALL,
+) -> ReleaseKind:
+    return ReleaseKind(law, Mechanism(clipping, scope, sampling, batch_size), shard_size)
+
+
+def of(releases: int, this: ReleaseKind) -> list[Spent]:
+    return [Spent(this, this.charges(releases))]
+
+
+def accountants(event: object, relation: object = RELATION.REPLACE_SPECIAL) -> tuple[float, float]:
+    rdp = dp_accounting.rdp.RdpAccountant(neighboring_relation=relation).compose(event).get_epsilon(DELTA)
+    pld = dp_accounting.pld.PLDAccountant(relation).compose(event).get_epsilon(DELTA)
+    return rdp, pld
+
+
+def plain(noise_multiplier: float, count: int) -> object:
+    return dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(noise_multiplier), count)
+
+
+def sampled(noise_multiplier: float, rate: float, count: int) -> object:
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise_multiplier))
+    return dp_accounting.SelfComposedDpEvent(event, count)
+
+
+# -- Gaussian releases -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("z", "b", "n", "releases"), [(1.2, 12, 1200, 500), (3.82, 1024, 12000, 470)])
+def test_poisson_totals_equal_dp_accounting(z: float, b: int, n: int, releases: int) -> None:
+    ours = total(of(releases, kind(Gaussian(z), b, n)), DELTA)
+    rdp, pld = accountants(sampled(z, b / n, releases))
+    assert ours.rdp == pytest.approx(rdp, abs=1e-6)
+    assert ours.pld == pytest.approx(pld, abs=1e-6)
+    assert ours.method == "pld"
+    assert ours.epsilon == ours.pld
+
+
+def test_replace_one_takes_the_zero_out_multiplier_since_dp_accounting_doubles_the_move_itself() -> None:
+    ours = total(of(200, kind(Gaussian(1.2))), DELTA)
+    event = sampled(1.2, 0.01, 200)
+    pld = dp_accounting.pld.PLDAccountant(RELATION.REPLACE_ONE).compose(event).get_epsilon(DELTA)
+    assert ours.replace_one == pytest.approx(pld, abs=1e-6)
+    # at q → 1 it must meet the plain Gaussian whose sensitivity is 2C/b
+    nearly = total(of(3, kind(Gaussian(4.0), 1199, 1200)), DELTA)
+    whole = total(of(3, kind(Gaussian(4.0), 1200, 1200)), DELTA)
+    assert nearly.replace_one == pytest.approx(whole.replace_one, rel=1e-2)
+    assert whole.replace_one == pytest.approx(accountants(plain(2.0, 3))[1], abs=1e-6)
+
+
+def test_a_rate_of_one_is_not_amplified() -> None:
+    ours = total(of(4, kind(Gaussian(3.0), 100, 100)), DELTA)
+    rdp, pld = accountants(plain(3.0, 4))
+    assert (ours.rdp, ours.pld) == (pytest.approx(rdp, abs=1e-6), pytest.approx(pld, abs=1e-6))
+
+
+@pytest.mark.parametrize(("releases", "epochs"), [(1, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
+def test_shuffled_charges_one_plain_release_an_epoch_begun(releases: int, epochs: int) -> None:
+    this = kind(Gaussian(5.0), 10, 109, Sampling.SHUFFLED)  # ⌊109/10⌋ = 10 batches
+    assert this.charges(releases) == epochs
+    rdp, pld = accountants(plain(5.0, epochs))
+    ours = total(of(releases, this), DELTA)
+    assert (ours.rdp, ours.pld) == (pytest.approx(rdp, abs=1e-6), pytest.approx(pld, abs=1e-6))
+
+
+def test_with_replacement_a_record_can_fill_the_batch() -> None:
+    ours = total(of(2, kind(Gaussian(60.0), sampling=Sampling.WITH_REPLACEMENT)), DELTA)
+    assert ours.pld == pytest.approx(accountants(plain(60.0 / 12, 2))[1], abs=1e-6)
+    assert ours.replace_one == pytest.approx(accountants(plain(60.0 / 24, 2))[1], abs=1e-6)
+
+
+def test_batch_mean_clipping_is_accounted_with_its_true_sensitivity() -> None:
+    ours = total(of(100, kind(Gaussian(36.0), clipping=Clipping.BATCH_MEAN)), DELTA)
+    assert ours.pld == pytest.approx(accountants(sampled(36.0 / 24, 0.01, 100))[1], abs=1e-6)
+    assert ours.epsilon > total(of(100, kind(Gaussian(36.0))), DELTA).epsilon
+
+
+def test_releases_of_several_kinds_compose() -> None:
+    kinds = [kind(Gaussian(1.5)), kind(Gaussian(2.0), 24), kind(Gaussian(9.0), sampling=Sampling.SHUFFLED)]
+    ours = total([Spent(kinds[0], 90), Spent(kinds[1], 70), Spent(kinds[2], 2), Spent(kinds[0], 10)], DELTA)
+    event = dp_accounting.ComposedDpEvent([sampled(1.5, 0.01, 100), sampled(2.0, 0.02, 70), plain(9.0, 2)])
+    rdp, pld = accountants(event)
+    assert ours.rdp == pytest.approx(rdp, abs=1e-6)
+    assert ours.pld == pytest.approx(pld, abs=1e-6)
+
+
+def test_a_pure_release_between_gaussian_ones_costs_at_most_its_epsilon_and_more_than_nothing() -> None:
+    gaussian, gamma = kind(Gaussian(2.0)), kind(GammaNorm(1.0), sampling=Sampling.SHUFFLED)
+    alone = total([Spent(gaussian, 100)], DELTA)
+    both = total([Spent(gaussian, 100), Spent(gamma, 1)], DELTA)
+    assert alone.epsilon < both.epsilon <= alone.epsilon + 0.5 + 1e-6  # zero-out: ε/2
+
+
+def test_beyond_the_ceiling_rdp_stands_alone_and_says_so() -> None:
+    ours = total(of(3000, kind(Gaussian(1.0), clipping=Clipping.BATCH_MEAN)), DELTA)
+    assert (ours.pld, ours.replace_one) == (None, None)
+    assert ours.epsilon == ours.rdp
+    assert "PLD was left out" in ours.reason
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.8, 5), st.integers(1, 40), st.integers(1, 3000))
+def test_epsilon_rises_with_releases_and_rate_and_falls_with_noise(z: float, b: int, n: int) -> None:
+    here = total(of(n, kind(Gaussian(z), b)), DELTA, quick=True).epsilon
+    assert total(of(n + 50, kind(Gaussian(z), b)), DELTA, quick=True).epsilon >= here
+    assert total(of(n, kind(Gaussian(z), b + 4)), DELTA, quick=True).epsilon >= here
+    assert total(of(n, kind(Gaussian(1.2 * z), b)), DELTA, quick=True).epsilon <= here
+
+
+def test_nothing_released_costs_nothing() -> None:
+    assert total(of(0, kind(Gaussian(1.0))), DELTA).epsilon == 0
+    assert total([], DELTA).replace_one == 0
+
+
+# -- what is not private -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("this", "reason"),
+    [
+        (kind(None), "no noise"),
+        (kind(ExponentialNorm(0.1)), "singular"),
+        (kind(Gaussian(9.0), scope=Scope.FIRST_CONV), "in the clear"),
+        (kind(GammaNorm(0.1), scope=Scope.FIRST_CONV), "in the clear"),
+    ],
+)
+def test_a_mechanism_without_a_guarantee_has_no_finite_epsilon_and_says_why(
+    this: ReleaseKind, reason: str
+) -> None:
+    ours = total([*of(1, this), *of(5, kind(Gaussian(2.0)))], DELTA)
+    assert ours.epsilon == math.inf
+    assert not ours.is_private
+    assert reason in ours.reason
+
+
+def test_a_gaussian_release_has_no_pure_epsilon() -> None:
+    assert total(of(1, kind(Gaussian(9.0))), 0.0).epsilon == math.inf
+
+
+def test_a_batch_larger_than_the_shard_is_refused_unless_drawn_with_replacement() -> None:
+    for sampling in (Sampling.POISSON, Sampling.SHUFFLED):
+        with pytest.raises(ConfigurationError, match="batch_size = 12: must be at most the shard's 11"):
+            kind(Gaussian(1.0), 12, 11, sampling)
+    assert kind(Gaussian(1.0), 12, 11, Sampling.WITH_REPLACEMENT).sampling_rate == 1
+
+
+@pytest.mark.parametrize("delta", [-1e-9, 1.0, math.nan])
+def test_a_delta_that_is_no_probability_is_refused(delta: float) -> None:
+    with pytest.raises(ConfigurationError, match="total_delta"):
+        total(of(1, kind(Gaussian(1.0))), delta)
+    with pytest.raises(ConfigurationError, match="total_delta"):
+        Budget(1.0, delta)
+
+
+# -- pure releases -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 0.7, 3.0])
+@pytest.mark.parametrize("count", [1, 2, 7, 60, 151])
+def test_optimal_composition_is_kov_theorem_3_3(epsilon: float, count: int) -> None:
+    expected = advanced_composition(DifferentialPrivacyParameters(epsilon, 0), count, DELTA)
+    assert pure.optimal(epsilon, count, DELTA) == pytest.approx(expected, abs=1e-9)
+
+
+def test_optimal_composition_stays_accurate_for_many_releases() -> None:
+    """A Gaussian is the limit of many small releases: μ = ε√k."""
+    limit = dp_accounting.get_epsilon_gaussian(1 / (0.002 * math.sqrt(250_000)), DELTA)
+    assert pure.optimal(0.002, 250_000, DELTA) == pytest.approx(limit, rel=2e-3)
+
+
+@given(st.lists(st.builds(PureReleases, st.floats(1e-3, 2), st.integers(1, 500)), min_size=1, max_size=4))
+def test_every_bound_is_above_the_exact_one_of_the_largest_group(groups: list[PureReleases]) -> None:
+    exact = max(pure.optimal(group.epsilon, group.count, DELTA) for group in groups)
+    assert exact <= pure.basic(groups) * (1 + 1e-12)
+    assert pure.heterogeneous(groups, DELTA) <= pure.basic(groups)
+    assert pure.heterogeneous(groups, DELTA) <= pure.advanced(groups, DELTA) * (1 + 1e-12)
+    steps = 2 * max(group.epsilon for group in groups)  # Theorem 3.3 speaks of a grid of 2ε
+    assert exact <= pure.heterogeneous(groups, DELTA) + steps
+
+
+def test_advanced_composition_is_dwork_rothblum_vadhan() -> None:
+    expected = 100 * 0.1 * math.expm1(0.1) + 0.1 * math.sqrt(2 * 100 * math.log(1e5))
+    assert pure.advanced([PureReleases(0.1, 100)], DELTA) == pytest.approx(expected)
+
+
+def test_gamma_norm_reports_every_pure_method_and_takes_the_least() -> None:
+    ours = total(of(3000, kind(GammaNorm(0.1))), DELTA)
+    each = pure.amplify_zero_out(0.05, 0.01)  # zero-out moves ΔS/2
+    assert ours.basic == pytest.approx(3000 * each)
+    assert set(ours.by_method()) == {"basic", "advanced", "optimal", "heterogeneous"}
+    assert ours.epsilon == min(ours.by_method().values())
+    assert ours.replace_one is not None
+    assert ours.replace_one > ours.epsilon
+    assert total(of(3000, kind(GammaNorm(0.1))), 0.0).epsilon == ours.basic
+
+
+def test_gamma_releases_of_different_epsilon_have_no_homogeneous_bound() -> None:
+    ours = total([*of(100, kind(GammaNorm(0.1))), *of(100, kind(GammaNorm(0.2)))], DELTA)
+    assert ours.optimal is None
+    assert ours.epsilon == ours.heterogeneous
+
+
+def test_poisson_amplification_is_the_sup_of_the_density_ratio_for_one_coordinate() -> None:
+    """gamma-norm with N = 1 is Laplace; the sup is met in a tail, so the formulas are tight."""
+    epsilon, rate = 0.8, 0.3
+    x = np.linspace(-40, 40, 400_001)
+
+    def density(centre: float) -> np.ndarray:
+        return np.exp(-epsilon * np.abs(x - centre)) * epsilon / 2
+
+    without, there, replaced = density(0), density(1), density(-1)
+    mixture, other = (1 - rate) * without + rate * there, (1 - rate) * without + rate * replaced
+    zero_out = np.log(np.maximum(mixture / without, without / mixture)).max()
+    assert pure.amplify_zero_out(epsilon, rate) == pytest.approx(zero_out, abs=1e-9)
+    replace_one = np.abs(np.log(mixture / other)).max()
+    assert pure.amplify_replace_one(epsilon, 2 * epsilon, rate) == pytest.approx(replace_one, abs=1e-9)
+
+
+@given(st.floats(0.01, 6), st.floats(0, 1), st.floats(0.001, 1), st.floats(0, 1), st.floats(0, 1))
+def test_replace_one_amplification_bounds_every_admissible_ratio(
+    zero_out: float, share: float, rate: float, u: float, v: float
+) -> None:
+    replace_one = zero_out * (1 + share)  # from batch-mean's ε₀ to per-sample's 2ε₀
+    replaced = math.exp(-zero_out + 2 * zero_out * u)
+    lowest = max(math.exp(-zero_out), replaced * math.exp(-replace_one))
+    highest = min(math.exp(zero_out), replaced * math.exp(replace_one))
+    there = lowest + (highest - lowest) * v
+    ratio = (1 - rate + rate * there) / (1 - rate + rate * replaced)
+    assert math.log(ratio) <= pure.amplify_replace_one(zero_out, replace_one, rate) + 1e-9
+
+
+@given(st.floats(1e-6, 800), st.floats(1e-6, 1))
+def test_amplification_never_costs_and_never_overflows(epsilon: float, rate: float) -> None:
+    assert 0 < pure.amplify_zero_out(epsilon, rate) <= epsilon * (1 + 1e-12)
+    assert pure.amplify_replace_one(epsilon, 2 * epsilon, rate) <= 2 * epsilon * (1 + 1e-12)
+
+
+# -- the library is asked for only when it is needed --------------------------------------------------
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'mapa-testbed\[privacy\]'"):
+        total(of(17, kind(Gaussian(1.2345))), DELTA)
+
+
+def test_pure_totals_and_a_ledger_without_budget_import_no_accountant() -> None:
+    code = (
+        "import sys, edge.sqlite_ledger, experiments.statement\n"
+        "from common.noise import *; from common.accounting.releases import *\n"
+        "from common.accounting.total import total\n"
+        "m = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12)\n"
+        "assert 0 < total([Spent(ReleaseKind(GammaNorm(0.1), m, 1200), 30)], 1e-5).epsilon < 1\n"
+        "print(sorted({'dp_accounting', 'scipy', 'torch'} & sys.modules.keys()))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_least_bound_is_the_headline() -> None:
+    assert Total(delta=DELTA, rdp=2.0, pld=1.5).epsilon == 1.5
+    assert Total(delta=DELTA).epsilon == math.inf

@@ -1,0 +1,87 @@
+"""A budget permits exactly so many releases, and a calibrated z meets it."""
+
+from __future__ import annotations
+
+import dp_accounting
+import pytest
+
+from common.accounting.budget import MOST_CHARGES, calibrate, max_charges, max_releases
+from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.accounting.total import total
+from common.errors import ConfigurationError
+from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
+
+BUDGET = Budget(2.0, 1e-5)
+
+
+def kind(law: NoiseLaw | None, b: int, n: int, sampling: Sampling = Sampling.POISSON) -> ReleaseKind:
+    return ReleaseKind(law, Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, b), n)
+
+
+@pytest.mark.parametrize(
+    "this",
+    [
+        kind(Gaussian(3.82), 1024, 12_000),
+        kind(Gaussian(9.0), 1024, 12_000, Sampling.SHUFFLED),
+        kind(Gaussian(900.0), 12, 1200, Sampling.WITH_REPLACEMENT),
+        kind(GammaNorm(0.5), 120, 1200),
+        kind(GammaNorm(0.5), 120, 1200, Sampling.SHUFFLED),
+    ],
+    ids=lambda this: f"{this.law.name}-{this.mechanism.sampling.value}",
+)
+def test_the_last_release_permitted_is_within_the_budget_and_the_next_is_not(this: ReleaseKind) -> None:
+    charges = max_charges(BUDGET, this)
+    assert charges > 1
+    assert total([Spent(this, charges)], BUDGET.delta).epsilon <= BUDGET.epsilon
+    assert total([Spent(this, charges + 1)], BUDGET.delta).epsilon > BUDGET.epsilon
+    assert max_releases(BUDGET, this) == charges * this.batches_per_epoch
+
+
+def test_what_other_runs_spent_is_not_there_to_spend() -> None:
+    this, other = kind(Gaussian(3.82), 1024, 12_000), kind(Gaussian(4.0), 512, 12_000)
+    fresh, left = max_charges(BUDGET, this), max_charges(BUDGET, this, (Spent(other, 400),))
+    assert 0 < left < fresh
+    assert total([Spent(other, 400), Spent(this, left)], BUDGET.delta).epsilon <= BUDGET.epsilon
+    assert total([Spent(other, 400), Spent(this, left + 1)], BUDGET.delta).epsilon > BUDGET.epsilon
+    assert max_charges(BUDGET, this, (Spent(this, fresh),)) == 0
+
+
+@pytest.mark.parametrize("law", [None, ExponentialNorm(0.1), Gaussian(0.05)])
+def test_a_budget_permits_nothing_where_one_release_passes_it(law: NoiseLaw | None) -> None:
+    assert max_releases(BUDGET, kind(law, 12, 24)) == 0
+
+
+def test_a_release_that_costs_next_to_nothing_is_permitted_as_often_as_anybody_could_ask() -> None:
+    assert max_charges(BUDGET, kind(Gaussian(200.0), 1, 60_000)) == MOST_CHARGES
+
+
+@pytest.mark.parametrize(("releases", "b", "n"), [(470, 1024, 12_000), (300, 64, 2000)])
+def test_a_calibrated_multiplier_meets_the_budget_by_pld_and_wastes_none(
+    releases: int, b: int, n: int
+) -> None:
+    z = calibrate(BUDGET, releases=releases, batch_size=b, shard_size=n)
+    event = dp_accounting.PoissonSampledDpEvent(b / n, dp_accounting.GaussianDpEvent(z))
+    accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
+    spent = accountant.compose(event, releases).get_epsilon(BUDGET.delta)
+    assert 2.0 * (1 - 1e-3) <= spent <= 2.0
+    assert max_charges(BUDGET, kind(Gaussian(z), b, n)) == releases
+
+
+@pytest.mark.parametrize("sampling", [Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT, Sampling.POISSON])
+@pytest.mark.parametrize("clipping", list(Clipping))
+def test_calibration_knows_sampler_and_clipping(sampling: Sampling, clipping: Clipping) -> None:
+    z = calibrate(BUDGET, releases=25, batch_size=20, shard_size=205, sampling=sampling, clipping=clipping)
+    this = ReleaseKind(Gaussian(z), Mechanism(clipping, Scope.ALL, sampling, 20), 205)
+    spent = total([Spent(this, this.charges(25))], BUDGET.delta).epsilon
+    assert 2.0 * (1 - 1e-3) <= spent <= 2.0
+
+
+def test_calibration_refuses_what_it_cannot_meet() -> None:
+    with pytest.raises(ConfigurationError, match="releases = 0"):
+        calibrate(BUDGET, releases=0, batch_size=1, shard_size=10)
+    with pytest.raises(ConfigurationError, match="total_delta = 0"):
+        calibrate(Budget(1.0, 0.0), releases=1, batch_size=1, shard_size=10)
+    with pytest.raises(ConfigurationError, match="batch_size = 11"):
+        calibrate(BUDGET, releases=1, batch_size=11, shard_size=10)
+    with pytest.raises(ConfigurationError, match="total_epsilon"):
+        Budget(float("inf"), 1e-5)

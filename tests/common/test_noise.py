@@ -1,0 +1,131 @@
+"""What one release guarantees, law by clipping by sampler by scope, and which parameters a law takes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from common.errors import ConfigurationError
+from common.noise import (
+    LAWS,
+    Adjacency,
+    Clipping,
+    ExponentialNorm,
+    GammaNorm,
+    Gaussian,
+    Mechanism,
+    Sampling,
+    Scope,
+    noise_law,
+)
+
+B = 8
+PER_SAMPLE, BATCH_MEAN = Clipping.PER_SAMPLE, Clipping.BATCH_MEAN
+ZERO_OUT, REPLACE_ONE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE
+POISSON, SHUFFLED, WITH = Sampling.POISSON, Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT
+
+# (clipping, sampling, adjacency) -> true sensitivity in units of C, ε of gamma-norm per ε, z of gaussian per z
+TABLE = {
+    (PER_SAMPLE, POISSON, ZERO_OUT): (1 / B, 1 / 2, 1),
+    (PER_SAMPLE, POISSON, REPLACE_ONE): (2 / B, 1, 1 / 2),
+    (PER_SAMPLE, SHUFFLED, ZERO_OUT): (1 / B, 1 / 2, 1),
+    (PER_SAMPLE, SHUFFLED, REPLACE_ONE): (2 / B, 1, 1 / 2),
+    (PER_SAMPLE, WITH, ZERO_OUT): (1, B / 2, 1 / B),
+    (PER_SAMPLE, WITH, REPLACE_ONE): (2, B, 1 / (2 * B)),
+    (BATCH_MEAN, POISSON, ZERO_OUT): (2, B, 1 / (2 * B)),
+    (BATCH_MEAN, POISSON, REPLACE_ONE): (2, B, 1 / (2 * B)),
+    (BATCH_MEAN, SHUFFLED, ZERO_OUT): (2, B, 1 / (2 * B)),
+    (BATCH_MEAN, SHUFFLED, REPLACE_ONE): (2, B, 1 / (2 * B)),
+    (BATCH_MEAN, WITH, ZERO_OUT): (2, B, 1 / (2 * B)),
+    (BATCH_MEAN, WITH, REPLACE_ONE): (2, B, 1 / (2 * B)),
+}
+
+
+def test_the_table_is_whole() -> None:
+    assert len(TABLE) == len(Clipping) * len(Sampling) * len(Adjacency)
+
+
+@pytest.mark.parametrize(("case", "wanted"), TABLE.items(), ids=lambda case: str(case))
+def test_a_release_guarantees_what_its_true_sensitivity_allows(
+    case: tuple[Clipping, Sampling, Adjacency], wanted: tuple[float, float, float]
+) -> None:
+    clipping, sampling, adjacency = case
+    mechanism = Mechanism(clipping, Scope.ALL, sampling, B)
+    sensitivity, per_epsilon, per_z = wanted
+    assert mechanism.sensitivity_over_clip(adjacency) == pytest.approx(sensitivity)
+    gamma = GammaNorm(0.3).guarantee(mechanism, adjacency)
+    assert (gamma.epsilon, gamma.noise_multiplier) == (pytest.approx(0.3 * per_epsilon), None)
+    gaussian = Gaussian(1.7).guarantee(mechanism, adjacency)
+    assert (gaussian.epsilon, gaussian.noise_multiplier) == (None, pytest.approx(1.7 * per_z))
+    assert gamma.is_private
+    assert gaussian.is_private
+    assert gamma.adjacency is gaussian.adjacency is adjacency
+
+
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: str(case))
+@pytest.mark.parametrize("scope", list(Scope))
+def test_the_exponential_norm_guarantees_nothing_and_says_why(
+    case: tuple[Clipping, Sampling, Adjacency], scope: Scope
+) -> None:
+    clipping, sampling, adjacency = case
+    guarantee = ExponentialNorm(0.3).guarantee(Mechanism(clipping, scope, sampling, B), adjacency)
+    assert not guarantee.is_private
+    assert "singular" in guarantee.reason
+
+
+@pytest.mark.parametrize("case", TABLE, ids=lambda case: str(case))
+def test_noise_on_the_first_convolution_alone_guarantees_nothing(
+    case: tuple[Clipping, Sampling, Adjacency],
+) -> None:
+    clipping, sampling, adjacency = case
+    mechanism = Mechanism(clipping, Scope.FIRST_CONV, sampling, B)
+    for law in (GammaNorm(0.3), Gaussian(1.7)):
+        guarantee = law.guarantee(mechanism, adjacency)
+        assert not guarantee.is_private
+        assert "in the clear" in guarantee.reason
+
+
+@pytest.mark.parametrize("sampling", list(Sampling))
+def test_only_poisson_sampling_amplifies(sampling: Sampling) -> None:
+    assert Mechanism(PER_SAMPLE, Scope.ALL, sampling, B).amplified is (sampling is POISSON)
+
+
+def test_laws_by_name() -> None:
+    assert noise_law("gaussian", noise_multiplier=2.0) == Gaussian(2.0)
+    assert noise_law("gamma-norm", epsilon=0.1) == GammaNorm(0.1)
+    assert noise_law("exponential-norm", epsilon=0.1) == ExponentialNorm(0.1)
+    assert all(law.name == name for name, law in LAWS.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "words"),
+    [
+        (
+            "laplace",
+            {"epsilon": 1.0},
+            "noise = 'laplace': allowed are gaussian, gamma-norm, exponential-norm",
+        ),
+        ("gaussian", {"epsilon": 1.0}, "takes noise_multiplier, not epsilon"),
+        ("gaussian", {"epsilon": 1.0, "noise_multiplier": 1.0}, "takes noise_multiplier, not epsilon"),
+        ("gaussian", {}, "takes noise_multiplier"),
+        ("gamma-norm", {"noise_multiplier": 1.0}, "takes epsilon, not noise_multiplier"),
+        ("exponential-norm", {}, "takes epsilon"),
+        ("gamma-norm", {"epsilon": 0.0}, "epsilon = 0.0: must be finite and greater than 0"),
+        ("gamma-norm", {"epsilon": math.nan}, "epsilon = nan"),
+        ("gaussian", {"noise_multiplier": math.inf}, "noise_multiplier = inf"),
+        ("gaussian", {"noise_multiplier": -1.0}, "noise_multiplier = -1.0"),
+    ],
+)
+def test_a_wrong_law_or_parameter_is_refused_by_name(
+    name: str, parameters: dict[str, float], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        noise_law(name, **parameters)
+
+
+@pytest.mark.parametrize("value", [1e-300, 1e-160, 1e160, 1e300])
+def test_a_parameter_at_the_end_of_float64_raises_nothing(value: float) -> None:
+    for law in (GammaNorm(value), ExponentialNorm(value), Gaussian(value)):
+        moment = law.relative_second_moment(785)
+        assert moment >= 0

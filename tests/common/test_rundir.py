@@ -1,0 +1,103 @@
+"""runs/<id>/: four files, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from common.messages import GradientApplied
+from common.models.model import layout
+from common.quantities import EdgeId
+from common.rundir import RunDirectory, new_run_id, versions
+from common.scenario import parse_scenario
+
+FACT = GradientApplied(0, EdgeId("edge-0"), 1, 1, 1, 0, 1, 0.5)
+
+
+def test_the_manifest_says_what_is_needed_to_run_it_again(tmp_path: Path) -> None:
+    scenario = parse_scenario({"iterations": 10, "seed": 4})
+    with RunDirectory(tmp_path / "runs" / "one") as directory:
+        directory.manifest(scenario, engine="events", name="n", data={"blobs": "ab"}, random_stream="philox")
+    manifest = json.loads((tmp_path / "runs" / "one" / "manifest.json").read_text())
+    assert parse_scenario(manifest["scenario"]) == scenario
+    assert manifest["scenario_sha256"] == scenario.digest
+    assert (manifest["seed"], manifest["data"], manifest["random_stream"]) == (4, {"blobs": "ab"}, "philox")
+    assert (manifest["run"], manifest["engine"], manifest["name"]) == ("one", "events", "n")
+    assert manifest["versions"]["numpy"] == np.__version__
+    assert datetime.fromisoformat(manifest["started"]).tzinfo is not None
+
+
+def test_versions_name_torch_only_where_it_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert "torch" not in versions()
+    assert {"python", "platform", "numpy"} <= set(versions())
+
+
+def test_events_are_on_disk_once_the_directory_is_closed_even_by_an_error(tmp_path: Path) -> None:
+    def fail() -> None:
+        with RunDirectory(tmp_path / "run") as directory:
+            directory.journal.fact(FACT)
+            raise RuntimeError("in the midst")
+
+    with pytest.raises(RuntimeError, match="in the midst"):
+        fail()
+    (line,) = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert json.loads(line)["event"] == "gradient_applied"
+
+
+def test_flushed_events_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.journal.fact(FACT)
+        directory.flush()
+        assert len((tmp_path / "run" / "events.jsonl").read_text().splitlines()) == 1
+
+
+def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.close()
+    directory.close()
+
+
+def test_a_run_never_overwrites_another(tmp_path: Path) -> None:
+    RunDirectory(tmp_path / "run").close()
+    with pytest.raises(FileExistsError):
+        RunDirectory(tmp_path / "run")
+
+
+def test_the_model_is_there_as_a_whole_and_block_by_block(tmp_path: Path) -> None:
+    x = np.arange(10, dtype=np.float32)
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.model(x, layout(weight=(2, 3), bias=(4,)), {"updates": "7"})
+    path = tmp_path / "run" / "model.safetensors"
+    tensors = load_file(path)
+    assert set(tensors) == {"x", "weight", "bias"}
+    np.testing.assert_array_equal(tensors["x"], x)
+    np.testing.assert_array_equal(tensors["weight"], x[:6].reshape(2, 3))
+    np.testing.assert_array_equal(tensors["bias"], x[6:])
+    with safe_open(path, "np") as stored:
+        assert stored.metadata() == {"updates": "7"}
+
+
+def test_no_half_written_json_is_ever_seen(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.summary({"final_accuracy": 0.5})
+        with pytest.raises(TypeError):
+            directory.summary({"final_accuracy": object()})
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == {"final_accuracy": 0.5}
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["events.jsonl", "summary.json"]
+
+
+def test_run_ids_sort_by_time_and_do_not_collide() -> None:
+    early = new_run_id("n", datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC))
+    late = new_run_id("n", datetime(2024, 1, 2, 3, 4, 6, tzinfo=UTC))
+    assert early.startswith("n-20240102-030405-")
+    assert early < late
+    same = datetime(2024, 1, 2, tzinfo=UTC)
+    assert len({new_run_id("n", same) for _ in range(1000)}) == 1000

@@ -1,0 +1,173 @@
+"""EdgeWorker: a model in, a noisy gradient out; batch and noise of (seed, k, n) alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.messages import SendModel
+from common.models.gradients import RowGradients
+from common.models.model import Features, Images, Labels, Targets, layout
+from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, Sampling
+from common.quantities import EdgeId, Vector
+from common.randomness import CounterStreams, Purpose
+from edge.privacy import clip
+from edge.samplers import draw_batch
+from edge.worker import EdgeWorker, Recipe, Shard
+
+DIMENSION = 6
+FIRST_LAYER = slice(0, 2)
+
+
+class Pull:
+    """F(x; ξ) = ‖x − ξ‖²/2, whose gradient is x − ξ; its first two coordinates play the first convolution."""
+
+    name = "pull"
+    dimension = DIMENSION
+    layout = layout(first=(2,), rest=(4,))
+    first_layer = FIRST_LAYER
+
+    def initial(self, rng: np.random.Generator) -> Vector:  # noqa: ARG002
+        return np.zeros(DIMENSION, np.float32)
+
+    def features(self, images: Images) -> Features:
+        return images
+
+    def targets(self, labels: Labels) -> Targets:
+        return labels
+
+    def gradients(self, x: Vector, features: Features, targets: Targets) -> RowGradients:
+        assert len(features) == len(targets)
+        return RowGradients(x - features)
+
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> tuple[float, float]:
+        raise NotImplementedError
+
+
+POOL = np.random.default_rng(0).normal(0, 3, (90, DIMENSION)).astype(np.float32)
+ROWS = np.arange(10, 70)
+X = np.linspace(-1, 1, DIMENSION, dtype=np.float32)
+
+
+def worker(index: int = 2, streams: CounterStreams | None = None, **changes: Any) -> EdgeWorker:
+    recipe: dict[str, Any] = {
+        "batch_size": 5,
+        "sampling": Sampling.WITH_REPLACEMENT,
+        "clipping": Clipping.PER_SAMPLE,
+        "law": Gaussian(1.5),
+        "noised": slice(0, DIMENSION),
+        "regularization": 0.0,
+    }
+    shard = Shard(POOL, np.zeros(len(POOL), np.int64), ROWS)
+    streams = streams or CounterStreams.seeded(11)
+    return EdgeWorker(EdgeId(f"edge-{index}"), index, Pull(), shard, Recipe(**{**recipe, **changes}), streams)
+
+
+def sent(version: int = 1, sensitivity: float = 0.4, stage: int = 3) -> SendModel:
+    return SendModel(EdgeId("edge-2"), version, stage, sensitivity, 0, X)
+
+
+def test_sequences_count_from_one_and_the_answer_says_what_it_was_made_of() -> None:
+    edge = worker()
+    for n, version in enumerate([1, 4, 9], start=1):
+        arrived = edge.receive(sent(version, 0.4 / n, stage=n))
+        assert (arrived.edge_id, arrived.sequence, arrived.version) == ("edge-2", n, version)
+        assert (arrived.stage, arrived.sensitivity) == (n, 0.4 / n)
+        assert arrived.gradient.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "law", [ExponentialNorm(0.5), GammaNorm(0.5), Gaussian(2.0)], ids=lambda law: law.name
+)
+@pytest.mark.parametrize("clipping", list(Clipping))
+@pytest.mark.parametrize("sampling", list(Sampling))
+def test_a_release_is_the_clipped_mean_the_regulariser_and_one_draw(
+    law: NoiseLaw, clipping: Clipping, sampling: Sampling
+) -> None:
+    edge = worker(law=law, clipping=clipping, sampling=sampling, regularization=0.1)
+    streams, sensitivity = CounterStreams.seeded(11), 0.4
+    for n in range(1, 4):
+        batch = ROWS[draw_batch(sampling, streams, 2, n, len(ROWS), 5)]
+        mean = clip(RowGradients(X - POOL[batch]), clipping, 5 * sensitivity / 2, 5)
+        mean = mean + np.float32(0.1) * X
+        eta = law.draw(sensitivity, DIMENSION, streams.at(2, Purpose.NOISE, n))
+        np.testing.assert_allclose(edge.receive(sent()).gradient, mean + eta, rtol=1e-6, atol=1e-6)
+
+
+def test_the_regulariser_is_added_after_the_clipping() -> None:
+    """It depends on no sample, and may exceed the bound."""
+    tiny = 1e-6
+    gradient = worker(law=Gaussian(1e-9), regularization=50.0).gradient(X, tiny, 1)
+    np.testing.assert_allclose(gradient, 50 * X, atol=1e-4)
+
+
+def test_without_a_law_nothing_is_clipped_or_noised() -> None:
+    edge = worker(law=None, regularization=0.1)
+    batch = ROWS[draw_batch(Sampling.WITH_REPLACEMENT, CounterStreams.seeded(11), 2, 1, len(ROWS), 5)]
+    mean = (X - POOL[batch]).mean(axis=0) + 0.1 * X
+    np.testing.assert_allclose(edge.receive(sent(sensitivity=0.0)).gradient, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_only_the_shards_own_rows_are_used() -> None:
+    edge = worker(law=None)
+    marked = POOL.copy()
+    marked[:10] = marked[70:] = np.nan
+    edge.shard = Shard(marked, edge.shard.targets, ROWS)
+    for _ in range(50):
+        assert np.isfinite(edge.receive(sent()).gradient).all()
+
+
+@pytest.mark.parametrize(
+    "law", [ExponentialNorm(0.5), GammaNorm(0.5), Gaussian(2.0)], ids=lambda law: law.name
+)
+def test_noise_on_the_first_layer_leaves_the_others_in_the_clear(law: NoiseLaw) -> None:
+    released = worker(law=law, noised=FIRST_LAYER).gradient(X, 0.4, 1)
+    batch = ROWS[draw_batch(Sampling.WITH_REPLACEMENT, CounterStreams.seeded(11), 2, 1, len(ROWS), 5)]
+    clear = clip(RowGradients(X - POOL[batch]), Clipping.PER_SAMPLE, 1.0, 5)
+    np.testing.assert_array_equal(released[2:], clear[2:])
+    assert (released[:2] != clear[:2]).all()
+
+
+def test_an_empty_poisson_batch_releases_pure_noise() -> None:
+    streams = CounterStreams.seeded(11)
+    empty = next(n for n in range(1, 10_000) if not len(draw_batch(Sampling.POISSON, streams, 2, n, 60, 1)))
+    gradient = worker(sampling=Sampling.POISSON, batch_size=1).gradient(X, 0.4, empty)
+    eta = Gaussian(1.5).draw(0.4, DIMENSION, streams.at(2, Purpose.NOISE, empty))
+    np.testing.assert_array_equal(gradient, eta.astype(np.float32))
+
+
+@given(st.permutations([(k, n) for k in range(3) for n in range(1, 4)]))
+def test_batch_and_noise_do_not_depend_on_the_order_in_which_edges_ask(order: list[tuple[int, int]]) -> None:
+    """One reseated generator serves all edges, as in the simulator; alone, each draws the same."""
+    shared = CounterStreams.seeded(11)
+    edges = [worker(k, shared) for k in range(3)]
+    for k, n in order:
+        together = edges[k].gradient(X, 0.4, n)
+        np.testing.assert_array_equal(together, worker(k).gradient(X, 0.4, n))
+
+
+def test_an_edge_that_returns_goes_on_where_its_sequence_was() -> None:
+    steady, returned = worker(), worker()
+    releases = [steady.receive(sent()).gradient for _ in range(3)]
+    returned.sequence = 2
+    np.testing.assert_array_equal(returned.receive(sent()).gradient, releases[2])
+
+
+def test_secure_streams_never_repeat_a_release() -> None:
+    releases = {
+        worker(streams=CounterStreams.secure()).gradient(X, 0.4, n).tobytes()
+        for n in range(1, 4)
+        for _ in range(3)
+    }
+    assert len(releases) == 9
+
+
+def test_the_model_that_was_sent_is_left_as_it_was() -> None:
+    x = X.copy()
+    for law in (None, Gaussian(1.0)):
+        worker(law=law, regularization=0.5).gradient(x, 0.4, 1)
+    np.testing.assert_array_equal(x, X)
