@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,3 +93,25 @@ class MqttOptions:
 
     def __repr__(self) -> str:  # never the password
         return f"MqttOptions({self.address}, client_id={self.client_id!r}, username={self.username!r})"
+
+
+def open_socket(options: MqttOptions) -> socket.socket:
+    """Connect by TCP (with TCP_NODELAY), TLS or a unix socket; raise OSError."""
+    address = options.address
+    if address.is_unix:
+        plain = socket.socket(socket.AF_UNIX)
+        plain.settimeout(options.connect_timeout)
+    else:
+        plain = socket.create_connection((address.host, address.port), timeout=options.connect_timeout)
+    try:
+        if address.is_unix:
+            plain.connect(address.host)
+            return plain
+        # Without it on both ends small messages fall to a tenth of the rate.
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if options.tls is None:
+            return plain
+        return options.tls.context().wrap_socket(plain, server_hostname=address.host)
+    except BaseException:
+        plain.close()
+        raise

@@ -6,14 +6,14 @@ import random
 import ssl
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 
 from common.channel import Timer
-from common.connection import MqttOptions
+from common.connection import MqttOptions, open_socket
 from common.errors import BrokerUnavailableError, ConfigurationError, LocalProtocolError, RemoteProtocolError
 from common.loop import READ, WRITE, SelectorLoop
 from common.routing import OnMessage, OnViolation, Routes, ignore_violation
@@ -25,10 +25,10 @@ _DENIED = ("Bad user name or password", "Not authorized")
 class _StreamClient(paho.Client):
     """paho on a PacketStream. `_create_socket` is the one private hook that we use."""
 
-    wrap: Callable[[Any], PacketStream]
+    open_stream: Callable[[], PacketStream]
 
     def _create_socket(self) -> Any:
-        return self.wrap(super()._create_socket())
+        return self.open_stream()
 
 
 class MqttChannel:
@@ -55,6 +55,7 @@ class MqttChannel:
         self._routes = Routes(on_violation)
         self._stream: PacketStream | None = None
         self._mask = 0  # what the loop waits for
+        self._in_paho = False  # its callbacks hold locks that its writing takes
         self._greeted = False  # CONNACK came, on_connected is still to be told
         self._was_connected = False
         self._refusal: str | None = None  # what the operator must mend
@@ -74,6 +75,8 @@ class MqttChannel:
 
     def connect(self, timeout: float) -> None:
         """Connect within `timeout` seconds, retrying; later losses are mended by the loop."""
+        if self._loop.here:
+            raise LocalProtocolError("connect waits for the loop; a callback must use open")
         until = self._loop.now() + timeout
         arrived = threading.Event()
 
@@ -88,11 +91,11 @@ class MqttChannel:
                 if not settled() and self._loop.now() < until:
                     self._loop.call_later(0.01, poll)
 
-            self._loop.post(self._attempt)
+            self.open()
             self._loop.post(poll)
             arrived.wait(timeout)
         else:
-            self._loop.post(self._attempt)
+            self.open()
             self._loop.serve(settled, until=until)
         if self._refusal is not None:
             self.close()
@@ -157,7 +160,10 @@ class MqttChannel:
             self._loop.serve(self._closed.is_set, until=until + 1)
 
     def abort(self) -> None:
-        """Drop the connection without a goodbye, as a crash would: the last will goes out."""
+        """Drop the connection without a goodbye, as a crash would: the last will goes out.
+
+        In the loop's thread, or while it does not serve.
+        """
         self._closing = True
         self._cancel_timers()
         stream = self._stream
@@ -171,17 +177,14 @@ class MqttChannel:
 
     def _make_client(self) -> _StreamClient:
         options = self.options
-        transport = "unix" if options.address.is_unix else "tcp"
         client = _StreamClient(
             CallbackAPIVersion.VERSION2,
             client_id=options.client_id,
             clean_session=True,
             protocol=paho.MQTTv311,
-            transport=cast(Any, transport),
             reconnect_on_failure=False,
         )
-        client.wrap = self._wrap
-        client.connect_timeout = options.connect_timeout
+        client.open_stream = self._open_stream
         client.max_inflight_messages_set(options.max_inflight)
         client.max_queued_messages_set(options.max_queued)
         if options.username is not None:
@@ -190,7 +193,7 @@ class MqttChannel:
             will = options.will
             client.will_set(will.topic, will.payload, will.qos, will.retain)
         if options.tls is not None:
-            client.tls_set_context(options.tls.context())
+            options.tls.context()  # a wrong file is the operator's to mend, before anything connects
         client.on_connect = self._greet
         client.on_subscribe = self._subscribed
         client.on_message = self._paho_message
@@ -202,10 +205,11 @@ class MqttChannel:
         client.connect_async(options.address.host, options.address.port, options.keepalive)
         return client
 
-    def _wrap(self, sock: Any) -> PacketStream:
-        if not self.options.address.is_unix:
-            sock.setsockopt(6, 1, 1)  # IPPROTO_TCP, TCP_NODELAY: a tenth of the rate without it
-        return PacketStream(sock, max_packet=self.options.max_packet, max_unsent=self.options.max_unsent)
+    def _open_stream(self) -> PacketStream:
+        options = self.options
+        return PacketStream(
+            open_socket(options), max_packet=options.max_packet, max_unsent=options.max_unsent
+        )
 
     def _attempt(self) -> None:
         self._retry = None
@@ -243,8 +247,7 @@ class MqttChannel:
         if stream is not None:
             stream.ended = True
             self.last_error = reason
-            self._client.loop_read()  # paho reads the end, and closes
-            self._after_paho()
+            self._read_paho()  # paho reads the end, and closes
 
     def _greet(self, _client: Any, _userdata: Any, _flags: Any, code: ReasonCode, _properties: Any) -> None:
         if code.is_failure:
@@ -297,8 +300,7 @@ class MqttChannel:
                         if self._stream is not stream:
                             return
                     elif stream.for_paho:
-                        self._client.loop_read()
-                        self._after_paho()
+                        self._read_paho()
                         if self._stream is not stream:
                             return
                     else:
@@ -323,12 +325,21 @@ class MqttChannel:
                 "?", RemoteProtocolError(f"a packet of more than {self.options.max_packet} bytes")
             )
 
+    def _read_paho(self) -> None:
+        self._in_paho = True
+        try:
+            self._client.loop_read()
+        finally:
+            self._in_paho = False
+        self._after_paho()
+
     def _after_paho(self) -> None:
         """Tell the service what paho has learnt, outside paho's own locks."""
         if self._greeted:
             self._greeted = False
             self._cancel_timers()
             self._upkeep = self._loop.call_later(self._upkeep_period, self._keep_alive)
+            self._client.loop_write()  # subscriptions go before whatever on_connected publishes
             if self._on_connected is not None:
                 self._on_connected()
         elif self._stream is None and self._retry is None and not self._closing:
@@ -367,7 +378,7 @@ class MqttChannel:
                 self._loop.rewatch(stream.fileno(), mask, self._ready)
 
     def _soon(self, callback: Callable[[], None]) -> None:
-        if self._loop.here:
+        if self._loop.here and not self._in_paho:
             callback()
         else:
             self._loop.post(callback)

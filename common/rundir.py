@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from common.journal import Journal
 from common.models.model import Block
@@ -98,9 +98,17 @@ class RunDirectory:
         """Write x_{T+1}: every block under its name, the flat vector as `x`."""
         tensors = {block.name: np.ascontiguousarray(x[block.slice].reshape(block.shape)) for block in layout}
         tensors["x"] = x
-        save_file(tensors, self.path / "model.safetensors", metadata=dict(metadata))
+        (self.path / "model.safetensors").write_bytes(_ordered(save(tensors, metadata=dict(metadata))))
 
     def _json(self, name: str, value: Mapping[str, Any]) -> None:
         temporary = self.path / f".{name}.tmp"
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         temporary.replace(self.path / name)
+
+
+def _ordered(content: bytes) -> bytes:
+    """Sort the keys of a safetensors header: the library leaves them in an order that changes from run to run."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[end:]

@@ -101,6 +101,7 @@ class EdgeSession:
 
     last_sequence: int = 0  # of the last gradient debited
     pending: int | None = None  # sequence in the outbox without acknowledgement
+    awaited: int = 0  # what a model must acknowledge to count
     phase: Phase = Phase.GREETING
 
     def receive(self, event: SessionEvent) -> list[SessionEffect]:
@@ -117,7 +118,7 @@ class EdgeSession:
             case SendModel():
                 return self._model(event)
             case GradientDebited():
-                self.last_sequence = self.pending = event.sequence
+                self.last_sequence = self.pending = self.awaited = event.sequence
                 self.phase = Phase.PUSHING
                 return [PushOutbox(event.sequence)]
             case BudgetSpent():
@@ -140,18 +141,19 @@ class EdgeSession:
         applied = admission.welcome.last_sequence
         effects: list[SessionEffect] = [Prepare(admission)]
         if self.pending is not None and self.pending > applied:
-            self.phase = Phase.PUSHING
+            self.phase, self.awaited = Phase.PUSHING, self.pending
             return [*effects, PushOutbox(self.pending)]
         self.last_sequence = max(self.last_sequence, applied)
+        self.awaited = applied  # a cloud that was started anew knows less than the ledger
         self.pending = None
         self.phase = Phase.WAITING
         return effects
 
     def _model(self, sent: SendModel) -> list[SessionEffect]:
-        if self.phase is Phase.GREETING or sent.acknowledged < self.last_sequence:
+        if self.phase is Phase.GREETING or sent.acknowledged < self.awaited:
             return []  # an answer to something older; what is owed is still owed
         self.pending = None
-        return [MakeGradient(max(self.last_sequence, sent.acknowledged) + 1, sent)]
+        return [MakeGradient(self.last_sequence + 1, sent)]
 
     def _refused(self, refusal: Refusal) -> list[SessionEffect]:
         reason, detail = refusal.refuse.reason, refusal.refuse.detail

@@ -107,7 +107,7 @@ class Broker:
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return "; ".join(lines[-3:]) or "it said nothing"
 
 
 def find_mosquitto() -> str | None:
@@ -137,6 +137,8 @@ def mosquitto_configuration(port: int, directory: Path, options: MosquittoOption
         "log_type warning",
         f"allow_anonymous {'true' if options.password_file is None else 'false'}",
     ]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        lines.append("user root")  # else it becomes `mosquitto`, who cannot read the caller's files
     if options.password_file is not None:
         lines.append(f"password_file {options.password_file}")
     if options.acl_file is not None:

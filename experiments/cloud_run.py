@@ -116,6 +116,10 @@ def open_cloud(
         for service in started:
             service.announce()
 
+    def records_written() -> None:
+        directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
+        view.refresh()
+
     channel = MqttChannel(
         options,
         loop,
@@ -130,7 +134,7 @@ def open_cloud(
         channel=channel,
         loop=loop,
         journal=directory.journal if scenario.records.events else None,
-        on_records=view.refresh,
+        on_records=records_written,
         on_idle=view.say,
         nonce=nonce,
     )

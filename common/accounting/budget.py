@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Self
 
-from common.accounting.gaussian import dp_accounting, quiet
+from common.accounting import gaussian
+from common.accounting.gaussian import GaussianReleases, dp_accounting
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
@@ -92,34 +94,42 @@ def calibrate(
 
 def _calibrate_sampled(budget: Budget, rate: float, charges: int) -> float:
     library = dp_accounting()
-    relation = library.NeighboringRelation.REPLACE_SPECIAL
 
-    def event(noise_multiplier: float) -> object:
-        sampled = library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(noise_multiplier))
-        return library.SelfComposedDpEvent(sampled, charges)
+    @functools.cache
+    def by_pld(z: float) -> float:
+        return gaussian.pld([GaussianReleases(z, rate, charges)], budget.delta, Adjacency.ZERO_OUT)
 
-    def search(accountant: Callable[[], object], bracket: object, tolerance: float) -> float:
+    def by_rdp(z: float) -> float:
+        return gaussian.rdp([GaussianReleases(z, rate, charges)], budget.delta)
+
+    def search(epsilon: Callable[[float], float], bracket: object, tolerance: float) -> float:
         z: float = library.calibrate_dp_mechanism(
-            accountant, event, budget.epsilon, budget.delta, bracket, tol=tolerance
+            lambda: _Accountant(epsilon), float, budget.epsilon, budget.delta, bracket, tol=tolerance
         )
         return z
 
-    def passes(noise_multiplier: float) -> bool:
-        accountant = library.pld.PLDAccountant(relation).compose(event(noise_multiplier))
-        return bool(accountant.get_epsilon(budget.delta) <= budget.epsilon)
-
     # RDP is quick, and PLD permits a little less noise: starting from RDP's z, PLD is never asked far
     # from the answer, where a small z would cost it minutes.
-    with quiet():
-        above = search(
-            lambda: library.rdp.RdpAccountant(neighboring_relation=relation),
-            library.LowerEndpointAndGuess(0.01, 1.0),
-            1e-4,
-        )
-    while not passes(above):
+    above = search(by_rdp, library.LowerEndpointAndGuess(0.01, 1.0), 1e-3)
+    while by_pld(above) > budget.epsilon:
         above *= 1.05
     below = 0.94 * above
-    while passes(below):
+    while by_pld(below) <= budget.epsilon:
         above, below = below, 0.85 * below
-    bracket = library.ExplicitBracketInterval(below, above)
-    return search(lambda: library.pld.PLDAccountant(relation), bracket, 1e-6)
+    return search(by_pld, library.ExplicitBracketInterval(below, above), 1e-6)
+
+
+class _Accountant:
+    """What dp-accounting's search asks of an accountant; it remembers, where the library composes anew."""
+
+    def __init__(self, epsilon: Callable[[float], float]) -> None:
+        self.ledger = dp_accounting().NoOpDpEvent()
+        self._epsilon = epsilon
+        self._z = math.nan
+
+    def compose(self, z: float) -> Self:
+        self._z = z
+        return self
+
+    def get_epsilon(self, delta: float) -> float:  # noqa: ARG002 - bound already
+        return self._epsilon(self._z)

@@ -45,7 +45,7 @@ def dp_accounting() -> Any:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Keep the library from warning of each order that it leaves out, which only loosens the bound."""
     logger = logging.getLogger("absl")
     level = logger.level
@@ -61,7 +61,7 @@ def _rdp_of_one(noise_multiplier: float, rate: float) -> tuple[Any, npt.NDArray[
     library = dp_accounting()
     accountant = library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_SPECIAL)
     event = library.GaussianDpEvent(noise_multiplier)
-    with quiet():
+    with _quiet():
         accountant.compose(event if rate == 1 else library.PoissonSampledDpEvent(rate, event))
     return accountant.orders, accountant.rdp
 

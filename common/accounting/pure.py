@@ -7,6 +7,7 @@ DRV: Dwork, Rothblum, Vadhan, "Boosting and Differential Privacy" (2010), KOV's 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,8 @@ def optimal(epsilon: float, count: int, delta: float) -> float:
 
     δ_i = Σ_{l<i} C(k,l)·(e^{(k−l)ε} − e^{(k−2i+l)ε}) / (1+e^ε)^k, which rises with i.
     """
+    if delta < sys.float_info.min:  # below, a δ_i that underflows to 0 would pass for one that is 0
+        return count * epsilon
     reach = np.arange(count // 2 + 1, dtype=np.float64)  # l
     steps = np.log((count - reach[1:] + 1) / reach[1:])
     choose = np.concatenate(([0.0], np.cumsum(steps)))  # log C(k, l)

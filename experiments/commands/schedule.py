@@ -12,7 +12,7 @@ from rich.table import Table
 
 from cloud.stages import Stage, planned_stages
 from common.errors import ConfigurationError
-from common.noise import noise_law
+from common.noise import LAWS, noise_law
 from common.problem import Problem, SensitivityRule
 
 _COLUMNS = (
@@ -85,6 +85,8 @@ def largest_moment(
     noise: str, epsilons: list[float], multipliers: list[float], dimension: int | None
 ) -> float:
     """Return v = max_k E‖η‖²/ΔS² of the law in use."""
+    if noise not in LAWS:
+        raise ConfigurationError(f"noise = {noise!r}: allowed are {', '.join(LAWS)}")
     if noise == "gaussian" and epsilons:
         raise ConfigurationError(
             "epsilon: a gaussian edge has a noise multiplier, not an ε; use --noise-multiplier"

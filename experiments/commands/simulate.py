@@ -37,8 +37,8 @@ def simulate_command(
     name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
     world = World.of(resolved, options.data_dir_or_default(data_dir))
     check_world(world)
-    if engine == "vectorised":
-        check_vectorised([world])
+    if engine != "events":
+        check_vectorised([world], blocks=engine == "block")
     with _progress_bar(resolved.iterations) as bar:
         task = bar.add_task(
             f"{resolved.algorithm.name} {resolved.model.name}", total=resolved.iterations, note=""

@@ -101,3 +101,13 @@ def test_run_ids_sort_by_time_and_do_not_collide() -> None:
     assert early < late
     same = datetime(2024, 1, 2, tzinfo=UTC)
     assert len({new_run_id("n", same) for _ in range(1000)}) == 1000
+
+
+def test_the_same_model_is_the_same_file_byte_by_byte(tmp_path: Path) -> None:
+    """The library itself writes its metadata in an order that changes from run to run."""
+    files = set()
+    for n in range(10):
+        with RunDirectory(tmp_path / str(n)) as directory:
+            directory.model(np.ones(3, np.float32), layout(w=(3,)), {key: key for key in "abcdefgh"})
+        files.add((tmp_path / str(n) / "model.safetensors").read_bytes())
+    assert len(files) == 1

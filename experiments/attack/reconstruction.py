@@ -1,0 +1,175 @@
+"""Releases of the real EdgeWorker under each law, each ε and each clipping, and what they give away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from common.accounting.budget import calibrate
+from common.accounting.releases import Budget
+from common.errors import ConfigurationError
+from common.messages import SendModel
+from common.noise import Clipping, NoiseLaw, Sampling, noise_law
+from edge.samplers import draw_batch
+from edge.worker import EdgeWorker, Recipe
+from experiments.attack.inversion import Head, Picture, head_of, infer_target, invert
+from experiments.attack.similarity import correlation, psnr, ssim
+from experiments.attack.trajectory import models_at
+from experiments.world import World
+
+IN_THE_CLEAR = "none"
+LAWS = ("exponential-norm", "gamma-norm", "gaussian")
+DELTA = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell of the grid: means over several releases, and the picture of the first."""
+
+    clipping: str
+    law: str
+    epsilon: float | None  # nominal ε of one release; None: no noise
+    t: int
+    psnr: float | None  # None: features, not pixels
+    ssim: float | None
+    correlation: float
+    label_accuracy: float
+    picture: Picture
+    truth: Picture
+
+
+def nominal_law(name: str, epsilon: float, batch_size: int) -> NoiseLaw:
+    """Return the law whose single release is ε-DP when one sample is replaced, a move of ΔS.
+
+    exponential-norm is not, but this is what the paper calls ε. The gaussian's z counts from C/b = ΔS/2,
+    so it is twice the least noise multiplier for (ε, 1e-5).
+    """
+    if name != "gaussian":
+        return noise_law(name, epsilon=epsilon)
+    z = calibrate(
+        Budget(epsilon, DELTA),
+        releases=1,
+        batch_size=batch_size,
+        shard_size=batch_size,
+        sampling=Sampling.SHUFFLED,
+    )
+    return noise_law("gaussian", noise_multiplier=2 * z)
+
+
+def attack(
+    world: World,
+    *,
+    epsilons: Sequence[float],
+    iterations: Sequence[int],
+    batch_size: int = 1,
+    releases: int = 10,
+    laws: Sequence[str] = LAWS,
+    clippings: Sequence[Clipping] = tuple(Clipping),
+) -> list[Cell]:
+    """Reconstruct edge 0's images from its gradients at x_t, one cell for each law, ε, t and clipping.
+
+    One training of the scenario gives x_t and the bound C = bΔS/2 at t, the same for all cells, so that
+    they differ in the release alone. ΔS is 2C over the batch size of the attack.
+    """
+    if batch_size < 1 or batch_size * releases > len(world.rows[0]):
+        raise ConfigurationError(
+            f"batch_size = {batch_size}, releases = {releases}: edge 0 has {len(world.rows[0])} images"
+        )
+    head = head_of(world.model)
+    models = list(zip(iterations, models_at(world, iterations), strict=True))
+    noised: list[tuple[str, float | None, NoiseLaw | None]] = [(IN_THE_CLEAR, None, None)]
+    if world.scenario.private:
+        noised += [(name, e, nominal_law(name, e, batch_size)) for e in epsilons for name in laws]
+    cells = []
+    for clipping in clippings:
+        for name, epsilon, law in noised:
+            for t, sent in models:
+                worker = _worker(world, law, clipping, batch_size)
+                outcomes = [_one(world, head, worker, sent, n) for n in range(1, releases + 1)]
+                cells.append(_mean(outcomes, clipping.value, name, epsilon, t))
+    return cells
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    guess: Picture
+    truth: Picture
+    label_right: bool
+    psnr: float
+    ssim: float
+    correlation: float
+
+
+def _worker(world: World, law: NoiseLaw | None, clipping: Clipping, batch_size: int) -> EdgeWorker:
+    """Return edge 0 with another recipe; shuffled, since a Poisson batch of one is empty as often as not."""
+    worker = world.workers()[0]
+    scope_is_all = world.scenario.privacy.scope == "all"
+    worker.recipe = Recipe(
+        batch_size=batch_size,
+        sampling=Sampling.SHUFFLED,
+        clipping=clipping,
+        law=law,
+        noised=slice(0, world.model.dimension) if scope_is_all else world.model.first_layer,
+        regularization=world.scenario.model.regularization,
+    )
+    return worker
+
+
+def _one(world: World, head: Head, worker: EdgeWorker, sent: SendModel, n: int) -> _Outcome:
+    model, shard, recipe = world.model, worker.shard, worker.recipe
+    bound = world.scenario.batch_size * sent.sensitivity / 2  # C
+    worker.sequence = n - 1
+    released = worker.receive(replace(sent, sensitivity=2 * bound / recipe.batch_size)).gradient
+    # the observer knows x_t, which depends on no sample of this batch, and takes λx_t off
+    gradient = released - np.float32(recipe.regularization) * sent.model
+    guess = invert(head, model, gradient)
+    target = infer_target(head, model, gradient)
+    batch = draw_batch(recipe.sampling, worker.streams, worker.index, n, len(shard), recipe.batch_size)
+    rows = shard.rows[batch]
+    truths = list(_truths(world, head, sent, rows.tolist()))
+    nearest = max(truths, key=lambda truth: correlation(truth, guess))
+    right = target in shard.targets[rows]
+    if not head.sees_pixels:
+        return _Outcome(guess, nearest, right, math.nan, math.nan, correlation(nearest, guess))
+    shape = world.dataset.shape
+    return _Outcome(
+        guess,
+        nearest,
+        right,
+        psnr(nearest, guess),
+        ssim(nearest.reshape(shape), guess.reshape(shape)),
+        correlation(nearest, guess),
+    )
+
+
+def _truths(world: World, head: Head, sent: SendModel, rows: Sequence[int]) -> Iterator[Picture]:
+    """Yield what a perfect inversion of each sample would give: its pixels, or its features."""
+    for row in rows:
+        if head.sees_pixels:
+            yield world.features[row, :-1].astype(np.float64)
+        else:
+            one = slice(row, row + 1)
+            exact = world.model.gradients(sent.model, world.features[one], world.targets[one])
+            yield invert(head, world.model, exact.weighted_sum(None))
+
+
+def _mean(outcomes: Sequence[_Outcome], clipping: str, law: str, epsilon: float | None, t: int) -> Cell:
+    def mean(name: str) -> float | None:
+        value = float(np.mean([getattr(outcome, name) for outcome in outcomes]))
+        return None if math.isnan(value) else value
+
+    return Cell(
+        clipping=clipping,
+        law=law,
+        epsilon=epsilon,
+        t=t,
+        psnr=mean("psnr"),
+        ssim=mean("ssim"),
+        correlation=mean("correlation") or 0.0,
+        label_accuracy=mean("label_right") or 0.0,
+        picture=outcomes[0].guess,
+        truth=outcomes[0].truth,
+    )

@@ -1,0 +1,55 @@
+"""The games of a scenario: its own law, clipping, sampler, batch and shard, in the worst case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common.errors import ConfigurationError
+from common.noise import GammaNorm, Sampling, Scope
+from common.scenario import Scenario
+from experiments.audit.canary import Setting
+from experiments.audit.game import Game
+from experiments.audit.sound import honest_game
+from experiments.world import World
+
+
+def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | None = None) -> list[Game]:
+    """Return the release whose batch has the canary for certain, and, where it differs, as sampled.
+
+    The guarantee holds for every N, so the audit takes an N where the law is easiest to tell: gamma-norm
+    noise hides a direction among many.
+    """
+    scenario = world.scenario
+    if not 0 <= edge < scenario.workers:
+        raise ConfigurationError(f"edge = {edge}: must be from 0 to {scenario.workers - 1}")
+    setting = _setting(world, scenario, edge, dimension)
+    certain = {Sampling.WITH_REPLACEMENT: 1}.get(setting.sampling, setting.batch_size)
+    alone = replace(setting, shard_size=certain)
+    if setting.clipping.value == "batch-mean" and setting.sampling is Sampling.WITH_REPLACEMENT:
+        alone = replace(
+            alone, sampling=Sampling.SHUFFLED, shard_size=setting.batch_size
+        )  # needs others in the batch
+    games = [honest_game("one release, canary in the batch", alone, rounds)]
+    if setting.sampling is Sampling.POISSON and setting.shard_size > setting.batch_size:
+        games.append(honest_game("one release, as sampled", setting, rounds))
+    if setting.sampling is Sampling.SHUFFLED:
+        epoch = replace(setting, shard_size=2 * setting.batch_size)
+        games.append(honest_game("an epoch of two releases", epoch, rounds))
+    return games
+
+
+def _setting(world: World, scenario: Scenario, edge: int, dimension: int | None) -> Setting:
+    law = scenario.law(edge)
+    mechanism = scenario.mechanism
+    # a linear model's first layer is all of it
+    partly = mechanism.scope is Scope.FIRST_CONV and world.model.first_layer.stop < world.model.dimension
+    default = 2 if isinstance(law, GammaNorm) else 16
+    return Setting(
+        law=law,
+        batch_size=mechanism.batch_size,
+        shard_size=len(world.rows[edge]),
+        dimension=dimension or default,
+        sampling=mechanism.sampling,
+        clipping=mechanism.clipping,
+        first_layer_only=partly,
+    )

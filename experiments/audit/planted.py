@@ -1,0 +1,261 @@
+"""Unsound mechanisms with the claims that somebody in error would make: an audit must flag every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from common.accounting.releases import ReleaseKind
+from common.models.gradients import Matrix, RowGradients
+from common.noise import (
+    Adjacency,
+    Clipping,
+    ExponentialNorm,
+    GammaNorm,
+    Gaussian,
+    Guarantee,
+    Mechanism,
+    Noise,
+    NoiseLaw,
+    Sampling,
+)
+from common.quantities import NoisyGradient, PerSampleGradients, Vector
+from common.randomness import CounterStreams, Purpose
+from edge.privacy import perturb
+from edge.samplers import draw_batch
+from edge.worker import EdgeWorker
+from experiments.audit.bounds import Floats
+from experiments.audit.canary import CLIP, GivenGradients, Setting, log_likelihood_ratio
+from experiments.audit.claims import Claim, claim_for
+from experiments.audit.game import Game, Releases
+
+
+@dataclass(frozen=True, slots=True)
+class HalfScale:
+    """A law that draws half of what it claims to draw."""
+
+    name: ClassVar[str] = "half-scale"
+    law: NoiseLaw
+
+    def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Noise:
+        return self.law.draw(sensitivity / 2, dimension, rng)
+
+    def relative_second_moment(self, dimension: int) -> float:
+        return self.law.relative_second_moment(dimension)
+
+    def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
+        return self.law.guarantee(mechanism, adjacency)
+
+
+class LargestCoordinate(RowGradients):
+    """Clipping that measures a gradient by its largest coordinate."""
+
+    def norms(self) -> npt.NDArray[np.float32]:
+        return np.abs(self._rows).max(axis=1)
+
+
+class EachLayer(RowGradients):
+    """Clipping of each of four layers to the whole bound C."""
+
+    def __init__(self, rows: Matrix) -> None:
+        layers = rows.reshape(len(rows), 4, -1)
+        norms = np.linalg.norm(layers, axis=2, keepdims=True)
+        super().__init__((layers * (CLIP / np.maximum(norms, CLIP))).reshape(rows.shape).astype(np.float32))
+
+    def norms(self) -> npt.NDArray[np.float32]:
+        return np.zeros(len(self._rows), np.float32)  # clipped already
+
+
+class Scaled(RowGradients):
+    """A sum that is to be divided by b, made so that something else comes out."""
+
+    def __init__(self, rows: Matrix, factor: float) -> None:
+        super().__init__(rows)
+        self._factor = np.float32(factor)
+
+    @classmethod
+    def realised(cls, rows: Matrix, batch_size: int) -> Scaled:
+        """Divide by the number of samples at hand; a zeroed record is none."""
+        return cls(rows, batch_size / max(1, np.count_nonzero(rows.any(axis=1))))
+
+    def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
+        return super().weighted_sum(weights) * self._factor
+
+
+class RepeatedNoise(CounterStreams):
+    """Streams whose noise is the same for two releases in a row."""
+
+    def at(self, edge: int, purpose: Purpose, n: int) -> np.random.Generator:
+        return super().at(edge, purpose, (n + 1) // 2 if purpose is Purpose.NOISE else n)
+
+
+class ClipsAfterNoise(EdgeWorker):
+    """Noise first, then clip the noisy mean: what is released is bounded, what one sample does is not."""
+
+    def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        recipe, shard = self.recipe, self.shard
+        assert recipe.law is not None
+        batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
+        rows = shard.rows[batch]
+        mean = self.model.gradients(x, shard.features[rows], shard.targets[rows]).weighted_sum(None)
+        mean /= np.float32(recipe.batch_size)
+        noisy = perturb(mean, recipe.law, sensitivity, recipe.noised, self.streams.at(0, Purpose.NOISE, n))
+        return NoisyGradient(noisy / np.float32(max(1.0, float(np.linalg.norm(noisy)) / CLIP)))
+
+
+def planted_games(rounds: int = 3000) -> list[Game]:
+    """Return every planted defect; the claim is what the defect's author would print."""
+    plain = Setting(law=Gaussian(1.0), batch_size=4, shard_size=4, dimension=16)
+    gamma = replace(plain, law=GammaNorm(4.0), dimension=2)
+    means = {"clipping": Clipping.BATCH_MEAN}
+    exponential = replace(plain, law=ExponentialNorm(1.0), dimension=32)
+    crowd = replace(plain, shard_size=5)
+    replaced = replace(
+        plain, law=Gaussian(0.65), batch_size=8, shard_size=9, sampling=Sampling.WITH_REPLACEMENT
+    )
+    epoch = replace(plain, shard_size=8, sampling=Sampling.SHUFFLED)
+    small = replace(plain, law=Gaussian(0.5), shard_size=8)
+    return [
+        _game("batch-mean accounted with ΔS, gaussian", replace(plain, **means), _claim(plain), rounds),
+        _game("batch-mean accounted with ΔS, gamma-norm", replace(gamma, **means), _claim(gamma), rounds),
+        _game(
+            "exponential-norm accounted as ε",
+            exponential,
+            _claim(replace(exponential, law=GammaNorm(1.0))),
+            rounds,
+        ),
+        _game("noise on the first layer only", replace(plain, first_layer_only=True), _claim(plain), rounds),
+        _game("half the noise, gaussian", replace(plain, law=HalfScale(plain.law)), _claim(plain), rounds),
+        _game("half the noise, gamma-norm", replace(gamma, law=HalfScale(gamma.law)), _claim(gamma), rounds),
+        _realised_size("divided by the realised batch size", crowd, rounds),
+        _gradients("sum not divided by b", plain, lambda rows: Scaled(rows, plain.batch_size), rounds),
+        _gradients("clipped by the largest coordinate", plain, LargestCoordinate, rounds, even=True),
+        _gradients("each of four layers clipped to C", plain, EachLayer, rounds, even=True),
+        _game(
+            "with-replacement accounted as poisson",
+            replaced,
+            _claim(replace(replaced, sampling=Sampling.POISSON)),
+            4 * rounds,
+        ),
+        _game(
+            "rate of the whole data set, not of the shard",
+            small,
+            _claim(replace(small, shard_size=80)),
+            rounds,
+        ),
+        _repeated_noise("noise reused for two releases", epoch, rounds),
+        _known_noise("noise from a seed that the adversary knows", plain, rounds),
+        _clips_after_noise("clipped after the noise", plain, rounds),
+    ]
+
+
+def _claim(setting: Setting) -> Claim:
+    return claim_for(ReleaseKind(setting.law, setting.mechanism, setting.shard_size))
+
+
+def _game(name: str, setting: Setting, claim: Claim, rounds: int) -> Game:
+    return Game(
+        name=name,
+        claim=claim,
+        worker=setting.worker,
+        sensitivity=setting.sensitivity,
+        score=_fair(setting).score,
+        rounds=rounds,
+    )
+
+
+def _fair(setting: Setting) -> Setting:
+    """Return the setting with the law that it claims: its ratio ranks releases as the halved one's does."""
+    return replace(setting, law=setting.law.law) if isinstance(setting.law, HalfScale) else setting
+
+
+def _gradients(
+    name: str,
+    setting: Setting,
+    form: Callable[[Matrix], PerSampleGradients],
+    rounds: int,
+    *,
+    even: bool = False,
+) -> Game:
+    """Plant a defect between model and clipping; `even` spreads the canary over all coordinates."""
+
+    def worker(there: bool, seed: int) -> EdgeWorker:
+        honest = setting.worker(there, seed)
+        honest.model = GivenGradients(setting.dimension, form)
+        if even:
+            honest.shard.features[0] = honest.shard.features[0, -1]
+        return honest
+
+    def along(releases: Releases, first: int) -> Floats:  # noqa: ARG001
+        total: Floats = releases.sum(axis=(1, 2))
+        return total
+
+    return replace(
+        _game(name, setting, _claim(setting), rounds),
+        worker=worker,
+        score=along if even else setting.score,
+    )
+
+
+def _realised_size(name: str, setting: Setting, rounds: int) -> Game:
+    """The others all pull one way, so their mean is C whatever their number; the canary pulls back."""
+
+    def worker(there: bool, seed: int) -> EdgeWorker:
+        honest = setting.worker(there, seed)
+        honest.model = GivenGradients(
+            setting.dimension, lambda rows: Scaled.realised(rows, setting.batch_size)
+        )
+        honest.shard.features[0] *= -1
+        honest.shard.features[1:, -1] = CLIP
+        return honest
+
+    def back(releases: Releases, first: int) -> Floats:  # noqa: ARG001
+        return -releases[:, 0, -1]
+
+    return replace(_game(name, setting, _claim(setting), rounds), worker=worker, score=back)
+
+
+def _repeated_noise(name: str, setting: Setting, rounds: int) -> Game:
+    def worker(there: bool, seed: int) -> EdgeWorker:
+        honest = setting.worker(there, seed)
+        honest.streams = RepeatedNoise.seeded(seed)
+        return honest
+
+    def difference(releases: Releases, first: int) -> Floats:  # noqa: ARG001
+        apart: Floats = np.linalg.norm(releases[:, 0] - releases[:, 1], axis=1)
+        return apart
+
+    game = _game(name, setting, _claim(setting), rounds)
+    return replace(game, worker=worker, score=difference, releases_per_round=2)
+
+
+def _known_noise(name: str, setting: Setting, rounds: int) -> Game:
+    seeds: list[int] = []
+
+    def worker(there: bool, seed: int) -> EdgeWorker:
+        seeds.append(seed)  # published with the scenario
+        return setting.worker(there, seed)
+
+    def without_noise(releases: Releases, first: int) -> Floats:
+        streams = CounterStreams.seeded(seeds[-1])
+        assert setting.law is not None
+        for place, release in enumerate(releases[:, 0]):
+            rng = streams.at(0, Purpose.NOISE, first + place)
+            release -= setting.law.draw(setting.sensitivity, setting.dimension, rng)
+        return log_likelihood_ratio(None, setting.sensitivity, releases, *setting.centres())[:, 0]
+
+    return replace(_game(name, setting, _claim(setting), rounds), worker=worker, score=without_noise)
+
+
+def _clips_after_noise(name: str, setting: Setting, rounds: int) -> Game:
+    def worker(there: bool, seed: int) -> EdgeWorker:
+        honest = setting.worker(there, seed)
+        return ClipsAfterNoise(
+            honest.edge_id, honest.index, honest.model, honest.shard, honest.recipe, honest.streams
+        )
+
+    return replace(_game(name, setting, _claim(setting), rounds), worker=worker)

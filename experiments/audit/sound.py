@@ -1,0 +1,53 @@
+"""Sound mechanisms with the accountant's own claims: an audit must not flag one of them."""
+
+from __future__ import annotations
+
+from common.accounting.releases import ReleaseKind
+from common.noise import Adjacency, Clipping, GammaNorm, Gaussian, Sampling
+from experiments.audit.canary import Setting
+from experiments.audit.claims import claim_for
+from experiments.audit.game import Game
+
+_SHUFFLED, _REPLACED = Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT
+
+
+def honest_game(name: str, setting: Setting, rounds: int, adjacency: Adjacency = Adjacency.ZERO_OUT) -> Game:
+    """Return the game of a setting as the ledger accounts for it."""
+    kind = ReleaseKind(setting.law, setting.mechanism, setting.shard_size)
+    return Game(
+        name=name,
+        claim=claim_for(kind, adjacency),
+        worker=setting.worker,
+        sensitivity=setting.sensitivity,
+        score=setting.score,
+        rounds=rounds,
+        releases_per_round=kind.batches_per_epoch,  # a shuffled epoch charges once, so it is seen whole
+    )
+
+
+def sound_games(rounds: int = 3000) -> list[Game]:
+    """Return Gaussian and gamma-norm noise behind every sampler and clipping, at several strengths."""
+    games = []
+    for z, b, n in ((0.5, 4, 4), (1.0, 4, 4), (4.0, 4, 4), (0.5, 4, 8), (1.0, 2, 8)):
+        setting = Setting(law=Gaussian(z), batch_size=b, shard_size=n, dimension=16)
+        games.append(honest_game(f"gaussian z={z:g} poisson {b}/{n}", setting, rounds))
+    for epsilon, b, n in ((1.0, 4, 4), (4.0, 4, 4), (4.0, 4, 8)):
+        setting = Setting(law=GammaNorm(epsilon), batch_size=b, shard_size=n, dimension=2)
+        games.append(honest_game(f"gamma-norm ε={epsilon:g} poisson {b}/{n}", setting, rounds))
+    for law, dimension in ((Gaussian(1.0), 16), (GammaNorm(2.0), 2)):
+        setting = Setting(law=law, batch_size=4, shard_size=8, dimension=dimension, sampling=_SHUFFLED)
+        games.append(honest_game(f"{law.name} shuffled, an epoch of 2", setting, rounds))
+    # with replacement a record may fill the batch: shards of one record make it certain
+    for law, n in ((Gaussian(4.0), 1), (Gaussian(4.0), 4), (GammaNorm(0.5), 1), (GammaNorm(0.5), 4)):
+        dimension = 16 if isinstance(law, Gaussian) else 2
+        setting = Setting(law=law, batch_size=4, shard_size=n, dimension=dimension, sampling=_REPLACED)
+        games.append(honest_game(f"{law.name} with-replacement 4/{n}, its own bound", setting, rounds))
+    for law, dimension in ((Gaussian(8.0), 16), (GammaNorm(0.25), 2)):
+        setting = Setting(
+            law=law, batch_size=4, shard_size=4, dimension=dimension, clipping=Clipping.BATCH_MEAN
+        )
+        games.append(honest_game(f"{law.name} batch-mean accounted with bΔS", setting, rounds))
+    for law, dimension in ((Gaussian(2.0), 16), (GammaNorm(1.0), 2)):
+        setting = Setting(law=law, batch_size=4, shard_size=4, dimension=dimension, opposed=True)
+        games.append(honest_game(f"{law.name} replace-one", setting, rounds, Adjacency.REPLACE_ONE))
+    return games

@@ -1,0 +1,195 @@
+"""mapa attack: images out of released gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperCommand
+
+from common.datasets.catalogue import data_directory
+from common.errors import ConfigurationError
+from common.noise import Clipping
+from experiments.attack.inversion import head_of
+from experiments.attack.observer import nearest_image, observe_directory
+from experiments.attack.picture import draw_grid, draw_sightings
+from experiments.attack.reconstruction import LAWS, Cell, attack
+from experiments.scenario_files import load_scenario
+from experiments.world import World
+
+_SPREAD = ("--epsilon", "--iterations")
+_SHOWN = 12  # rows of the picture from the wire
+
+
+class SpreadCommand(TyperCommand):
+    """A command whose number lists may be written `--epsilon 0.01 0.1 1` as well."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args, _SPREAD))
+
+
+def spread(args: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Repeat an option before each further number that follows it."""
+    result: list[str] = []
+    current, taken = "", 0
+    for word in args:
+        if word in options:
+            current, taken = word, 0
+        elif current and _is_numbers(word):
+            if taken:
+                result.append(current)
+            taken += 1
+        else:
+            current = ""
+        result.append(word)
+    return result
+
+
+def attack_command(
+    scenario: Annotated[str, typer.Argument(help="a shipped scenario's name, or a TOML file")],
+    epsilon: Annotated[
+        list[str] | None, typer.Option(help="ε of one release; repeat it, or 0.01,0.1,1 (default)")
+    ] = None,
+    iterations: Annotated[
+        list[str] | None,
+        typer.Option(help="t of the attacked models; repeat it, or 2000,14000 (default: 1,2000)"),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="b of the attacked releases; 1 as in the paper's pictures")
+    ] = 1,
+    releases: Annotated[int, typer.Option(help="gradients per cell; the figures are means over them")] = 10,
+    law: Annotated[list[str] | None, typer.Option(help=f"repeatable; default: {', '.join(LAWS)}")] = None,
+    clipping: Annotated[list[str] | None, typer.Option(help="repeatable; default: both")] = None,
+    from_payloads: Annotated[
+        Path | None, typer.Option(help="invert the *.gradient files of a recorded run instead")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="where the pictures go")] = Path("runs/attack"),
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any field")] = None,
+    seed: Annotated[int | None, typer.Option(help="instead of the scenario's; 0 where it has none")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="instead of MAPA_DATA_DIR")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Reconstruct images from gradients that the real edge code released: a table and a picture grid."""
+    name, resolved = load_scenario(scenario, changes or [], seed=seed)
+    if resolved.seed is None:
+        name, resolved = load_scenario(scenario, changes or [], seed=0)
+    world = World.of(resolved, data_dir or data_directory(os.environ))
+    if from_payloads is not None:
+        _report_payloads(world, from_payloads, out / f"{name}-wire", as_json)
+        return
+    clippings = [_clipping(text) for text in clipping or [c.value for c in Clipping]]
+    for text in law or []:
+        if text not in LAWS:
+            raise ConfigurationError(f"law = {text!r}: allowed are {', '.join(LAWS)}")
+    cells = attack(
+        world,
+        epsilons=_numbers("epsilon", epsilon or ["0.01,0.1,1"]),
+        iterations=[int(t) for t in _numbers("iterations", iterations or ["1,2000"])],
+        batch_size=batch_size,
+        releases=releases,
+        laws=law or LAWS,
+        clippings=clippings,
+    )
+    paths: list[Path] = []
+    for chosen in clippings:
+        own = [cell for cell in cells if cell.clipping == chosen.value]
+        paths += draw_grid(own, world.dataset.shape, out / f"{name}-{chosen.value}")
+    if as_json:
+        report = {
+            "scenario": name,
+            "cells": [_row(cell) for cell in cells],
+            "pictures": [str(p) for p in paths],
+        }
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        _print_cells(world, cells, batch_size)
+        Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in paths), highlight=False)
+
+
+def _report_payloads(world: World, directory: Path, stem: Path, as_json: bool) -> None:
+    model, dataset = world.model, world.dataset
+    sightings = observe_directory(model, directory, regularization=world.scenario.model.regularization)
+    pixels = head_of(model).sees_pixels
+    rows: list[dict[str, Any]] = []
+    pairs = []
+    for sighting in sightings:
+        arrived = sighting.arrived
+        row: dict[str, Any] = {
+            "edge_id": arrived.edge_id,
+            "sequence": arrived.sequence,
+            "version": arrived.version,
+            "target": sighting.target,
+        }
+        if pixels:
+            image, r = nearest_image(dataset, sighting.picture)
+            row |= {"nearest": image, "correlation": r}
+            label = f"{arrived.edge_id} {arrived.sequence}"
+            pairs.append((label, sighting.picture, dataset.train.pixels()[image].astype(float)))
+        rows.append(row)
+    paths = draw_sightings(pairs[:_SHOWN], dataset.shape, stem) if pairs else []
+    if as_json:
+        print(json.dumps({"payloads": rows, "pictures": [str(p) for p in paths]}, indent=2))
+        return
+    table = Table(title=f"{len(rows)} gradients from the wire", box=box.SIMPLE)
+    for column in rows[0]:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
+    Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in paths), highlight=False)
+
+
+def _row(cell: Cell) -> dict[str, Any]:
+    keys = ("clipping", "law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
+    return {key: getattr(cell, key) for key in keys}
+
+
+def _print_cells(world: World, cells: Sequence[Cell], batch_size: int) -> None:
+    what = "images" if head_of(world.model).sees_pixels else "features before the full connection, and labels"
+    table = Table(title=f"{what} from gradients of {batch_size} sample(s)", box=box.SIMPLE)
+    for column in _row(cells[0]):
+        table.add_column(column, justify="right")
+    for cell in cells:
+        table.add_row(*(_text(value) for value in _row(cell).values()))
+    console = Console()
+    console.width = max(console.width, 100)
+    console.print(table)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _clipping(text: str) -> Clipping:
+    try:
+        return Clipping(text)
+    except ValueError:
+        allowed = ", ".join(c.value for c in Clipping)
+        raise ConfigurationError(f"clipping = {text!r}: allowed are {allowed}") from None
+
+
+def _numbers(key: str, texts: Sequence[str]) -> list[float]:
+    try:
+        numbers = [float(part) for text in texts for part in text.split(",") if part]
+    except ValueError:
+        raise ConfigurationError(f"{key} = {' '.join(texts)!r}: must be numbers") from None
+    if not numbers or min(numbers) <= 0:
+        raise ConfigurationError(f"{key} = {' '.join(texts)!r}: must be greater than 0")
+    return numbers
+
+
+def _is_numbers(word: str) -> bool:
+    try:
+        return bool([float(part) for part in word.split(",")])
+    except ValueError:
+        return False

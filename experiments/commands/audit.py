@@ -1,0 +1,200 @@
+"""mapa audit: what can be told of a sample, beside what is claimed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from common.datasets.catalogue import data_directory
+from common.errors import ConfigurationError
+from experiments.audit.game import Finding, Game, familywise, finite, play
+from experiments.audit.of_scenario import scenario_games
+from experiments.audit.one_run import OneRun, audit_one_run
+from experiments.audit.planted import planted_games
+from experiments.audit.sound import sound_games
+from experiments.scenario_files import load_scenario
+from experiments.world import World
+
+_MIN_ROUNDS = 1000
+
+
+def audit_command(
+    scenario: Annotated[str, typer.Argument(help="a shipped scenario's name, or a TOML file")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any field")] = None,
+    confidence: Annotated[float, typer.Option(help="of all games together (Bonferroni)")] = 0.95,
+    rounds: Annotated[int, typer.Option(help="releases of each world in a game")] = 20000,
+    edge: Annotated[int, typer.Option(help="k, the edge whose ε_k, z_k and shard are audited")] = 0,
+    dimension: Annotated[
+        int | None, typer.Option(help="N of a game; default: 2 for gamma-norm, else 16")
+    ] = None,
+    one_run: Annotated[bool, typer.Option(help="also audit one whole training run; reported beside")] = True,
+    canaries: Annotated[int, typer.Option(help="m of the one-run audit, at most half of the shard")] = 1000,
+    iterations: Annotated[
+        int, typer.Option(help="updates of the one-run audit, at most the scenario's")
+    ] = 500,
+    variants: Annotated[
+        bool,
+        typer.Option("--variants", help="also play sound and planted unsound mechanisms: audits the audit"),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="of the audit's own draws")] = 0,
+    data_dir: Annotated[Path | None, typer.Option(help="instead of MAPA_DATA_DIR")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Bound ε from below by attacking the real release code; exit 1 where a claim is refuted."""
+    if not 0 < confidence < 1:
+        raise ConfigurationError(f"confidence = {confidence}: must be greater than 0 and less than 1")
+    if rounds < _MIN_ROUNDS:
+        raise ConfigurationError(f"rounds = {rounds}: must be at least {_MIN_ROUNDS}")
+    name, resolved = load_scenario(scenario, changes or [])
+    world = World.of(resolved, data_dir or data_directory(os.environ))
+    own = scenario_games(world, edge=edge, rounds=rounds, dimension=dimension)
+    sound, planted = (sound_games(), planted_games()) if variants else ([], [])
+    games = [*own, *sound, *planted]
+    alpha = familywise(confidence, len(games))
+    findings = _play_all(games, alpha, seed)
+    whole = (
+        audit_one_run(world, edge=edge, canaries=canaries, iterations=iterations, confidence=confidence)
+        if one_run
+        else None
+    )
+    delta = resolved.privacy.total_delta
+    rows = [
+        _row(game, finding, delta, _kind(place, len(own), len(sound)))
+        for place, (game, finding) in enumerate(zip(games, findings, strict=True))
+    ]
+    if as_json:
+        report = {
+            "scenario": name,
+            "edge": edge,
+            "confidence": confidence,
+            "delta": delta,
+            "seeded": resolved.seed is not None,
+            "games": rows,
+            "one_run": None if whole is None else _one_run_row(whole),
+        }
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        _print_report(name, rows, whole, confidence, delta, seeded=resolved.seed is not None)
+    if any(not row["as_expected"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _play_all(games: Sequence[Game], alpha: float, seed: int) -> list[Finding]:
+    console = Console(stderr=True)
+    findings = []
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("", total=len(games))
+        for game in games:
+            bar.update(task, description=game.name)
+            findings.append(play(game, alpha=alpha, seed=seed))
+    return findings
+
+
+def _kind(place: int, own: int, sound: int) -> str:
+    return "scenario" if place < own else "sound" if place < own + sound else "planted"
+
+
+def _row(game: Game, finding: Finding, delta: float, kind: str) -> dict[str, Any]:
+    claim = game.claim
+    return {
+        "kind": kind,
+        "name": finding.name,
+        "figure": finding.figure,
+        "claimed": finite(finding.claimed),
+        "lower_bound": finite(finding.lower_bound),
+        "claimed_epsilon": finite(claim.epsilon(finding.claimed, delta)),
+        "lower_epsilon": finite(claim.epsilon(finding.lower_bound, delta)),
+        "false_positives": finding.false_positives,
+        "false_negatives": finding.false_negatives,
+        "rounds": finding.rounds,
+        "violated": finding.violated,
+        "as_expected": finding.violated == (kind == "planted"),
+    }
+
+
+def _one_run_row(whole: OneRun) -> dict[str, Any]:
+    return {
+        "canaries": whole.canaries,
+        "guesses": whole.guesses,
+        "correct": whole.correct,
+        "releases": whole.releases,
+        "claimed_epsilon": finite(whole.claimed),
+        "lower_epsilon": whole.lower_bound,
+        "delta": whole.delta,
+        "confidence": whole.confidence,
+        "violated": whole.violated,
+    }
+
+
+def _print_report(
+    name: str,
+    rows: Sequence[dict[str, Any]],
+    whole: OneRun | None,
+    confidence: float,
+    delta: float,
+    *,
+    seeded: bool,
+) -> None:
+    console = Console(highlight=False)
+    console.width = max(console.width, 110)
+    refuted = [row for row in rows if row["kind"] == "scenario" and row["violated"]]
+    claims = [row for row in rows if row["kind"] == "scenario" and row["claimed"] is not None]
+    if refuted:
+        console.print(
+            f"{name}: the claim is REFUTED: more can be told of a sample than it allows.", style="red"
+        )
+    elif claims:
+        console.print(f"{name}: nothing contradicts the claim. That is no proof of it.")
+    else:
+        console.print(f"{name}: nothing is claimed (not DP); the bounds say what can be told at least.")
+    if seeded:
+        console.print(
+            "The scenario has a seed: whoever knows it takes the noise off. Audited as if nobody did."
+        )
+    table = Table(
+        title=f"single releases, {confidence:.0%} for all rows together, ε at δ = {delta:g}", box=box.SIMPLE
+    )
+    for column in ("", "game", "claimed", "at least", "claimed ε", "ε at least", "verdict"):
+        table.add_column(column, justify="left" if column in ("", "game", "verdict") else "right")
+    for row in rows:
+        table.add_row(
+            row["kind"],
+            row["name"],
+            f"{row['figure']} {_figure(row['claimed'])}",
+            f"{row['figure']} {_figure(row['lower_bound'])}",
+            _figure(row["claimed_epsilon"]),
+            _figure(row["lower_epsilon"]),
+            _verdict(row),
+        )
+    console.print(table)
+    if whole is not None:
+        console.print(
+            f"one run (beside, not a gate): {whole.releases} releases, {whole.canaries} canaries, "
+            f"{whole.correct} of {whole.guesses} guesses right: total ε at least {whole.lower_bound:.3g}, "
+            f"claimed {_figure(finite(whole.claimed))} at δ = {whole.delta:g}"
+        )
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    words = "refuted" if row["violated"] else "no claim" if row["claimed"] is None else "not refuted"
+    return words if row["as_expected"] else f"{words.upper()}: UNEXPECTED"
+
+
+def _figure(value: float | None) -> str:
+    return "∞" if value is None or math.isinf(value) else f"{value:.3f}"

@@ -1,0 +1,158 @@
+"""A cloud in this process and edges as real processes, for tests that break things."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common.connection import BrokerAddress
+from common.datasets.catalogue import data_directory
+from common.rundir import RunDirectory
+from common.scenario import parse_scenario
+from common.wire.topics import run_id
+from experiments.cloud_run import CloudRun, Credentials, Stage, open_cloud
+from experiments.live import PlainView
+from experiments.local import one_thread_each
+from experiments.recording import record_cloud
+
+PATIENCE = 120.0  # seconds; reached only where something hangs
+ROOT = Path(__file__).parents[2]
+
+
+def scenario(**changes: Any) -> dict[str, Any]:
+    """Return a small scenario with real data; tables are merged."""
+    values: dict[str, Any] = {
+        "edges": 3,
+        "iterations": 300,
+        "batch_size": 16,
+        "data": {"set": "mnist-5k"},
+        "model": {"name": "lr"},
+        "algorithm": {"name": "mapa", "first_clip": 6.0},
+        "privacy": {"noise_multiplier": 2.0},
+        "evaluation": {"every": 0},
+        "testbed": {"resend_after": 0.5},
+    }
+    for key, value in changes.items():
+        values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+    return values
+
+
+class Testbed:
+    """One run. The cloud serves in a thread; `wait` awaits what its records show."""
+
+    __test__ = False
+
+    def __init__(self, cloud: CloudRun, broker: BrokerAddress, run: str, directory: Path) -> None:
+        self.cloud, self.broker, self.run, self.directory = cloud, broker, run, directory
+        self.changed = threading.Condition()
+        self.edges: list[subprocess.Popen[bytes]] = []
+        service = cloud.service
+        former = service.on_records
+
+        def notify() -> None:
+            former()
+            with self.changed:
+                self.changed.notify_all()
+
+        service.on_records = notify
+        cloud.loop.start()
+
+    @property
+    def updates(self) -> int:
+        return self.cloud.service.server.updates
+
+    def edge(
+        self, *arguments: str, state: str = "state", broker: BrokerAddress | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start an edge process."""
+        command = [sys.executable, "-m", "experiments.cli", "edge", "--broker", str(broker or self.broker)]
+        command += ["--run", self.run, "--state-dir", str(self.directory / state)]
+        command += ["--data-dir", str(data_directory(os.environ)), *arguments]
+        log = (self.directory / f"edge-{len(self.edges)}.log").open("wb")
+        with log:
+            child = subprocess.Popen(command, stdout=log, stderr=log, env=one_thread_each(), cwd=ROOT)
+        self.edges.append(child)
+        return child
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, PATIENCE), f"in vain at t = {self.updates}: {self.logs()}"
+
+    def finish(self) -> dict[str, Any]:
+        """Wait for the end of the run and of every edge; return the summary."""
+        self.cloud.loop.join(PATIENCE)
+        halted = self.cloud.service.halted
+        assert halted is not None
+        for child in self.edges:
+            child.wait(PATIENCE)
+        self.cloud.directory.flush()
+        return record_cloud(self.cloud, name="test", reason=halted.reason, engine="testbed")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        self.cloud.directory.flush()
+        lines = (self.cloud.directory.path / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+    def logs(self) -> str:
+        return " | ".join(path.read_text()[-300:] for path in sorted(self.directory.glob("edge-*.log")))
+
+
+@contextlib.contextmanager
+def open_testbed(
+    broker: BrokerAddress,
+    directory: Path,
+    values: dict[str, Any],
+    *,
+    run: str = "test",
+    edges_at_least: int = 1,
+) -> Iterator[Testbed]:
+    directory.mkdir(parents=True, exist_ok=True)
+    stage = Stage.of(parse_scenario(values), data_directory(os.environ))
+    view = PlainView(stage.scenario, Console(quiet=True))
+    with (
+        RunDirectory(directory / "records") as records,
+        open_cloud(
+            stage,
+            run=run_id(run),
+            broker=broker,
+            credentials=Credentials(),
+            directory=records,
+            view=view,
+            edges_at_least=edges_at_least,
+        ) as cloud,
+    ):
+        bed = Testbed(cloud, broker, run, directory)
+        try:
+            yield bed
+        finally:
+            for child in bed.edges:
+                if child.poll() is None:
+                    child.kill()
+                child.wait()
+            cloud.loop.stop()
+            cloud.loop.join(PATIENCE)
+
+
+def assert_applied_exactly_once(bed: Testbed, updates: int) -> Counter[int]:
+    """Check the record of every update: t from 1 to T, no (edge, sequence) twice, none left out."""
+    applied = bed.events("gradient_applied")
+    assert [event["t"] for event in applied] == list(range(1, updates + 1))
+    keys = Counter((event["edge_id"], event["sequence"]) for event in applied)
+    assert max(keys.values()) == 1
+    for event in applied:
+        assert event["staleness"] == event["t"] - event["version"] >= 0
+    per_edge = Counter(event["edge"] for event in applied)
+    for edge, count in per_edge.items():
+        sequences = [event["sequence"] for event in applied if event["edge"] == edge]
+        assert sequences == list(range(1, count + 1)), f"edge {edge} lost a gradient"
+    return per_edge

@@ -1,0 +1,145 @@
+"""PacketStream: MQTT packets come out whole, however the bytes were cut."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import LocalProtocolError
+from common.stream import PacketStream, publish_head
+
+TOPICS = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="+#\0"), min_size=1, max_size=30
+)
+
+
+def streams(max_packet: int = 1 << 20, max_unsent: int = 1 << 20) -> tuple[PacketStream, socket.socket]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.settimeout(20)
+    return PacketStream(ours, max_packet=max_packet, max_unsent=max_unsent), theirs
+
+
+def drain(stream: PacketStream) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    """Return the publishes, and the packets that are left to paho."""
+    publishes, others = [], []
+    while True:
+        packet = stream.take_publish()
+        if packet is not None:
+            publishes.append(packet)
+        elif stream.for_paho and not stream.ended:
+            others.append(stream.recv(100_000))
+            with pytest.raises(BlockingIOError):
+                stream.recv(1)
+        else:
+            return publishes, others
+
+
+@given(
+    st.lists(st.tuples(TOPICS, st.binary(max_size=400)), max_size=8),
+    st.lists(st.integers(1, 500), max_size=30),
+    st.booleans(),
+)
+def test_publishes_come_out_whole_and_others_are_left_to_paho(
+    messages: list[tuple[str, bytes]], cuts: list[int], retain: bool
+) -> None:
+    ping = b"\xd0\x00"
+    wire = b"".join(publish_head(topic, len(body), retain) + body + ping for topic, body in messages)
+    stream, theirs = streams()
+    publishes: list[tuple[bytes, bytes]] = []
+    others: list[bytes] = []
+    for size in [*cuts, len(wire) + 1]:
+        part, wire = wire[:size], wire[size:]
+        theirs.sendall(part)
+        stream.fill()
+        more, left = drain(stream)
+        publishes += more
+        others += left
+    assert publishes == [(topic.encode(), body) for topic, body in messages]
+    assert others == [ping] * len(messages)
+    theirs.close()
+    stream.fill()
+    assert stream.ended
+    stream.close()
+
+
+@given(st.binary(min_size=1, max_size=300))
+def test_arbitrary_bytes_never_raise(wire: bytes) -> None:
+    stream, theirs = streams(max_packet=1000)
+    with theirs:
+        theirs.sendall(wire)
+        stream.fill()
+        drain(stream)
+    stream.close()
+
+
+def test_a_packet_larger_than_the_buffer_is_read_and_one_beyond_the_cap_is_skipped() -> None:
+    stream, theirs = streams(max_packet=1 << 20)
+    large, beyond = b"l" * 900_000, b"b" * 2_000_000
+    bodies = [b"first", large, beyond, b"last"]
+    wire = b"".join(publish_head("t", len(body), False) + body for body in bodies)
+    seen = []
+    with theirs:
+        for at in range(0, len(wire), 60_000):
+            theirs.sendall(wire[at : at + 60_000])
+            while True:
+                before = len(seen)
+                stream.fill()
+                seen += drain(stream)[0]
+                if len(seen) == before:
+                    break
+    stream.close()
+    assert [body for _, body in seen] == [b"first", large, b"last"]
+    assert stream.skipped == 1
+
+
+def test_what_the_socket_does_not_take_is_kept_in_order_up_to_a_cap() -> None:
+    stream, theirs = streams(max_unsent=3_000_000)
+    accepted = []
+    for number in range(100):
+        body = bytes([number]) * 1_000_000
+        if not stream.write(b"head", body):
+            break
+        accepted.append(b"head" + body)
+    else:
+        pytest.fail("the cap never took hold")
+    assert stream.unsent > 0
+    with pytest.raises(ConnectionError):
+        stream.send(b"paho's packet")
+    wanted = b"".join(accepted)
+    got = bytearray()
+    with theirs:
+        while len(got) < len(wanted):
+            got += theirs.recv(1 << 20)
+            stream.flush()
+    assert bytes(got) == wanted
+    assert stream.unsent == 0
+    stream.close()
+
+
+@pytest.mark.parametrize("topic", ["", "a/+", "#", "a\0", "x" * 65536])
+def test_a_topic_that_cannot_be_published_to_is_refused(topic: str) -> None:
+    with pytest.raises(LocalProtocolError, match="cannot be published"):
+        publish_head(topic, 1, False)
+
+
+@pytest.mark.parametrize("size", [0, 120, 121, 16_375, 16_376, 2_097_144, 2_097_145, (1 << 28) - 9])
+def test_the_length_is_written_as_mqtt_says(size: int) -> None:
+    head = publish_head("topic", size, False)
+    length, shift, at = 0, 0, 1
+    while True:
+        length |= (head[at] & 127) << shift
+        shift += 7
+        at += 1
+        if head[at - 1] < 128:
+            break
+    assert length == 2 + 5 + size
+    assert head[at:] == b"\x00\x05topic"
+
+
+def test_more_than_mqtt_carries_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="more than MQTT"):
+        publish_head("topic", 1 << 28, False)

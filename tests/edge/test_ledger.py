@@ -1,0 +1,325 @@
+"""The rules of a ledger, the same in memory and on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.accounting.releases import Budget, ReleaseKind
+from common.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from common.noise import Clipping, ExponentialNorm, GammaNorm, Mechanism, NoiseLaw, Sampling, Scope
+from common.quantities import RunId
+from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, ShardIdentity
+from edge.sqlite_ledger import SqliteLedger
+
+RUN = RunId("lab1")
+SHARD = ShardIdentity("sha256:1", "iid K=5 seed=0", 2)
+
+
+def kind(law: NoiseLaw | None, sampling: Sampling = Sampling.WITH_REPLACEMENT, size: int = 30) -> ReleaseKind:
+    return ReleaseKind(law, Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 10), size)
+
+
+# zero-out ε of a release: ε·b/2 = 0.5 with replacement, ε/2 shuffled; at δ = 0 totals are plain sums
+HALF = kind(GammaNorm(0.1))
+EPOCHS = kind(GammaNorm(1.0), Sampling.SHUFFLED)  # three batches an epoch
+
+
+def account(this: ReleaseKind = HALF, epsilon: float | None = 2.0, **changed: object) -> Account:
+    budget = None if epsilon is None else Budget(epsilon, 0.0)
+    return replace(Account(run=RUN, shard=SHARD, kind=this, budget=budget), **changed)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    made: Ledger = MemoryLedger() if request.param == "memory" else SqliteLedger(tmp_path)
+    yield made
+    made.close()
+
+
+def spend(ledger: Ledger, count: int, run: RunId = RUN) -> None:
+    for _ in range(count):
+        sequence = ledger.last_sequence(run) + 1
+        ledger.debit(run, sequence, b"g%d" % sequence)
+
+
+def test_an_edge_keeps_an_id_of_its_own(ledger: Ledger) -> None:
+    assert ledger.edge_id.startswith("edge-")
+    assert len(ledger.edge_id) == len("edge-") + 12
+    assert ledger.edge_id != MemoryLedger().edge_id
+
+
+def test_sequences_run_from_one_without_gap_or_repetition(ledger: Ledger) -> None:
+    ledger.open(account())
+    assert ledger.last_sequence(RUN) == 0
+    for wrong in (0, 2):
+        with pytest.raises(LocalProtocolError, match="the next is 1"):
+            ledger.debit(RUN, wrong, b"")
+    ledger.debit(RUN, 1, b"a")
+    with pytest.raises(LocalProtocolError, match="the next is 2"):
+        ledger.debit(RUN, 1, b"b")
+    assert ledger.pending(RUN) == [(1, b"a")]
+
+
+def test_a_debit_needs_an_open_account(ledger: Ledger) -> None:
+    with pytest.raises(LocalProtocolError):
+        ledger.debit(RUN, 1, b"")
+    ledger.open(account())
+    ledger.open(account(run=RunId("lab2")))
+    with pytest.raises(LocalProtocolError, match="not the open one"):
+        ledger.debit(RUN, 1, b"")
+
+
+def test_a_release_past_the_budget_is_refused_and_nothing_is_kept_of_it(ledger: Ledger) -> None:
+    assert ledger.open(account()).cap == 4  # 4 · 0.5 ≤ 2
+    spend(ledger, 4)
+    assert ledger.standing(RUN).exhausted
+    with pytest.raises(BudgetExhausted, match="would pass the budget"):
+        ledger.debit(RUN, 5, b"")
+    assert ledger.last_sequence(RUN) == 4
+    assert len(ledger.pending(RUN)) == 4
+
+
+def test_without_a_budget_it_counts_and_never_refuses(ledger: Ledger) -> None:
+    ledger.open(account(kind(None), None))
+    spend(ledger, 9)
+    standing = ledger.standing(RUN)
+    assert (standing.releases, standing.charges, standing.cap, standing.exhausted) == (9, 9, None, False)
+
+
+def test_an_acknowledgement_drops_the_bytes_up_to_it(ledger: Ledger) -> None:
+    ledger.open(account())
+    spend(ledger, 3)
+    ledger.acknowledge(RUN, 2)
+    ledger.acknowledge(RUN, 1)  # late, and older
+    assert ledger.pending(RUN) == [(3, b"g3")]
+    with pytest.raises(RemoteProtocolError, match="4 acknowledged, 3 debited"):
+        ledger.acknowledge(RUN, 4)
+
+
+def test_a_law_without_guarantee_cannot_keep_a_budget(ledger: Ledger) -> None:
+    with pytest.raises(ConfigurationError, match="singular"):
+        ledger.open(account(kind(ExponentialNorm(0.1))))
+    with pytest.raises(ConfigurationError, match="no noise"):
+        ledger.open(account(kind(None)))
+    assert ledger.standings() == []
+
+
+# -- the account belongs to the data ------------------------------------------------------------------
+
+
+def test_another_run_on_the_same_records_finds_what_is_left(ledger: Ledger) -> None:
+    ledger.open(account())
+    spend(ledger, 3)
+    later = RunId("lab2")
+    assert ledger.open(account(run=later)).cap == 1
+    spend(ledger, 1, later)
+    with pytest.raises(BudgetExhausted):
+        ledger.debit(later, 2, b"")
+    assert ledger.open(account()).exhausted  # and the first run, too, has nothing left
+
+
+def test_releases_of_another_mechanism_on_the_same_records_count(ledger: Ledger) -> None:
+    ledger.open(account(kind(GammaNorm(0.2)), None))  # 1 each
+    spend(ledger, 1)
+    assert ledger.open(account(run=RunId("lab2"))).cap == 2
+
+
+def test_a_budget_binds_later_runs_that_bring_none_or_a_larger_one(ledger: Ledger) -> None:
+    ledger.open(account())
+    spend(ledger, 4)
+    for number, epsilon in enumerate((None, 50.0)):
+        assert ledger.open(account(HALF, epsilon, run=RunId(f"again{number}"))).exhausted
+    with pytest.raises(ConfigurationError, match="no noise"):
+        ledger.open(account(kind(None), None, run=RunId("bare")))
+
+
+def test_only_the_owner_of_the_data_replaces_a_budget(ledger: Ledger) -> None:
+    ledger.open(account())
+    spend(ledger, 4)
+    with pytest.raises(ConfigurationError, match="a run keeps its terms"):
+        ledger.open(account(HALF, 3.0))
+    assert ledger.open(account(HALF, 3.0), replace_budget=True).cap == 6
+    assert ledger.open(account(HALF, None, run=RunId("lab2"))).cap == 2  # the new one binds from now on
+
+
+@pytest.mark.parametrize(
+    ("other", "shared"),
+    [
+        (replace(SHARD, index=3), False),
+        (replace(SHARD, dataset="sha256:2"), False),
+        (replace(SHARD, partition="iid K=20 seed=0", index=3), True),  # another cut of the same data
+        (replace(SHARD, disjoint=False, index=3), True),
+    ],
+)
+def test_shards_share_an_account_where_a_record_may_lie_in_both(
+    ledger: Ledger, other: ShardIdentity, shared: bool
+) -> None:
+    assert SHARD.overlaps(SHARD)
+    ledger.open(account(shard=replace(SHARD, disjoint=other.disjoint)))
+    spend(ledger, 4)
+    assert ledger.open(account(run=RunId("lab2"), shard=other)).cap == (0 if shared else 4)
+
+
+def test_a_run_keeps_its_terms(ledger: Ledger) -> None:
+    ledger.open(account())
+    with pytest.raises(ConfigurationError, match="shard"):
+        ledger.open(account(shard=replace(SHARD, index=3)))
+    with pytest.raises(ConfigurationError, match="kind"):
+        ledger.open(account(kind(GammaNorm(0.2))))
+    assert ledger.open(account(HALF, None)).cap == 4  # no budget named: the known one
+    assert ledger.open(account(reproducible=True)).account.reproducible
+    assert ledger.open(account()).account.reproducible  # once seeded, always said
+
+
+# -- shuffled epochs ----------------------------------------------------------------------------------
+
+
+def test_a_shuffled_epoch_is_charged_once(ledger: Ledger) -> None:
+    assert ledger.open(account(EPOCHS, 1.0)).cap == 2
+    spend(ledger, 3)
+    assert ledger.standing(RUN).charges == 1
+    spend(ledger, 3)
+    assert (ledger.standing(RUN).charges, ledger.standing(RUN).exhausted) == (2, True)
+    with pytest.raises(BudgetExhausted):
+        ledger.debit(RUN, 7, b"")
+
+
+def test_a_restart_in_an_epoch_shuffles_anew_and_is_charged_for_it(tmp_path: Path) -> None:
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(account(EPOCHS, 1.0))
+        spend(ledger, 1)
+    with SqliteLedger(tmp_path) as ledger:
+        assert not ledger.open(account(EPOCHS, 1.0)).exhausted
+        spend(ledger, 2)  # the rest of the epoch, in a new order
+        assert ledger.standing(RUN).charges == 2
+    with SqliteLedger(tmp_path) as ledger:
+        assert ledger.open(account(EPOCHS, 1.0)).exhausted
+
+
+# -- what the cloud knows and the ledger does not -----------------------------------------------------
+
+
+def test_releases_that_only_the_cloud_remembers_are_charged(ledger: Ledger) -> None:
+    ledger.open(account())
+    spend(ledger, 1)
+    ledger.catch_up(RUN, 3)
+    assert (ledger.last_sequence(RUN), ledger.standing(RUN).charges) == (3, 3)
+    ledger.catch_up(RUN, 2)  # nothing new
+    assert ledger.last_sequence(RUN) == 3
+    ledger.catch_up(RUN, 9)
+    assert ledger.standing(RUN).exhausted
+
+
+def test_a_new_identity_starts_its_sequences_and_keeps_the_debts(ledger: Ledger) -> None:
+    ledger.open(account())
+    spend(ledger, 3)
+    before = ledger.edge_id
+    assert ledger.renew_identity() == ledger.edge_id != before
+    assert ledger.last_sequence(RUN) == 0
+    assert ledger.pending(RUN) == []
+    assert ledger.account(RUN) is None
+    assert ledger.open(account()).cap == 1  # of the same records
+    assert [standing.edge_id for standing in ledger.standings()] == [before, ledger.edge_id]
+
+
+# -- durability ---------------------------------------------------------------------------------------
+
+
+def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+    with SqliteLedger(tmp_path) as ledger:
+        edge_id = ledger.edge_id
+        ledger.open(account(reproducible=True))
+        spend(ledger, 4)
+        ledger.acknowledge(RUN, 2)
+        before = ledger.standings()
+    with SqliteLedger(tmp_path) as ledger:
+        assert ledger.edge_id == edge_id
+        assert ledger.last_sequence(RUN) == 4
+        assert ledger.pending(RUN) == [(3, b"g3"), (4, b"g4")]
+        assert ledger.account(RUN) == account(reproducible=True)
+        ledger.open(account())
+        assert ledger.standings() == before
+        with pytest.raises(BudgetExhausted):
+            ledger.debit(RUN, 5, b"")
+        ledger.renew_identity()
+    with SqliteLedger(tmp_path) as ledger:
+        assert ledger.edge_id != edge_id
+        assert ledger.open(account()).cap == 0
+
+
+def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    with SqliteLedger(tmp_path / "state" / "edge") as ledger:
+        ledger.open(account())
+        spend(ledger, 1)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in ledger.path.parent.iterdir()}
+    assert modes == {"ledger.sqlite3": 0o600, "ledger.sqlite3-wal": 0o600}
+
+
+def test_a_ledger_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    with SqliteLedger(tmp_path), pytest.raises(ConfigurationError, match="another process holds it"):
+        SqliteLedger(tmp_path)
+    SqliteLedger(tmp_path).close()
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _scribble(path: Path) -> None:
+    path.write_bytes(b"not a database, whatever its name says" * 400)
+
+
+def _tear(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+
+
+def _forget_the_edge(path: Path) -> None:
+    import sqlite3
+
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("DELETE FROM edge")
+    connection.close()
+
+
+@pytest.mark.parametrize("damage", [_truncate, _scribble, _tear, _forget_the_edge])
+def test_a_damaged_ledger_is_an_error_and_never_a_fresh_one(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(account())
+        spend(ledger, 2)
+        path = ledger.path
+    damage(path)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="damaged"):
+            SqliteLedger(tmp_path)
+
+
+def test_a_ledger_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    import sqlite3
+
+    with SqliteLedger(tmp_path) as ledger:
+        path = ledger.path
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 7")
+    connection.close()
+    with pytest.raises(ConfigurationError, match="version 7, and this program reads version 1"):
+        SqliteLedger(tmp_path)
+
+
+def test_after_a_failed_write_nothing_more_is_released(tmp_path: Path) -> None:
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(account())
+        spend(ledger, 1)
+        with pytest.raises(ConfigurationError, match="nothing more is released"):
+            ledger.debit(RUN, 2, object())  # type: ignore[arg-type] - a value that SQLite cannot bind
+        with pytest.raises(ConfigurationError, match="closed"):
+            ledger.debit(RUN, 2, b"")
+    with SqliteLedger(tmp_path) as ledger:
+        assert ledger.last_sequence(RUN) == 1
