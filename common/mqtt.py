@@ -34,6 +34,7 @@ class _StreamClient(paho.Client):
 class MqttChannel:
     """A connection that comes back: subscriptions are renewed, QoS 1 is delivered, QoS 0 may be lost.
 
+    What the loop's thread publishes arrives in that order, whatever the QoS.
     Callbacks run in the loop's thread. A RemoteProtocolError from one is counted and reported to
     on_violation; any other exception ends the loop and is raised from its `run`.
     """
@@ -63,6 +64,7 @@ class MqttChannel:
         self._retry: Timer | None = None
         self._upkeep: Timer | None = None
         self._handed = self._acknowledged = 0  # QoS 1 messages
+        self._unacknowledged: set[int] = set()  # QoS 0 messages that wait behind them in paho
         self._handing = threading.Lock()
         self._closing = False
         self._closed = threading.Event()
@@ -127,6 +129,10 @@ class MqttChannel:
         stream = self._stream
         if stream is None or not self.connected:
             return False
+        if self._client.want_write() and self._loop.here:  # never overtake a QoS 1 message of ours
+            self._unacknowledged.add(self._client.publish(topic, payload, 0, retain).mid)
+            self._loop.post(self._write_paho)
+            return True
         try:
             taken = stream.write(publish_head(topic, len(payload), retain), payload)
         except OSError:
@@ -275,6 +281,7 @@ class MqttChannel:
         if self._stream is not None:
             self._loop.unwatch(self._stream.fileno())
         self._stream = None
+        self._unacknowledged.clear()
         self.connected = self._greeted = False
 
     # the loop's calls
@@ -340,9 +347,9 @@ class MqttChannel:
             self._cancel_timers()
             self._upkeep = self._loop.call_later(self._upkeep_period, self._keep_alive)
             self._client.loop_write()  # subscriptions go before whatever on_connected publishes
-            if self._on_connected is not None:
+            if self._on_connected is not None and self._stream is not None:
                 self._on_connected()
-        elif self._stream is None and self._retry is None and not self._closing:
+        if self._stream is None and self._retry is None and not self._closing:
             self._cancel_timers()
             lost, self._was_connected = self._was_connected, False
             self._later(self.last_error)
@@ -404,8 +411,11 @@ class MqttChannel:
         self._loop.post(self._write_paho)  # not at once: a callback may hold paho's locks
         return True
 
-    def _published(self, *_: Any) -> None:
-        self._acknowledged += 1
+    def _published(self, _client: Any, _userdata: Any, mid: int, *_: Any) -> None:
+        if mid in self._unacknowledged:
+            self._unacknowledged.discard(mid)
+        else:
+            self._acknowledged += 1
 
     def _end(self, until: float) -> None:
         stream = self._stream

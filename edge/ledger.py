@@ -74,7 +74,10 @@ class Ledger(Protocol):
         """The id that this edge keeps for life."""
 
     def open(self, account: Account, *, replace_budget: bool = False) -> Standing:
-        """Begin or resume a run; the ledger debits this run until another is opened."""
+        """Begin or resume a run; the ledger debits this run until another is opened.
+
+        Open once for each set of random streams: with the shuffled sampler a new key begins a new epoch.
+        """
 
     def renew_identity(self) -> EdgeId:
         """Go on as a newcomer under a new id; what was spent on the records stays on the books."""
@@ -117,7 +120,7 @@ class Entry:
     charges: int = 0
     outbox: dict[int, bytes] = field(default_factory=dict)
     acknowledged: int = 0
-    # The epoch that this session is in. A new session shuffles anew, so it begins another one.
+    # The epoch paid for since the run was opened.
     epoch: int | None = None
     cap: int | None = None
 
@@ -172,8 +175,7 @@ class MemoryLedger:
         cap = _cap(account, budgets, tuple(Spent(e.account.kind, e.charges) for e in touching))
         entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)
         entry.cap = cap
-        if self._active != account.run:
-            entry.epoch = None
+        entry.epoch = None  # whoever opens has a new key, and with it a new shuffle
         self._save_terms([entry, *touching])
         self._entries |= {changed.key: changed for changed in (entry, *touching)}
         self._active = account.run

@@ -45,12 +45,12 @@ class Recorder:
         dimension = _dimension(payload)
         arrived = decode_gradient(edge_id, payload, dimension)  # what is no gradient is not kept
         stem = f"{edge_id}-{arrived.sequence:08d}"
-        (self.directory / f"{stem}.gradient").write_bytes(payload)
         model = self._models.get(edge_id)
         if model is not None and decode_model(edge_id, model, dimension).version == arrived.version:
             (self.directory / f"{stem}.model").write_bytes(model)
+        (self.directory / f"{stem}.gradient").write_bytes(payload)
         self.kept.add(stem)
-        if self.full and self.on_full is not None:
+        if len(self.kept) == self.limit and self.on_full is not None:
             self.on_full()
 
 

@@ -145,12 +145,13 @@ def log_likelihood_ratio(
     nearer: Floats = from_zeroed - from_there
     match law:
         case Gaussian(noise_multiplier=z):
-            return nearer * (from_zeroed + from_there) / (2 * (z * sensitivity / 2) ** 2)
+            return nearer * (from_zeroed + from_there) * (2 / (z * sensitivity) ** 2)
         case GammaNorm(epsilon=epsilon):
             return nearer * epsilon / sensitivity
         case ExponentialNorm(epsilon=epsilon):
             tiny = np.finfo(np.float64).tiny
             singular = np.log(from_zeroed + tiny) - np.log(from_there + tiny)
-            return nearer * epsilon / sensitivity + (releases.shape[-1] - 1) * singular
+            ratio: Floats = nearer * epsilon / sensitivity + (releases.shape[-1] - 1) * singular
+            return ratio
         case _:
             return nearer

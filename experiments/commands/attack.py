@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich import box
 from rich.console import Console
@@ -32,7 +31,7 @@ _SHOWN = 12  # rows of the picture from the wire
 class SpreadCommand(TyperCommand):
     """A command whose number lists may be written `--epsilon 0.01 0.1 1` as well."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click is typer's own affair
         return super().parse_args(ctx, spread(args, _SPREAD))
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
-from experiments.audit.game import Finding, Game, familywise, finite, play
+from experiments.audit.game import Finding, Game, finite, play_all
 from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
 from experiments.audit.planted import planted_games
@@ -60,8 +60,7 @@ def audit_command(
     own = scenario_games(world, edge=edge, rounds=rounds, dimension=dimension)
     sound, planted = (sound_games(), planted_games()) if variants else ([], [])
     games = [*own, *sound, *planted]
-    alpha = familywise(confidence, len(games))
-    findings = _play_all(games, alpha, seed)
+    findings = _play_all(games, confidence, seed)
     whole = (
         audit_one_run(world, edge=edge, canaries=canaries, iterations=iterations, confidence=confidence)
         if one_run
@@ -89,21 +88,14 @@ def audit_command(
         raise typer.Exit(1)
 
 
-def _play_all(games: Sequence[Game], alpha: float, seed: int) -> list[Finding]:
+def _play_all(games: Sequence[Game], confidence: float, seed: int) -> list[Finding]:
     console = Console(stderr=True)
-    findings = []
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task("", total=len(games))
-        for game in games:
-            bar.update(task, description=game.name)
-            findings.append(play(game, alpha=alpha, seed=seed))
-    return findings
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        return play_all(
+            games, confidence=confidence, seed=seed, progress=lambda name: bar.update(task, description=name)
+        )
 
 
 def _kind(place: int, own: int, sound: int) -> str:

@@ -183,6 +183,30 @@ def test_an_idle_connection_stays_and_a_silent_broker_is_noticed(mosquitto: Brok
     assert idle.losses == 0
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_callbacks_messages_keep_their_order_whatever_their_qos(
+    mosquitto: Broker, connect: Connect, qos: int
+) -> None:
+    """A model (QoS 0) must not overtake the welcome (QoS 1) before it."""
+    edge = connect(mosquitto, "edge", "down/#")
+    with SelectorLoop() as loop:
+        cloud = MqttChannel(options(mosquitto, "cloud"), loop)
+
+        def answer(_topic: str, payload: bytes) -> None:
+            for number in range(6):
+                cloud.publish(f"down/{number}", payload * 20_000, qos=(number + 1) % 2)
+
+        cloud.subscribe("up", answer, qos=1)
+        cloud.connect(10)
+        loop.start()
+        for count in range(1, 11):
+            edge.channel.publish("up", b"x", qos=qos)
+            edge.wait(lambda count=count: len(edge.seen) == 6 * count)
+        cloud.close()
+        assert cloud._handed == cloud._acknowledged == 30
+    assert [topic for topic, _ in edge.seen] == [f"down/{number}" for number in range(6)] * 10
+
+
 @pytest.mark.parametrize("_attempt", range(10))
 def test_subscriptions_go_before_what_on_connected_publishes(mosquitto: Broker, _attempt: int) -> None:
     with SelectorLoop() as loop:

@@ -188,6 +188,14 @@ def test_a_shuffled_epoch_is_charged_once(ledger: Ledger) -> None:
         ledger.debit(RUN, 7, b"")
 
 
+def test_opening_again_in_an_epoch_is_charged_since_the_key_is_new(ledger: Ledger) -> None:
+    ledger.open(account(EPOCHS, 2.0))
+    spend(ledger, 1)
+    ledger.open(account(EPOCHS, 2.0))
+    spend(ledger, 1)
+    assert ledger.standing(RUN).charges == 2
+
+
 def test_a_restart_in_an_epoch_shuffles_anew_and_is_charged_for_it(tmp_path: Path) -> None:
     with SqliteLedger(tmp_path) as ledger:
         ledger.open(account(EPOCHS, 1.0))
