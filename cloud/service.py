@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -75,6 +75,9 @@ class CloudService:
     journal: Journal | None = None
     on_records: Callable[[], None] = lambda: None  # after each batch of records: a view may look
     on_idle: Callable[[str], None] = print  # something worth a line for the operator
+    evaluations: Executor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="mapa-evaluation")
+    )
     tally: Tally = field(default_factory=Tally)
     dropped: Counter[str] = field(default_factory=Counter)  # hostile messages by leaf
     contacts: dict[EdgeId, Contact] = field(default_factory=dict)
@@ -83,9 +86,6 @@ class CloudService:
     first_update: float | None = None
     last_update: float | None = None
     _facts: list[tuple[float, Fact]] = field(default_factory=list)
-    _evaluations: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="mapa-evaluation")
-    )
     _evaluating: int = 0
     _halt: Halt | None = None
 
@@ -237,7 +237,7 @@ class CloudService:
             evaluation = self.evaluator.evaluate(due.model, due.updates, due.stage)
             self.loop.post(lambda: self._evaluated(evaluation))
 
-        self._evaluations.submit(work)
+        self.evaluations.submit(work)
 
     def _evaluated(self, evaluation: Evaluation) -> None:
         self._evaluating -= 1
@@ -271,7 +271,7 @@ class CloudService:
         self.channel.publish(
             presence_topic(self.run), encode_presence(Presence(False, self.nonce)), qos=1, retain=True
         )
-        self._evaluations.shutdown(wait=False)
+        self.evaluations.shutdown(wait=False)
         self.loop.stop()
 
     def record(self) -> None:

@@ -129,7 +129,7 @@ def _radial(radius: float, dimension: int, rng: np.random.Generator) -> Noise:
 class ExponentialNorm:
     """‖η‖ ~ Exponential(ΔS/ε) with a uniform direction: the paper's variance 2ΔS²/ε² (D-01).
 
-    Its density is singular at 0, so no finite ε holds for N > 1. Kept as a replica.
+    Its density is singular at 0, so no finite pure ε holds for N > 1. Kept as a replica.
     """
 
     name: ClassVar[str] = "exponential-norm"
@@ -144,7 +144,7 @@ class ExponentialNorm:
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:  # noqa: ARG002
         return Guarantee(
             adjacency,
-            reason="exponential-norm noise has a density singular at 0: no finite ε for more than one parameter",
+            reason="exponential-norm noise has a density singular at 0: no finite pure ε beyond one parameter",
         )
 
 

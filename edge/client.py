@@ -31,7 +31,6 @@ from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from edge.ledger import BudgetExhausted, Ledger
 from edge.preparation import Preparation, Wishes, prepare
 from edge.session import (
-    EXIT_FAILED,
     EXIT_REFUSED,
     BudgetSpent,
     Connected,
@@ -234,8 +233,8 @@ class EdgeClient:
 
     def _index(self) -> int | None:
         """Return the index of an earlier life of this edge in this run."""
-        known = (standing.account for standing in self.ledger.standings())
-        return next((account.shard.index for account in known if account.run == self.run), None)
+        account = self.ledger.account(self.run)
+        return None if account is None else account.shard.index
 
     def _prepare(self, admission: Admission) -> None:
         """Take what the welcome deals; once. A welcome that cannot be followed ends the edge."""
@@ -294,10 +293,12 @@ class EdgeClient:
             self._publish(EdgeTopic.GRADIENT, self._outbox, qos=0)
 
     def _new_identity(self, detail: str) -> None:
-        self.session.phase = Phase.DONE
-        self._stop(
-            EXIT_FAILED, f"the ledger of {self.edge_id} was lost ({detail}); start with a new state directory"
-        )
+        """Go on as a newcomer: the old id has debts that this ledger does not know."""
+        old = self.edge_id
+        new = self.ledger.renew_identity()
+        self.say(f"{old}: its ledger was lost ({detail}); goes on as {new}, on a shard that nobody has used")
+        self.session, self.preparation, self._outbox = EdgeSession(), None, None
+        self.loop.post(self._reroute)
 
     def _stop(self, code: int, text: str) -> None:
         if self._timer is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from common.noise import Clipping, NoiseLaw
@@ -12,9 +14,15 @@ def clip_per_sample(gradients: PerSampleGradients, bound: float, batch_size: int
     """Scale every sample's gradient to norm ≤ C, sum, divide by the configured b.
 
     Never by the samples at hand: under Poisson sampling their number is private, and may be 0.
+    A sample whose gradient is not finite counts as 0: a model sent with huge values could provoke
+    one, and a NaN that depends on a sample would be a release without noise.
     """
     limit = np.float32(bound)
-    weights = np.maximum(gradients.norms(), limit)
+    norms = gradients.norms()
+    if not math.isfinite(norms.sum()):
+        finite = np.isfinite(norms)
+        gradients, norms = gradients.keep(finite), norms[finite]
+    weights = np.maximum(norms, limit)
     np.divide(limit, weights, out=weights)
     return ClippedGradient(gradients.weighted_sum(weights) / np.float32(batch_size))
 
@@ -24,7 +32,9 @@ def clip_batch_mean(gradients: PerSampleGradients, bound: float, batch_size: int
     mean = gradients.weighted_sum(None)
     mean /= np.float32(batch_size)
     norm = float(np.sqrt(mean @ mean))
-    if norm > bound:
+    if not math.isfinite(norm):
+        mean[:] = 0
+    elif norm > bound:
         mean *= np.float32(bound / norm)
     return ClippedGradient(mean)
 

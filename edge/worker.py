@@ -65,6 +65,10 @@ class EdgeWorker:
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
         """Return g̃ of batch n at x."""
+        with np.errstate(over="ignore", invalid="ignore"):  # a hostile x may overflow; clipping minds it
+            return self._gradient(x, sensitivity, n)
+
+    def _gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
         recipe, shard = self.recipe, self.shard
         batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
         rows = shard.rows[batch]

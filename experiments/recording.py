@@ -89,8 +89,11 @@ def record_cloud(cloud: CloudRun, *, name: str, reason: str, engine: str) -> dic
     summary["dropped"] = dict(service.dropped)
     summary["network"] = network(cloud)
     accounts = sorted(service.server.edges.values(), key=lambda account: account.index)
-    # one more gradient may be on its way when the run ends; the edge's own ledger has the last word
-    summary["releases"] = [account.last_sequence + account.present for account in accounts]
+    # One more gradient may be on its way, unless the edge said goodbye; its own ledger has the last word.
+    tallies = service.tally.edges
+    summary["releases"] = [
+        a.last_sequence + (a.present or tallies[a.index].gone not in ("budget", "shutdown")) for a in accounts
+    ]
     summary["privacy"] = privacy_of(
         stage.scenario,
         [

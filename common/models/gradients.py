@@ -25,6 +25,9 @@ class OuterGradients:
         squares *= np.vecdot(self._d, self._d)
         return np.sqrt(squares, out=squares)
 
+    def keep(self, rows: npt.NDArray[np.bool_]) -> OuterGradients:
+        return OuterGradients(self._d[rows], self._x[rows])
+
     def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
         """Return Σ w_i D_i ⊗ X_i = (D∘w)ᵀX."""
         d: Matrix = self._d if weights is None else self._d * weights[:, None]
@@ -43,6 +46,9 @@ class RowGradients:
     def norms(self) -> npt.NDArray[np.float32]:
         squares: npt.NDArray[np.float32] = np.vecdot(self._rows, self._rows)
         return np.sqrt(squares, out=squares)
+
+    def keep(self, rows: npt.NDArray[np.bool_]) -> RowGradients:
+        return RowGradients(self._rows[rows])
 
     def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
         total: Vector = self._rows.sum(axis=0) if weights is None else weights @ self._rows

@@ -96,13 +96,22 @@ def test_a_model_arrives_as_it_was_sent(
     assert came.model.tobytes() == vector.tobytes()
 
 
-@given(WORDS | st.none(), POSITIVE | st.none(), POSITIVE | st.none(), WORDS | st.none(), COUNTS, NONCES)
+@given(
+    WORDS | st.none(),
+    POSITIVE | st.none(),
+    POSITIVE | st.none(),
+    WORDS | st.none(),
+    COUNTS,
+    COUNTS | st.none(),
+    NONCES,
+)
 def test_a_hello_arrives_as_it_was_sent(
     noise: str | None,
     epsilon: float | None,
     multiplier: float | None,
     sampler: str | None,
     last: int,
+    index: int | None,
     nonce: str,
 ) -> None:
     hello = Hello(
@@ -112,6 +121,7 @@ def test_a_hello_arrives_as_it_was_sent(
         noise_multiplier=multiplier,
         sampler=sampler,
         last_sequence=last,
+        index=index,
     )
     sent = codec.Greeting(hello, nonce)
     assert codec.decode_hello(EDGE, codec.encode_hello(sent)) == sent

@@ -19,7 +19,7 @@ VECTOR = np.array([0.0, 1.0, -1.5, 3.4028235e38], np.float32)
 GRADIENT = GradientArrived(EDGE, 41, 1234567890123, 2, 0.0625, NoisyGradient(VECTOR))
 MODEL = SendModel(EDGE, 1234567890124, 3, 0.03125, 41, VECTOR)
 HELLO = codec.Greeting(
-    Hello(edge_id=EDGE, noise="gamma-norm", epsilon=0.2, sampler="poisson", last_sequence=41), NONCE
+    Hello(edge_id=EDGE, noise="gamma-norm", epsilon=0.2, sampler="poisson", last_sequence=41, index=4), NONCE
 )
 ADMISSION = codec.Admission(
     welcome=Welcome(EDGE, 4, 40),
