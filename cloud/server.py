@@ -35,6 +35,10 @@ from common.noise import NoiseLaw, noise_law
 from common.quantities import EdgeId, Vector
 
 
+class _BelowFloorError(ConfigurationError):
+    """An edge wants more privacy than the run can bear: everybody's learning rate would be ruined."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """What the cloud asks of edges and of itself; the constants of the algorithm are in the schedule."""
@@ -142,7 +146,8 @@ class CloudServer:
             moment = 0.0 if law is None else law.relative_second_moment(self.terms.noised_dimension)
             self._try_schedule(moment)
         except ConfigurationError as error:
-            yield Refuse(hello.edge_id, "epsilon-floor" if "floor" in str(error) else "mechanism", str(error))
+            reason = "epsilon-floor" if isinstance(error, _BelowFloorError) else "mechanism"
+            yield Refuse(hello.edge_id, reason, str(error))
             return
         returned = account is not None
         if account is None:
@@ -177,10 +182,10 @@ class CloudServer:
         epsilon = getattr(law, "epsilon", None)
         multiplier = getattr(law, "noise_multiplier", None)
         if epsilon is not None and epsilon < self.terms.epsilon_floor:
-            raise ConfigurationError(f"epsilon = {epsilon}: this run's floor is {self.terms.epsilon_floor}")
+            raise _BelowFloorError(f"epsilon = {epsilon}: this run's floor is {self.terms.epsilon_floor}")
         if multiplier is not None and multiplier > self.terms.noise_multiplier_ceiling:
             ceiling = self.terms.noise_multiplier_ceiling
-            raise ConfigurationError(
+            raise _BelowFloorError(
                 f"noise_multiplier = {multiplier}: this run's floor of ε caps it at {ceiling}"
             )
         return law

@@ -30,7 +30,7 @@ from common.messages import (
 )
 from common.quantities import EdgeId, RunId
 from common.scenario import Scenario
-from common.tally import Evaluation, Tally
+from common.tally import Evaluation, Tally, finite_or_none
 from common.wire.codec import (
     Admission,
     Presence,
@@ -247,7 +247,7 @@ class CloudService:
             fields = {
                 "t": evaluation.updates,
                 "stage": evaluation.stage,
-                "loss": evaluation.loss,
+                "loss": finite_or_none(evaluation.loss),
                 "accuracy": evaluation.accuracy,
             }
             self.journal.write("evaluated", fields, self.loop.now() - self.began)

@@ -17,9 +17,9 @@ from common.scenario import Scenario
 from common.tally import Tally
 from experiments import blocks
 from experiments.cloud_run import CloudRun
-from experiments.simulator import simulate
+from experiments.simulator import check_world, simulate
 from experiments.statement import EdgeReleases, state_privacy
-from experiments.vectorised import simulate_rounds
+from experiments.vectorised import check_vectorised, simulate_rounds
 from experiments.world import World
 
 ENGINES = ("events", "vectorised", "block")
@@ -36,6 +36,9 @@ def record_simulation(
 ) -> dict[str, Any]:
     """Simulate, write the run's directory, return its summary. An interrupted run has both all the same."""
     scenario = world.scenario
+    check_world(world)
+    if engine != "events":
+        check_vectorised([world], blocks=engine == "block")
     with RunDirectory(runs / new_run_id(name)) as directory:
         write_manifest(directory, scenario, world.dataset, name=name, engine=engine)
         journal = directory.journal if scenario.records.events else None
@@ -55,6 +58,10 @@ def record_simulation(
             reason=outcome.reason,
             seconds=seconds,
         )
+        summary["releases"] = outcome.releases
+        summary["virtual_seconds"] = outcome.virtual_seconds
+        _write_model(directory, scenario, world.model, outcome.x, outcome.tally.updates)
+        directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
         summary["privacy"] = privacy_of(
             scenario,
             [
@@ -62,10 +69,7 @@ def record_simulation(
                 for k, releases in enumerate(outcome.releases)
             ],
         )
-        summary["releases"] = outcome.releases
-        summary["virtual_seconds"] = outcome.virtual_seconds
         directory.summary(summary)
-        _write_model(directory, scenario, world.model, outcome.x, outcome.tally.updates)
     return summary
 
 

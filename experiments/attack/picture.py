@@ -45,14 +45,14 @@ def _write(
     figure = figure_class(figsize=(1.15 * len(titles) + 0.8, 1.15 * len(rows) + 0.7), layout="constrained")
     canvas(figure)
     axes = figure.subplots(len(rows), len(titles), squeeze=False)
-    for (label, pictures), line in zip(rows, axes, strict=True):
+    for place, ((label, pictures), line) in enumerate(zip(rows, axes, strict=True)):
         for picture, title, axis in zip(pictures, titles, line, strict=True):
             image = picture.reshape(shape) if picture.size == np.prod(shape) else picture.reshape(10, -1)
             inside = picture.size == np.prod(shape)
             axis.imshow(image, cmap="gray", **({"vmin": 0, "vmax": 1} if inside else {}))
             axis.set_xticks([])
             axis.set_yticks([])
-            if line is axes[0]:
+            if place == 0:
                 axis.set_title(title, fontsize=6)
         line[0].set_ylabel(label, fontsize=7)
     stem.parent.mkdir(parents=True, exist_ok=True)

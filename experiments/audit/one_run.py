@@ -25,6 +25,7 @@ from experiments.world import World
 
 _ZEROED = 1_000_000  # added to the target of a sample whose contribution is to be zero
 _LOUD = 4.0  # norm of a canary's features in units of the first C: clipped, yet not fitted at once
+_CHUNK = 32  # canaries at a time: a sum for each of them costs all of the chunk
 _SHARES = (0.1, 0.25, 0.5, 1.0)  # of the canaries that are guessed at; the surest first
 
 
@@ -163,10 +164,15 @@ def _products(model: Model, x: Vector, planted: _Planted, gradient: Vector) -> t
         products = np.vecdot(d, model.scores(gradient, planted.features))
         norms = np.linalg.norm(d, axis=1) * np.linalg.norm(planted.features, axis=1)
         return products.astype(np.float64), norms.astype(np.float64)
-    gradients = model.gradients(x, planted.features, planted.targets)
-    chosen = np.eye(len(planted.targets), dtype=np.float32)
-    products = np.array([float(gradients.weighted_sum(one) @ gradient) for one in chosen])
-    return products, gradients.norms().astype(np.float64)
+    found: list[float] = []
+    norms_found: list[float] = []
+    for start in range(0, len(planted.targets), _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        gradients = model.gradients(x, planted.features[rows], planted.targets[rows])
+        norms_found += gradients.norms().tolist()
+        for one in np.eye(len(planted.targets[rows]), dtype=np.float32):
+            found.append(float(gradients.weighted_sum(one) @ gradient))
+    return np.array(found), np.array(norms_found)
 
 
 def _best(

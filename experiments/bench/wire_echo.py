@@ -41,6 +41,7 @@ class EchoCloud:
         self.segment = segment
         self.echoed = 0
         self.first = self.last = 0.0
+        self.halt = 0  # its message id
         zeros = np.zeros(segment.dimension, np.float32)
         self.model = encode_model(SendModel(EdgeId("any"), 1, 1, 1.0, 0, zeros))
         self.scenario = bench_scenario(segment.edges, segment.updates)
@@ -63,14 +64,16 @@ class EchoCloud:
         elif self.echoed == self.segment.updates:
             self.last = time.monotonic()
             halt = encode_halt(Halt("finished", self.echoed))
-            client.on_publish = lambda *_: client.disconnect()  # the broker has the halt
-            client.publish(halt_topic(self.segment.run), halt, qos=1, retain=True)
+            self.halt = client.publish(halt_topic(self.segment.run), halt, qos=1, retain=True).mid
+            client.on_publish = self._end_after_halt
+
+    def _end_after_halt(self, client: paho.Client, userdata: Any, mid: int, *_: Any) -> None:  # noqa: ARG002
+        if mid == self.halt:  # the broker has it
+            client.disconnect()
 
     def _subscribe(self, client: paho.Client, *_: Any) -> None:
         run = self.segment.run
-        client.subscribe(
-            [(every_edge(run, EdgeTopic.GRADIENT), 0), (every_edge(run, EdgeTopic.HELLO), 1)]
-        )
+        client.subscribe([(every_edge(run, EdgeTopic.GRADIENT), 0), (every_edge(run, EdgeTopic.HELLO), 1)])
 
     def _announce(self, client: paho.Client, *_: Any) -> None:
         presence = encode_presence(Presence(True, new_nonce()))

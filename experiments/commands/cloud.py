@@ -58,7 +58,7 @@ def cloud_command(
             credentials=introduced,
             directory=directory,
             view=view,
-            edges_at_least=edges_at_least or resolved.testbed.edges_at_least,
+            edges_at_least=min(edges_at_least or resolved.testbed.edges_at_least, resolved.workers),
             connect_timeout=connect_timeout,
         ) as cloud:
             view.say(

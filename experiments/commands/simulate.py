@@ -16,8 +16,6 @@ from experiments.commands import options
 from experiments.commands.report import report
 from experiments.recording import ENGINES, record_simulation
 from experiments.scenario_files import load_scenario
-from experiments.simulator import check_world
-from experiments.vectorised import check_vectorised
 from experiments.world import World
 
 
@@ -36,9 +34,6 @@ def simulate_command(
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
     name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
     world = World.of(resolved, options.data_dir_or_default(data_dir))
-    check_world(world)
-    if engine != "events":
-        check_vectorised([world], blocks=engine == "block")
     with _progress_bar(resolved.iterations) as bar:
         task = bar.add_task(
             f"{resolved.algorithm.name} {resolved.model.name}", total=resolved.iterations, note=""

@@ -1,0 +1,129 @@
+"""Fixed scattering features of an image: moduli of Morlet wavelets, averaged over 4×4 pixels.
+
+After Bruna and Mallat 2013 with J = 2 scales and L = 8 angles, in the order 0 (1 channel), 1 (2·8) and
+2 (8·8): 81 channels at a quarter of the image's side. The filters are constants, and every image is
+transformed and normalised by itself: nothing is learnt from data, so the features cost no privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import ConfigurationError
+
+ANGLES = 8  # L
+SCALES = 2  # J
+CHANNELS = 1 + SCALES * ANGLES + ANGLES**2
+STRIDE = 2**SCALES
+_MARGIN = 4  # pixels mirrored around the image, for the filters go round its edges
+_CHUNK = 64  # images at a time: what stays in the cache
+
+Planes = npt.NDArray[np.float32]  # … × height × width
+Spectra = npt.NDArray[np.complex64]
+
+
+class Scattering:
+    """The transform for images of one shape."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        if any(side % STRIDE or side <= _MARGIN for side in shape):
+            raise ConfigurationError(
+                f"images of {shape[0]}×{shape[1]}: scattering needs sides that are multiples of {STRIDE}, "
+                f"at least {2 * STRIDE}"
+            )
+        self.shape = shape
+        self.out = (shape[0] // STRIDE, shape[1] // STRIDE)
+        padded = (shape[0] + 2 * _MARGIN, shape[1] + 2 * _MARGIN)
+        self._fine, self._coarse = (_filters(padded, scale) for scale in range(SCALES))
+        self._averages = [tuple(_average(side, step) for side in shape) for step in (1, 2)]
+
+    def __call__(self, images: Planes) -> Iterator[tuple[slice, Planes]]:
+        """Yield rows and their n × 81 × height/4 × width/4 coefficients, a chunk at a time."""
+        for start in range(0, len(images), _CHUNK):
+            rows = slice(start, min(start + _CHUNK, len(images)))
+            yield rows, self._transform(images[rows].reshape(-1, *self.shape))
+
+    def _transform(self, images: Planes) -> Planes:
+        margin = (_MARGIN, _MARGIN)
+        padded = np.pad(images.astype(np.float32, copy=False), ((0, 0), margin, margin), mode="reflect")
+        first, last = 1 + ANGLES, 1 + SCALES * ANGLES  # where scale 1 and order 2 begin
+        coefficients = np.empty((len(images), CHANNELS, *self.out), np.float32)
+        coefficients[:, 0] = self._smooth(padded, 1)
+        spectrum = np.fft.fft2(padded.astype(np.complex64))[:, None]
+        fine = np.abs(np.fft.ifft2(spectrum * self._fine))
+        coefficients[:, 1:first] = self._smooth(fine, 1)
+        coefficients[:, first:last] = self._smooth(self._halved_moduli(spectrum), 2)
+        spectra = np.fft.fft2(fine.astype(np.complex64))
+        for angle in range(ANGLES):
+            to = slice(last + angle * ANGLES, last + (angle + 1) * ANGLES)
+            coefficients[:, to] = self._smooth(self._halved_moduli(spectra[:, angle, None]), 2)
+        return coefficients
+
+    def _halved_moduli(self, spectrum: Spectra) -> Planes:
+        """Return |u ∗ ψ| of scale 1 at every second pixel: a spectrum folded in half is that of u[::2]."""
+        product = spectrum * self._coarse
+        height, width = product.shape[-2] // 2, product.shape[-1] // 2
+        rows = product[..., :height, :] + product[..., height:, :]
+        folded = rows[..., :width] + rows[..., width:]
+        folded *= np.float32(0.25)
+        return np.abs(np.fft.ifft2(folded))
+
+    def _smooth(self, planes: Planes, step: int) -> Planes:
+        """Return u ∗ φ at the middle of every 4×4 pixels; φ is a Gaussian, so rows and columns in turn."""
+        down, across = self._averages[step - 1]
+        smoothed: Planes = down @ (planes @ across.T)
+        return smoothed
+
+
+def group_normalised(coefficients: Planes, groups: int) -> Planes:
+    """Bring every group of channels of every image to mean 0 and variance 1, by that image alone.
+
+    After Tramèr and Boneh 2021: statistics over a data set would have to be paid for, these are free.
+    """
+    grouped = coefficients.reshape(len(coefficients), groups, -1)
+    grouped = grouped - grouped.mean(axis=2, keepdims=True)
+    variance = np.vecdot(grouped, grouped)[..., None] / np.float32(grouped.shape[2])
+    grouped /= np.sqrt(variance + np.float32(1e-5))
+    normalised: Planes = grouped.reshape(coefficients.shape)
+    return normalised
+
+
+def _filters(padded: tuple[int, int], scale: int) -> Planes:
+    """Return ψ̂ of each angle: real, since ψ(−u) is the conjugate of ψ(u)."""
+    return np.stack(
+        [np.fft.fft2(morlet(padded, scale, angle)).real.astype(np.float32) for angle in range(ANGLES)]
+    )
+
+
+def morlet(padded: tuple[int, int], scale: int, angle: int) -> npt.NDArray[np.complex128]:
+    """Return ψ of scale j and angle ℓπ/L, centred at the origin of a torus.
+
+    A plane wave of frequency ¾π/2ʲ under a Gaussian, σ = 0.8·2ʲ along the wave and twice that across, less
+    as much of the Gaussian as makes its sum 0.
+    """
+    sigma, frequency, theta = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, angle * math.pi / ANGLES
+    height, width = padded
+    wave = np.zeros(padded, np.complex128)
+    envelope = np.zeros(padded)
+    for lap_y in (-1, 0, 1):  # once around the torus either way: beyond that nothing is left of the Gaussian
+        for lap_x in (-1, 0, 1):
+            y = ((np.arange(height) + height // 2) % height - height // 2 + lap_y * height)[:, None]
+            x = ((np.arange(width) + width // 2) % width - width // 2 + lap_x * width)[None, :]
+            along, across = x * math.cos(theta) + y * math.sin(theta), y * math.cos(theta) - x * math.sin(theta)
+            gaussian = np.exp(-(along**2 + (across / 2) ** 2) / (2 * sigma**2))
+            envelope += gaussian
+            wave += gaussian * np.exp(1j * frequency * along)
+    wave -= wave.sum() / envelope.sum() * envelope
+    return wave / (4 * math.pi * sigma**2)
+
+
+def _average(side: int, step: int) -> Planes:
+    """Return φ as a matrix from a padded row, of which every `step`-th pixel is there, to side/4 places."""
+    pixels = np.arange(-_MARGIN, side + _MARGIN, step)
+    middles = STRIDE * np.arange(side // STRIDE) + (STRIDE - 1) / 2
+    weights = np.exp(-((pixels[None, :] - middles[:, None]) ** 2) / (2 * (0.8 * 2 ** (SCALES - 1)) ** 2))
+    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
