@@ -8,6 +8,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import assert_never
 
+import numpy as np
+
 from cloud.evaluation import Evaluator
 from cloud.server import CloudServer
 from common.channel import Channel, Loop
@@ -285,6 +287,8 @@ class CloudService:
     def _record_often(self) -> None:
         self.record()
         self.on_records()
+        if self._halt is None and not np.isfinite(self.server.model).all():
+            self._perform_all(self.server.halt("diverged"))  # edges drop such a model; nobody could go on
         if self._halt is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 

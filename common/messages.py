@@ -83,7 +83,7 @@ class SendModel:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Training is over for everybody: `finished`, `no-budget`, `interrupted`."""
+    """Training is over for everybody: `finished`, `no-budget`, `interrupted`, `diverged`."""
 
     reason: str
     updates: int

@@ -39,6 +39,7 @@ class Scattering:
         self.out = (shape[0] // STRIDE, shape[1] // STRIDE)
         padded = (shape[0] + 2 * _MARGIN, shape[1] + 2 * _MARGIN)
         self._fine, self._coarse = (_filters(padded, scale) for scale in range(SCALES))
+        self._inverse = [_inverse_dft(side // 2) for side in padded]
         self._averages = [tuple(_average(side, step) for side in shape) for step in (1, 2)]
 
     def __call__(self, images: Planes) -> Iterator[tuple[slice, Planes]]:
@@ -53,11 +54,11 @@ class Scattering:
         first, last = 1 + ANGLES, 1 + SCALES * ANGLES  # where scale 1 and order 2 begin
         coefficients = np.empty((len(images), CHANNELS, *self.out), np.float32)
         coefficients[:, 0] = self._smooth(padded, 1)
-        spectrum = np.fft.fft2(padded.astype(np.complex64))[:, None]
+        spectrum = _spectra(padded)[:, None]
         fine = np.abs(np.fft.ifft2(spectrum * self._fine))
         coefficients[:, 1:first] = self._smooth(fine, 1)
         coefficients[:, first:last] = self._smooth(self._halved_moduli(spectrum), 2)
-        spectra = np.fft.fft2(fine.astype(np.complex64))
+        spectra = _spectra(fine)
         for angle in range(ANGLES):
             to = slice(last + angle * ANGLES, last + (angle + 1) * ANGLES)
             coefficients[:, to] = self._smooth(self._halved_moduli(spectra[:, angle, None]), 2)
@@ -69,8 +70,8 @@ class Scattering:
         height, width = product.shape[-2] // 2, product.shape[-1] // 2
         rows = product[..., :height, :] + product[..., height:, :]
         folded = rows[..., :width] + rows[..., width:]
-        folded *= np.float32(0.25)
-        return np.abs(np.fft.ifft2(folded))
+        down, across = self._inverse
+        return np.abs(down @ (folded @ across))
 
     def _smooth(self, planes: Planes, step: int) -> Planes:
         """Return u ∗ φ at the middle of every 4×4 pixels; φ is a Gaussian, so rows and columns in turn."""
@@ -92,11 +93,22 @@ def group_normalised(coefficients: Planes, groups: int) -> Planes:
     return normalised
 
 
+def _spectra(planes: Planes) -> Spectra:
+    """Return û over the number of pixels; the filters make up for it. numpy is quick only where it scales."""
+    spectra: Spectra = np.fft.fft2(planes.astype(np.complex64), norm="forward")
+    return spectra
+
+
+def _inverse_dft(side: int) -> Spectra:
+    """Return the inverse transform as a matrix: at this size a product is quicker than the fast one."""
+    turns = np.outer(np.arange(side), np.arange(side)) % side
+    return (np.exp(2j * math.pi * turns / side) / (2 * side)).astype(np.complex64)  # 2: half of the pixels
+
+
 def _filters(padded: tuple[int, int], scale: int) -> Planes:
-    """Return ψ̂ of each angle: real, since ψ(−u) is the conjugate of ψ(u)."""
-    return np.stack(
-        [np.fft.fft2(morlet(padded, scale, angle)).real.astype(np.float32) for angle in range(ANGLES)]
-    )
+    """Return ψ̂ of each angle, times the number of pixels. It is real: ψ(−u) is the conjugate of ψ(u)."""
+    spectra = [np.fft.fft2(morlet(padded, scale, angle)).real for angle in range(ANGLES)]
+    return (math.prod(padded) * np.stack(spectra)).astype(np.float32)
 
 
 def morlet(padded: tuple[int, int], scale: int, angle: int) -> npt.NDArray[np.complex128]:

@@ -319,3 +319,13 @@ def test_a_seeded_run_over_the_wire_gives_the_gradients_of_the_simulator() -> No
     run.run()
     simulated = simulate(World.on(scenario, small_dataset()))
     np.testing.assert_array_equal(run.service.server.model, simulated.x)
+
+
+def test_a_model_that_is_no_longer_finite_ends_the_run_instead_of_hanging_it() -> None:
+    run = Talk(talk(iterations=1_000_000))
+    run.edge()
+    run.until(lambda: run.service.server.updates >= 3)
+    run.service.server.model[0] = np.inf
+    run.run()
+    assert run.service.halted is not None
+    assert run.service.halted.reason == "diverged"
