@@ -13,7 +13,7 @@ import numpy as np
 from cloud.evaluation import Evaluator
 from cloud.server import CloudServer
 from common.channel import Channel, Loop
-from common.errors import RemoteProtocolError
+from common.errors import LocalProtocolError, RemoteProtocolError
 from common.journal import Journal
 from common.messages import (
     EdgeGone,
@@ -182,7 +182,7 @@ class CloudService:
                 contact = self.contacts.get(effect.edge_id)
                 if contact is not None:
                     contact.sent = self.loop.now()
-                    self.channel.publish(contact.model_topic, encode_model(effect))
+                    self._send(contact.model_topic, effect)
             case GradientApplied():
                 self.last_update = now = self.loop.now()
                 if self.first_update is None:
@@ -200,6 +200,16 @@ class CloudService:
                 self._on_halt(effect)
             case _:
                 assert_never(effect)
+
+    def _send(self, topic: str, effect: SendModel) -> None:
+        try:
+            payload = encode_model(effect)
+        except LocalProtocolError:
+            if np.isfinite(effect.model).all():
+                raise
+            self._perform_all(self.server.halt("diverged"))  # no edge would take such a model
+        else:
+            self.channel.publish(topic, payload)
 
     def _welcome(self, welcome: Welcome) -> None:
         contact = self.contacts[welcome.edge_id]
@@ -287,8 +297,6 @@ class CloudService:
     def _record_often(self) -> None:
         self.record()
         self.on_records()
-        if self._halt is None and not np.isfinite(self.server.model).all():
-            self._perform_all(self.server.halt("diverged"))  # edges drop such a model; nobody could go on
         if self._halt is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 

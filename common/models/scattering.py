@@ -20,7 +20,7 @@ SCALES = 2  # J
 CHANNELS = 1 + SCALES * ANGLES + ANGLES**2
 STRIDE = 2**SCALES
 _MARGIN = 4  # pixels mirrored around the image, for the filters go round its edges
-_CHUNK = 64  # images at a time: what stays in the cache
+_CHUNK = 128  # images at a time: bounds the memory
 
 Planes = npt.NDArray[np.float32]  # … × height × width
 Spectra = npt.NDArray[np.complex64]
@@ -66,10 +66,12 @@ class Scattering:
 
     def _halved_moduli(self, spectrum: Spectra) -> Planes:
         """Return |u ∗ ψ| of scale 1 at every second pixel: a spectrum folded in half is that of u[::2]."""
-        product = spectrum * self._coarse
-        height, width = product.shape[-2] // 2, product.shape[-1] // 2
-        rows = product[..., :height, :] + product[..., height:, :]
-        folded = rows[..., :width] + rows[..., width:]
+        height, width = (side // 2 for side in spectrum.shape[-2:])
+        low, high = slice(None, height), slice(height, None)
+        left, right = slice(None, width), slice(width, None)
+        folded: Spectra = spectrum[..., low, left] * self._coarse[..., low, left]
+        for rows, columns in ((low, right), (high, left), (high, right)):
+            folded += spectrum[..., rows, columns] * self._coarse[..., rows, columns]
         down, across = self._inverse
         return np.abs(down @ (folded @ across))
 

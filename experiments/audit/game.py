@@ -60,20 +60,26 @@ class Finding:
 def play(game: Game, *, alpha: float, seed: int) -> Finding:
     """Play every round of both worlds and bound the claim's figure from below at level α."""
     zeroed, present = (_scores(game, there, seed) for there in (False, True))
-    half = game.rounds // 2
-    threshold = _best_threshold(game.claim, zeroed[:half], present[:half], alpha)
-    trials = game.rounds - half
+    return judge(game.name, game.claim, zeroed, present, alpha)
+
+
+def judge(name: str, claim: Claim, zeroed: Floats, present: Floats, alpha: float) -> Finding:
+    """Bound a claim's figure from the scores of both worlds, equally many of each."""
+    rounds = len(zeroed)
+    half = rounds // 2
+    threshold = _best_threshold(claim, zeroed[:half], present[:half], alpha)
+    trials = rounds - half
     positives = int((zeroed[half:] > threshold).sum())
     negatives = int((present[half:] <= threshold).sum())
     bounds = (upper_rate(errors, trials, alpha / 2) for errors in (positives, negatives))
     return Finding(
-        name=game.name,
-        figure=game.claim.figure,
-        claimed=game.claim.value,
-        lower_bound=float(game.claim.least(*bounds)),
+        name=name,
+        figure=claim.figure,
+        claimed=claim.value,
+        lower_bound=float(claim.least(*bounds)),
         false_positives=positives / trials,
         false_negatives=negatives / trials,
-        rounds=game.rounds,
+        rounds=rounds,
         alpha=alpha,
     )
 

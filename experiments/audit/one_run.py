@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cloud.stages import initial_sensitivity
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
@@ -132,8 +133,7 @@ class _Planted:
 def _plant(world: World, worker: EdgeWorker, count: int, rng: np.random.Generator) -> _Planted:
     """Put canaries into the last rows of the edge's shard: random directions, so hardly related, random labels."""
     shard = worker.shard
-    problem = world.scenario.problem
-    clip = problem.first_clip or float(np.median(np.linalg.norm(world.features[:64].reshape(64, -1), axis=1)))
+    clip = world.scenario.batch_size * initial_sensitivity(world.scenario.problem) / 2
     shape = world.features.shape[1:]
     directions = rng.standard_normal((count, int(np.prod(shape))))
     directions *= _LOUD * clip / np.linalg.norm(directions, axis=1, keepdims=True)
@@ -170,8 +170,8 @@ def _products(model: Model, x: Vector, planted: _Planted, gradient: Vector) -> t
         rows = slice(start, start + _CHUNK)
         gradients = model.gradients(x, planted.features[rows], planted.targets[rows])
         norms_found += gradients.norms().tolist()
-        for one in np.eye(len(planted.targets[rows]), dtype=np.float32):
-            found.append(float(gradients.weighted_sum(one) @ gradient))
+        chosen = np.eye(len(planted.targets[rows]), dtype=np.float32)
+        found += [float(gradients.weighted_sum(one) @ gradient) for one in chosen]
     return np.array(found), np.array(norms_found)
 
 

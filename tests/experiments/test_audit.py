@@ -1,0 +1,285 @@
+"""The audit flags every planted defect and no sound mechanism, at a familywise confidence of 95%."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import ndtr
+from scipy.stats import binom
+from typer.testing import CliRunner
+
+from common.accounting.releases import ReleaseKind
+from common.errors import ConfigurationError
+from common.models.registry import make_model
+from common.noise import Adjacency, Clipping, ExponentialNorm, GammaNorm, Gaussian, Mechanism, Sampling, Scope
+from experiments.audit import of_scenario
+from experiments.audit.bounds import one_run_epsilon, upper_rate
+from experiments.audit.canary import Setting
+from experiments.audit.claims import GdpClaim, PureClaim, claim_for
+from experiments.audit.game import Game, familywise, judge, play, play_all
+from experiments.audit.one_run import ZeroingModel, audit_one_run
+from experiments.audit.planted import planted_games
+from experiments.audit.sound import sound_games
+from experiments.commands import audit as audit_module
+from experiments.commands.audit import audit_command
+from experiments.scenario_files import load_scenario
+from experiments.world import World
+from tests.core_support import small_world
+
+SOUND, PLANTED = sound_games(), planted_games()
+ALPHA = familywise(0.95, len(SOUND) + len(PLANTED))
+SEED = 20240  # fixed: a sound game that is flagged by chance would be flagged every time
+TIGHT = {  # bounds that a good attack nearly reaches; the others are only there not to be flagged
+    "gaussian z=0.5 poisson 4/4",
+    "gaussian z=1 poisson 4/4",
+    "gamma-norm ε=4 poisson 4/4",
+    "gaussian with-replacement 4/1, its own bound",
+    "gaussian batch-mean accounted with bΔS",
+    "gaussian replace-one",
+}
+
+
+@pytest.mark.parametrize(("place", "game"), list(enumerate(SOUND)), ids=[game.name for game in SOUND])
+def test_a_sound_mechanism_is_not_flagged(place: int, game: Game) -> None:
+    finding = play(game, alpha=ALPHA, seed=SEED + place)
+    assert math.isfinite(finding.claimed)
+    assert not finding.violated
+    if game.name in TIGHT:  # an audit that sees nothing would flag nothing
+        assert finding.lower_bound > 0.5 * finding.claimed
+
+
+@pytest.mark.parametrize(("place", "game"), list(enumerate(PLANTED)), ids=[game.name for game in PLANTED])
+def test_a_planted_defect_is_flagged(place: int, game: Game) -> None:
+    finding = play(game, alpha=ALPHA, seed=SEED + len(SOUND) + place)
+    assert 0 < finding.claimed < math.inf
+    assert finding.violated
+
+
+def test_the_issue_s_four_defects_and_more_are_among_the_planted() -> None:
+    names = " / ".join(game.name for game in PLANTED)
+    for defect in (
+        "batch-mean accounted with ΔS",
+        "exponential-norm accounted",
+        "first layer only",
+        "half the noise",
+    ):
+        assert defect in names
+    assert len({game.name for game in PLANTED}) >= 8
+    assert {game.name for game in SOUND} >= TIGHT
+
+
+# ---- the statistics
+
+
+@given(trials=st.integers(1, 5000), share=st.floats(0, 1), alpha=st.floats(1e-4, 0.5))
+def test_clopper_and_pearson_s_bound_is_where_so_few_errors_have_probability_alpha(
+    trials: int, share: float, alpha: float
+) -> None:
+    errors = int(share * trials)
+    bound = float(upper_rate(errors, trials, alpha))
+    assert errors / trials <= bound <= 1
+    if errors < trials:
+        assert binom.cdf(errors, trials, bound) == pytest.approx(alpha, rel=1e-5)
+
+
+@given(epsilon=st.floats(0.01, 8))
+def test_randomised_response_is_audited_exactly(epsilon: float) -> None:
+    error = np.array(1 / (1 + math.exp(epsilon)))
+    assert float(PureClaim(1.0).least(error, error)) == pytest.approx(epsilon)
+
+
+@given(mu=st.floats(0.05, 4), rate=st.floats(0.05, 1), threshold=st.floats(-2, 3))
+def test_a_sampled_gaussian_is_audited_exactly(mu: float, rate: float, threshold: float) -> None:
+    fpr = ndtr(-threshold)
+    fnr = rate * ndtr(threshold - mu) + (1 - rate) * ndtr(threshold)
+    claim = GdpClaim(1.0, rate)
+    assert float(claim.least(np.array(fpr), np.array(fnr))) == pytest.approx(mu, rel=1e-4, abs=1e-6)
+    more = claim.least(np.array(fpr) + 0.01, np.array(fnr))
+    assert more <= mu + 1e-6  # more errors never refute more
+    assert claim.least(np.array(fpr), np.array(fnr) + 0.01) <= mu + 1e-6
+
+
+def test_a_claim_is_what_the_accountant_states() -> None:
+    mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 4)
+    assert claim_for(ReleaseKind(Gaussian(2.0), mechanism, 4)) == GdpClaim(0.5)
+    assert claim_for(ReleaseKind(Gaussian(2.0), mechanism, 16)) == GdpClaim(0.5, 0.25)
+    assert claim_for(ReleaseKind(GammaNorm(2.0), mechanism, 4)) == PureClaim(
+        1.0
+    )  # zero-out is half a move of ΔS
+    sampled = claim_for(ReleaseKind(GammaNorm(2.0), mechanism, 16))
+    assert sampled.value == pytest.approx(math.log(1 + 0.25 * (math.e - 1)))
+    assert claim_for(ReleaseKind(ExponentialNorm(1.0), mechanism, 4)).value == math.inf
+    assert claim_for(ReleaseKind(None, mechanism, 4)).value == math.inf
+    replaced = claim_for(ReleaseKind(Gaussian(2.0), mechanism, 4), Adjacency.REPLACE_ONE)
+    assert replaced == GdpClaim(1.0)
+    # ε(δ) of μ: the closed form of Balle and Wang, at its own δ
+    epsilon = GdpClaim(0.5).epsilon(0.5, 1e-5)
+    assert ndtr(0.25 - epsilon / 0.5) - math.exp(epsilon) * ndtr(-0.25 - epsilon / 0.5) == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("claim", [GdpClaim(1.0), PureClaim(1.0)], ids=["gaussian", "laplace"])
+def test_a_true_claim_is_refuted_no_more_often_than_alpha_allows(claim: GdpClaim | PureClaim) -> None:
+    rng = np.random.default_rng(1)
+    plays, alpha, flags, powers = 400, 0.05, 0, 0
+    for _ in range(plays):
+        draw = rng.standard_normal if claim.figure == "μ" else (lambda n: rng.laplace(size=n))
+        zeroed, noise = draw(400), draw(400)
+        flags += judge("true", claim, zeroed, noise + 1, alpha).violated
+        powers += judge("false", claim, zeroed, noise + 2.5, alpha).violated
+    assert flags <= binom.ppf(0.999, plays, alpha)
+    assert powers > 0.9 * plays  # and a false one is
+
+
+@given(guesses=st.integers(2, 400), share=st.floats(0.5, 1), alpha=st.floats(0.001, 0.2))
+def test_the_one_run_bound_without_delta_is_the_binomial_s(guesses: int, share: float, alpha: float) -> None:
+    correct = int(share * guesses)
+    epsilon = one_run_epsilon(canaries=1000, guesses=guesses, correct=correct, delta=0.0, alpha=alpha)
+    if epsilon == 0:
+        assert binom.sf(correct - 1, guesses, 0.5) > alpha
+    else:
+        assert binom.sf(correct - 1, guesses, 1 / (1 + math.exp(-epsilon))) == pytest.approx(alpha, rel=1e-3)
+    more = one_run_epsilon(canaries=1000, guesses=guesses, correct=correct, delta=1e-5, alpha=alpha)
+    assert more <= epsilon + 1e-9
+
+
+def test_familywise_confidence_is_divided_among_the_games() -> None:
+    assert familywise(0.95, 10) == pytest.approx(0.005)
+    with pytest.raises(ValueError, match="confidence"):
+        familywise(1.0, 3)
+
+
+def test_the_game_s_worlds_differ_in_the_canary_alone() -> None:
+    setting = Setting(law=Gaussian(1e-6), batch_size=4, shard_size=4, dimension=5)
+    x = np.zeros(5, np.float32)
+    zeroed, there = (setting.worker(t, 0).gradient(x, setting.sensitivity, 1) for t in (False, True))
+    centres = setting.centres()
+    np.testing.assert_allclose(zeroed, centres[0], atol=1e-5)
+    np.testing.assert_allclose(there, centres[1], atol=1e-5)
+    assert np.linalg.norm(there - zeroed) == pytest.approx(0.25, rel=1e-4)  # C/b
+
+
+# ---- scenarios
+
+
+def test_a_sound_scenario_is_audited_alone_and_as_sampled() -> None:
+    world = small_world(data={"sampler": "poisson"}, privacy={"noise": "gaussian", "noise_multiplier": 1.0})
+    games = of_scenario.scenario_games(world, edge=1, rounds=2000)
+    assert [game.claim for game in games] == [GdpClaim(1.0), GdpClaim(1.0, 5 / 60)]
+    findings = play_all(games, confidence=0.95, seed=3)
+    assert not any(finding.violated for finding in findings)
+    assert findings[0].lower_bound > 0.6
+
+
+def test_a_replica_claims_nothing_and_is_shown_to_leak() -> None:
+    world = small_world(privacy={"noise": "exponential-norm", "epsilon": 0.1, "clipping": "batch-mean"})
+    (game,) = of_scenario.scenario_games(world, edge=0, rounds=2000)
+    finding = play(game, alpha=0.05, seed=3)
+    assert finding.claimed == math.inf
+    assert not finding.violated
+    assert finding.lower_bound > 3  # thirty times the paper's ε
+
+
+@pytest.mark.parametrize("sampler", ["shuffled", "with-replacement"])
+def test_every_sampler_s_scenario_has_games_that_hold(sampler: str) -> None:
+    world = small_world(data={"sampler": sampler}, privacy={"noise": "gamma-norm", "epsilon": 1.0})
+    findings = play_all(of_scenario.scenario_games(world, edge=0, rounds=1500), confidence=0.95, seed=3)
+    assert findings
+    assert not any(finding.violated for finding in findings)
+    assert max(finding.lower_bound for finding in findings) > 0
+
+
+def test_an_edge_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="edge = 4: must be from 0 to 3"):
+        of_scenario.scenario_games(small_world(), edge=4, rounds=1000)
+
+
+# ---- one run
+
+
+def test_a_zeroed_sample_contributes_nothing() -> None:
+    model = make_model("softmax", shape=(4, 4), classes=10, options={})
+    rng = np.random.default_rng(0)
+    features = model.features(rng.random((3, 16)).astype(np.float32))
+    targets = np.array([1, 2, 3])
+    x = rng.standard_normal(model.dimension).astype(np.float32)
+    zeroed = ZeroingModel(model).gradients(x, features, targets + np.array([0, 1_000_000, 0]))
+    kept = model.gradients(x, features[[0, 2]], targets[[0, 2]])
+    np.testing.assert_array_equal(zeroed.weighted_sum(None), kept.weighted_sum(None))
+
+
+def embedded_world(*changes: str) -> World:
+    _, scenario = load_scenario("quickstart", changes, seed=5)
+    return World.of(scenario, Path("data"))
+
+
+def test_one_run_tells_canaries_apart_where_nothing_is_noised() -> None:
+    outcome = audit_one_run(embedded_world("algorithm.name=asgd"), canaries=300, iterations=150)
+    assert outcome.claimed == math.inf
+    assert outcome.lower_bound > 1
+    assert not outcome.violated
+
+
+def test_one_run_does_not_refute_a_sound_ledger() -> None:
+    outcome = audit_one_run(embedded_world("privacy.noise_multiplier=1.0"), canaries=300, iterations=150)
+    assert 30 <= outcome.releases <= 31
+    assert 0 < outcome.claimed < math.inf
+    assert outcome.lower_bound <= outcome.claimed
+    assert outcome.correct > 0.5 * outcome.guesses
+
+
+# ---- the command
+
+
+def command() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(audit_command)
+    return app
+
+
+def test_the_command_reports_claims_beside_bounds() -> None:
+    words = ["quickstart", "--rounds", "1000", "--canaries", "50", "--iterations", "20", "--json"]
+    result = CliRunner().invoke(command(), words)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert [game["name"] for game in report["games"]] == [
+        "one release, canary in the batch",
+        "one release, as sampled",
+    ]
+    assert report["games"][0]["claimed"] == 0.25  # μ = 1/z
+    assert report["games"][0]["claimed_epsilon"] > report["games"][1]["claimed_epsilon"] > 0
+    assert report["one_run"]["canaries"] == 50
+    assert not report["seeded"]
+    printed = CliRunner().invoke(command(), ["quickstart", "--rounds", "1000", "--no-one-run"])
+    assert "no proof" in printed.stdout
+    assert "not refuted" in printed.stdout
+
+
+def test_the_command_exits_1_where_a_claim_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_module, "scenario_games", lambda *_, **__: [PLANTED[0]])
+    result = CliRunner().invoke(command(), ["quickstart", "--no-one-run"])
+    assert result.exit_code == 1
+    assert "REFUTED" in result.stdout
+
+
+@pytest.mark.slow
+def test_the_command_audits_itself() -> None:
+    words = ["quickstart", "--rounds", "1000", "--no-one-run", "--variants", "--json"]
+    result = CliRunner().invoke(command(), words)
+    assert result.exit_code == 0, result.output
+    games = json.loads(result.stdout)["games"]
+    assert len(games) == 2 + len(SOUND) + len(PLANTED)
+    assert all(game["as_expected"] for game in games)
+    assert {game["name"] for game in games if game["violated"]} == {game.name for game in PLANTED}
+
+
+def test_the_command_names_what_is_wrong() -> None:
+    for words, said in ((["--rounds", "10"], "rounds = 10"), (["--confidence", "1"], "confidence = 1.0")):
+        with pytest.raises(ConfigurationError, match=said):
+            CliRunner().invoke(command(), ["quickstart", *words], catch_exceptions=False)
