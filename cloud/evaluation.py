@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from common.datasets.dataset import Samples
 from common.models.model import Features, Model, Targets
 from common.quantities import Vector
@@ -24,6 +26,7 @@ class Evaluator:
         return cls(model, model.features(test.pixels()), model.targets(test.labels), regularization)
 
     def evaluate(self, x: Vector, updates: int, stage: int) -> Evaluation:
-        loss, accuracy = self.model.evaluate(x, self.features, self.targets)
-        penalty = self.regularization / 2 * float(x @ x)
+        with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is evaluated too
+            loss, accuracy = self.model.evaluate(x, self.features, self.targets)
+            penalty = self.regularization / 2 * float(x @ x)
         return Evaluation(updates, stage, loss + penalty, accuracy)

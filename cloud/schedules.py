@@ -1,4 +1,4 @@
-"""γ_t and ΔS of MAPA, AUDP, ASGD and CSGD behind one Schedule; values, so a step returns the next one."""
+"""γ_t and ΔS of every algorithm behind one Schedule; values, so a step returns the next one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from cloud.stages import Stage, first_stage, initial_sensitivity, next_stage, noise_variance, reopen_stage
-from common.problem import Problem
+from common.errors import ConfigurationError
+from common.problem import Problem, RateDecay
 
 
 class Schedule(Protocol):
@@ -108,6 +109,43 @@ class Audp:
 
 
 @dataclass(frozen=True, slots=True)
+class Constant:
+    """γ_t = ρ/C, or ρ/C·(1 − (t−1)/T) where it falls linearly; ΔS is one constant (D-21).
+
+    A clipped gradient is at most C long, so ρ bounds what a sample can move x in one update, whatever C is.
+    """
+
+    first_rate: float  # ρ/C
+    sensitivity: float  # ΔS
+    fall: float  # share of ρ/C that an update takes off: 1/T or 0
+
+    @classmethod
+    def begin(cls, problem: Problem, moment: float) -> Self:  # noqa: ARG003 - v enters nowhere
+        if problem.rate is None or problem.first_clip is None:
+            raise ConfigurationError(
+                "algorithm.rate and algorithm.first_clip: the schedule 'constant' needs both"
+            )
+        fall = 1 / problem.iterations if problem.rate_decay is RateDecay.LINEAR else 0.0
+        return cls(problem.rate / problem.first_clip, initial_sensitivity(problem), fall)
+
+    @property
+    def stage(self) -> int:
+        return 1
+
+    def learning_rate(self, t: int) -> float:
+        return self.first_rate * (1 - (t - 1) * self.fall)
+
+    def after(self, t: int, tau_seen: int) -> Self:  # noqa: ARG002
+        return self
+
+    def with_moment(self, relative_moment: float, t: int) -> Self:  # noqa: ARG002
+        return self
+
+    def opened(self) -> Stage | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Plain:
     """ASGD: γ_t⁻¹ = L(τ_max+1)² + √(t+1)·σ/(R√b). CSGD is the same with τ_max = 0. Neither clips nor noises."""
 
@@ -149,6 +187,8 @@ def schedule_for(
         return lambda moment: Mapa.begin(problem, moment, measure_tau=measure_tau)
     if algorithm == "audp":
         return lambda moment: Audp.begin(problem, moment)
+    if algorithm == "constant":
+        return lambda moment: Constant.begin(problem, moment)
     if algorithm == "csgd":
         centralised = replace(problem, tau_max=0)
         return lambda moment: Plain.begin(centralised, moment)

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from common.constants import measured_constants
+from common.constants import NOMINAL, measured_constants
 from common.errors import ConfigurationError
 from common.noise import Clipping, Mechanism, NoiseLaw, Sampling, Scope, noise_law
-from common.problem import Problem, SensitivityRule
+from common.problem import Problem, RateDecay, SensitivityRule
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -39,22 +39,25 @@ class DataTable(Table):
     alpha: Positive = Field(0.5, description="concentration of the dirichlet partition")
     labels_per_edge: int = Field(2, ge=1, le=1000, description="of the label partition")
     sampler: Literal["poisson", "shuffled", "with-replacement"] = "poisson"
+    holdout: int = Field(
+        0, ge=0, description="training records in no shard, evaluated on instead of the test set: for tuning"
+    )
 
 
 class ModelTable(Table):
     """[model]"""
 
-    name: str = Field("lr", min_length=1, description="lr, svm, softmax, cnn or package.module:Class")
+    name: str = Field("lr", min_length=1, description="lr, svm, softmax, scattering, cnn or package.module:Class")
     regularization: NonNegative = Field(1e-4, description="λ of λ/2·‖x‖²")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="lr: positive = [labels]; cnn: activation"
+        default_factory=dict, description="lr: positive = [labels]; cnn: activation; scattering: groups"
     )
 
 
 class AlgorithmTable(Table):
     """[algorithm]; what is left open follows from the model and the data set where they are known."""
 
-    name: Literal["csgd", "asgd", "audp", "mapa"] = "mapa"
+    name: Literal["csgd", "asgd", "audp", "mapa", "constant"] = "mapa"
     theta: Fraction = Field(0.5, description="θ, reduction ratio")
     smoothness: Positive | None = Field(None, description="L")
     sigma: NonNegative | None = Field(None, description="σ")
@@ -67,6 +70,20 @@ class AlgorithmTable(Table):
     rule: Literal["theta", "table"] = Field(
         "theta", description="how ΔS shrinks: θΔS, or the parameter table's"
     )
+    rate: Positive | None = Field(None, description="ρ of `constant`: γ_t = ρ/C with C = first_clip")
+    rate_decay: Literal["none", "linear"] = Field("none", description="linear: ρ falls to 0 over T updates")
+
+    @model_validator(mode="after")
+    def _rate(self) -> Self:
+        if self.name == "constant":
+            for key in ("rate", "first_clip"):
+                if getattr(self, key) is None:
+                    raise ValueError(f"algorithm.{key}: needed with algorithm.name = 'constant'")
+        elif self.rate is not None or self.rate_decay != "none":
+            key = "rate_decay" if self.rate is None else "rate"
+            value = getattr(self, key)
+            raise ValueError(f"algorithm.{key} = {value!r}: goes with algorithm.name = 'constant' alone")
+        return self
 
 
 class PrivacyTable(Table):
@@ -195,6 +212,8 @@ class Scenario(Table):
     def _resolve(self) -> Self:
         """Fill what the problem's known constants say; ask for what nobody knows."""
         known = measured_constants(self.model.name, self.data.set)
+        if known is None and self.algorithm.name == "constant":
+            known = NOMINAL
         filled: dict[str, float | int] = {}
         for key in ("smoothness", "sigma", "radius", "loss_gap"):
             if getattr(self.algorithm, key) is None:
@@ -221,7 +240,7 @@ class Scenario(Table):
     @property
     def private(self) -> bool:
         """ASGD and CSGD never clip or noise, whatever [privacy] says."""
-        return self.algorithm.name in ("audp", "mapa")
+        return self.algorithm.name in ("audp", "mapa", "constant")
 
     @property
     def workers(self) -> int:
@@ -249,6 +268,8 @@ class Scenario(Table):
             radius=a.radius,
             first_clip=a.first_clip,
             rule=SensitivityRule(a.rule),
+            rate=a.rate,
+            rate_decay=RateDecay(a.rate_decay),
         )
 
     @property

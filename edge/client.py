@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar, assert_never
 
+import numpy as np
+
 from common.channel import Channel, Loop, Timer
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError, RemoteProtocolError
@@ -31,6 +33,7 @@ from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from edge.ledger import BudgetExhausted, Ledger
 from edge.preparation import Preparation, Wishes, prepare
 from edge.session import (
+    EXIT_FAILED,
     EXIT_REFUSED,
     BudgetSpent,
     Connected,
@@ -275,7 +278,11 @@ class EdgeClient:
             self._tell(BudgetSpent())
             return
         worker.sequence = sequence - 1
-        payload = encode_gradient(worker.receive(sent))
+        gradient = worker.receive(sent)
+        if not np.isfinite(gradient.gradient).all():  # without clipping only: a run that diverges
+            self.give_up(EXIT_FAILED, "the gradient is not finite: the run diverges")
+            return
+        payload = encode_gradient(gradient)
         try:
             self.ledger.debit(self.run, sequence, payload)
         except BudgetExhausted:

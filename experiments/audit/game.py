@@ -23,6 +23,7 @@ Score = Callable[
 ]  # given the releases and the sequence of the first; high: canary there
 
 _THRESHOLDS = 400
+_WARY = 1e-4  # factor of α while choosing: bounds that owe much to chance are not chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +109,8 @@ def _best_threshold(claim: Claim, zeroed: Floats, present: Floats, alpha: float)
     places = np.linspace(0, len(between) - 1, _THRESHOLDS).astype(np.int64)
     places = np.append(places, np.argmin(positives + negatives))
     thresholds, positives, negatives = between[places], positives[places], negatives[places]
-    fpr = upper_rate(positives, len(zeroed), alpha / 2)
-    fnr = upper_rate(negatives, len(present), alpha / 2)
+    fpr = upper_rate(positives, len(zeroed), _WARY * alpha)
+    fnr = upper_rate(negatives, len(present), _WARY * alpha)
     # where several refute every finite figure, the one with the fewest errors is the least due to chance
     best = np.lexsort((-(fpr + fnr), claim.least(fpr, fnr)))[-1]
     return float(thresholds[best])
