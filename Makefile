@@ -6,10 +6,10 @@ READY := $(VENV)/.ready
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test check format bench clean
+.PHONY: help env run test check format bench clean images images-offline engine engine-stop up down
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 env: $(READY)  ## create .venv with everything the project uses (torch: CPU build)
 
@@ -40,3 +40,25 @@ bench: $(READY)  ## speed, as ratios measured in one run
 
 clean:  ## remove the environment and caches; keeps runs/ and data/
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+
+EDGES ?= 20
+
+images:  ## build the images of cloud and edges
+	docker compose build --quiet cloud edge
+	EDGE_TARGET=edge EDGE_IMAGE=mapa-edge docker compose build --quiet edge
+
+images-offline:  ## likewise in a lab without a registry: base, broker and torch from packages at hand (root)
+	docker/offline/images.sh
+	WHEELS_IMAGE=$$(docker image inspect local/wheels:torch >/dev/null 2>&1 && echo local/wheels:torch || echo scratch) $(MAKE) images
+
+engine:  ## a Docker engine with Compose where none answers (Debian, root; no systemd needed)
+	docker/offline/engine.sh start
+
+engine-stop:  ## stop the engine that `make engine` started, and no other
+	docker/offline/engine.sh stop
+
+up:  ## train with EDGES containers to the end and take everything down
+	EDGES=$(EDGES) docker/up.sh
+
+down:  ## take the containers away; the volumes with the edges' ledgers stay (docker compose down -v)
+	docker compose down --remove-orphans

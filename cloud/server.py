@@ -6,7 +6,7 @@ The server owns x_t and updates it in place (one owner, the hot path); every mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import numpy as np
@@ -126,6 +126,13 @@ class CloudServer:
             self.halted = Halt(reason, self.updates)
         return [self.halted]
 
+    def begin_with_those_here(self) -> list[Effect]:
+        """Wait for no further hello; nothing to do where the training runs or nobody is here."""
+        if self.schedule is not None or self.halted is not None or not self.edges:
+            return []
+        self.terms = replace(self.terms, edges_at_least=len(self.edges))
+        return list(self._first_stage())
+
     # -- hello and leave ------------------------------------------------------------------------------
 
     def _hello(self, hello: Hello) -> Iterator[Effect]:
@@ -207,11 +214,14 @@ class CloudServer:
                 yield from self.stage_opened(reopened=True)
             yield self._send(account)
         elif len(self.edges) >= self.terms.edges_at_least:
-            self.schedule = self.begin(self.moment)
-            yield from self.stage_opened(reopened=False)
-            for waiting in self.edges.values():
-                yield self._send(waiting)
-            yield from self._drain()
+            yield from self._first_stage()
+
+    def _first_stage(self) -> Iterator[Effect]:
+        self.schedule = self.begin(self.moment)
+        yield from self.stage_opened(reopened=False)
+        for waiting in self.edges.values():
+            yield self._send(waiting)
+        yield from self._drain()
 
     def _leave(self, leave: Leave) -> Iterator[Effect]:
         account = self.edges.get(leave.edge_id)

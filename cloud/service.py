@@ -77,6 +77,7 @@ class CloudService:
     journal: Journal | None = None
     on_records: Callable[[], None] = lambda: None  # after each batch of records: a view may look
     on_idle: Callable[[str], None] = print  # something worth a line for the operator
+    gather: float | None = None  # seconds without a new hello after which the training begins; None: never
     evaluations: Executor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="mapa-evaluation")
     )
@@ -154,6 +155,13 @@ class CloudService:
         else:
             known.seen = self.loop.now()
         self._perform_all(self.server.receive(greeting.hello))
+        if self.gather is not None and self.server.schedule is None:
+            here = len(self.server.edges)
+            self.loop.call_later(self.gather, lambda: self._begin_unless_more_came(here))
+
+    def _begin_unless_more_came(self, edges: int) -> None:
+        if len(self.server.edges) == edges:
+            self._perform_all(self.server.begin_with_those_here())
 
     def on_leave(self, topic: str, payload: bytes) -> None:
         try:

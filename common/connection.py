@@ -73,6 +73,18 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """How to introduce oneself to a broker."""
+
+    username: str | None = None
+    password: str | None = None
+    tls: TlsFiles | None = None
+
+    def __repr__(self) -> str:  # never the password
+        return f"Credentials(username={self.username!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MqttOptions:
     """One client's connection."""
 

@@ -47,7 +47,9 @@ class DataTable(Table):
 class ModelTable(Table):
     """[model]"""
 
-    name: str = Field("lr", min_length=1, description="lr, svm, softmax, scattering, cnn or package.module:Class")
+    name: str = Field(
+        "lr", min_length=1, description="lr, svm, softmax, scattering, cnn or package.module:Class"
+    )
     regularization: NonNegative = Field(1e-4, description="λ of λ/2·‖x‖²")
     options: dict[str, Any] = Field(
         default_factory=dict, description="lr: positive = [labels]; cnn: activation; scattering: groups"

@@ -85,6 +85,7 @@ class EdgeClient:
     _cloud_online: bool | None = None
     _link: LinkProfile | None = None  # the one that the channel goes through
     _outbox: bytes | None = None  # the bytes of the last debit
+    _looked_at: int = -1  # the last sequence when `well` was last asked
     _early: bytes | None = None  # a model that came before the welcome
 
     def __post_init__(self) -> None:
@@ -111,6 +112,19 @@ class EdgeClient:
     def on_lost(self, reason: str) -> None:
         if self.session.phase is not Phase.DONE:
             self.say(f"{self.edge_id}: the broker is gone ({reason}); retrying")
+
+    def well(self) -> bool:
+        """Tell whether this edge has made a gradient since it was last asked, or waits on purpose.
+
+        For a model that the cloud has not begun to send, or for a cloud that says it is away; or it is done.
+        """
+        before, self._looked_at = self._looked_at, self.session.last_sequence
+        if self.session.phase is Phase.DONE:
+            return True
+        if self.channel is None or not self.channel.connected:
+            return False
+        waiting = self.session.phase is not Phase.PUSHING or self._cloud_online is False
+        return waiting or self._looked_at != before
 
     def leave(self, reason: str) -> None:
         """Go on purpose."""

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.channel import Channel, Will
 from common.connection import BrokerAddress, MqttOptions, TlsFiles
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.errors import RemoteProtocolError
+from common.health import beat
 from common.link import LinkProfile
 from common.loop import SelectorLoop
 from common.messages import Leave
 from common.mqtt import MqttChannel
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
-from common.relay import RelayLoop
 from common.wire.codec import Farewell, encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from edge.client import EdgeClient
@@ -27,6 +28,9 @@ from edge.preparation import Wishes
 from edge.session import EXIT_FAILED, EXIT_REFUSED
 from edge.slots import Slot, take_slot
 from edge.sqlite_ledger import SqliteLedger
+
+if TYPE_CHECKING:
+    from common.relay import RelayLoop
 
 _FIRST_LOOK = 0.2  # seconds between two looks at a first connection
 _CLOSING = 10.0  # seconds for the last messages
@@ -47,6 +51,7 @@ class FleetSettings:
     password: str | None = None
     tls: TlsFiles | None = None
     connect_timeout: float = 60.0
+    accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
 
 
 class EdgeFleet:
@@ -68,6 +73,7 @@ class EdgeFleet:
         try:
             for _ in range(self.settings.count):
                 self._enlist()
+            beat(self.loop, self._well)
             former = {n: signal.signal(n, self._signalled) for n in (signal.SIGTERM, signal.SIGINT)}
             try:
                 self.loop.run()
@@ -82,12 +88,14 @@ class EdgeFleet:
     # -- parts of a client ----------------------------------------------------------------------------
 
     def _enlist(self) -> None:
-        slot = take_slot(self.settings.state_dir)
+        accounts = self.settings.accounts
+        slot = take_slot(self.settings.state_dir, None if accounts is None else sorted(accounts))
         self.slots.append(slot)
+        named = None if accounts is None else EdgeId(slot.directory.name)
         client = EdgeClient(
             run=self.settings.run,
             wishes=self.settings.wishes,
-            ledger=SqliteLedger(slot.directory),
+            ledger=SqliteLedger(slot.directory, named),
             load=self._load,
             loop=self.loop,
             connect=self._connect,
@@ -100,12 +108,13 @@ class EdgeFleet:
     def _connect(self, client: EdgeClient, link: LinkProfile | None) -> Channel:
         """Return a channel that connects by itself, through the link's relay where there is one."""
         run, edge_id = self.settings.run, client.edge_id
+        accounts = self.settings.accounts
         farewell = Farewell(Leave(edge_id, "lost"), client.nonce)
         options = MqttOptions(
             address=self.settings.broker if link is None else self._relay(client, link),
             client_id=edge_client_id(run, edge_id),
-            username=self.settings.username,
-            password=self.settings.password,
+            username=self.settings.username if accounts is None else edge_id,
+            password=self.settings.password if accounts is None else accounts[edge_id],
             tls=self.settings.tls,
             will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode_leave(farewell)),
         )
@@ -140,6 +149,8 @@ class EdgeFleet:
 
     def _relay(self, client: EdgeClient, link: LinkProfile) -> BrokerAddress:
         if self.relays is None:
+            from common.relay import RelayLoop  # asyncio: megabytes that an edge without a link does without
+
             self.relays = RelayLoop()
         preparation = client.preparation
         index = 0 if preparation is None else preparation.worker.index
@@ -155,6 +166,11 @@ class EdgeFleet:
         if sum(client.preparation is not None for client in self.clients) + 1 >= self.settings.count:
             self._datasets.clear()  # every edge has its shard: the rest is dead weight
         return dataset
+
+    def _well(self) -> bool:
+        """Tell whether every edge has made progress since it was last asked, or waits on purpose."""
+        verdicts = [client.well() for client in self.clients]  # all are asked: each keeps the answer
+        return all(verdicts)
 
     # -- ends -----------------------------------------------------------------------------------------
 

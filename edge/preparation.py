@@ -9,6 +9,7 @@ import numpy as np
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.dataset import Dataset
+from common.datasets.holdout import with_holdout
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.link import LinkProfile, link_profile
@@ -56,7 +57,7 @@ def prepare(
                 f"{key} = {name!r}: the run asks for code of its own; allow it with --allow {name}"
             )
     index, shards = admission.welcome.index, admission.edges
-    dataset = load(scenario.data.set)
+    dataset = with_holdout(load(scenario.data.set), scenario.data.holdout)
     model = make_model(
         scenario.model.name, shape=dataset.shape, classes=dataset.classes, options=scenario.model.options
     )
@@ -125,4 +126,6 @@ def identity(scenario: Scenario, dataset: Dataset, shards: int, index: int) -> S
     data = scenario.data
     details = {"dirichlet": f" α={data.alpha!r}", "label": f" labels={data.labels_per_edge}"}
     cut = f"{data.partition}{details.get(data.partition, '')} K={shards} seed={scenario.seed or 0}"
+    if data.holdout:
+        cut += f" holdout={data.holdout}"
     return ShardIdentity(dataset.checksum, cut, index, disjoint=data.partition != "shared")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,10 +26,10 @@ class Slot:
             self._descriptor = -1
 
 
-def take_slot(state_dir: Path) -> Slot:
-    """Return the first free of state_dir/0, state_dir/1, …: an edge that comes back finds its ledger there."""
-    for number in range(_MOST):
-        directory = state_dir / str(number)
+def take_slot(state_dir: Path, names: Sequence[str] | None = None) -> Slot:
+    """Return the first free of state_dir/0, state_dir/1, … or of the names: who comes back finds its ledger."""
+    for name in map(str, range(_MOST)) if names is None else names:
+        directory = state_dir / name
         try:
             directory.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -40,4 +41,5 @@ def take_slot(state_dir: Path) -> Slot:
             os.close(descriptor)
             continue
         return Slot(directory, descriptor)
-    raise ConfigurationError(f"state directory {str(state_dir)!r}: all {_MOST} places are taken")
+    count = _MOST if names is None else len(names)
+    raise ConfigurationError(f"state directory {str(state_dir)!r}: all {count} places are taken")

@@ -61,20 +61,23 @@ _DROP = "DELETE FROM outbox WHERE edge_id = ? AND run = ? AND sequence <= ?"
 class SqliteLedger(MemoryLedger):
     """One file in the edge's state directory, held by one process at a time, readable by its owner only."""
 
-    def __init__(self, directory: Path) -> None:
-        """Open the ledger of this directory; create it, and the edge's id with it, where there is none."""
+    def __init__(self, directory: Path, edge_id: EdgeId | None = None) -> None:
+        """Open the ledger of this directory; create it where there is none, with this id or a new one."""
         self.path = directory / FILE_NAME
         super().__init__()
         if not self.path.exists():
-            _create(self.path)
+            _create(self.path, edge_id or new_edge_id())
         self._connection: sqlite3.Connection | None = _connect(self.path)
         try:
-            [(edge_id,)] = self._connection.execute("SELECT id FROM edge").fetchall()
-            self._edge_id = EdgeId(edge_id)
+            [(known,)] = self._connection.execute("SELECT id FROM edge").fetchall()
+            self._edge_id = EdgeId(known)
             self._load(self._connection)
         except (sqlite3.Error, ValueError, KeyError, ConfigurationError) as error:
             self.close()
             raise _damaged(self.path, error) from error
+        if edge_id is not None and known != edge_id:
+            self.close()
+            raise ConfigurationError(f"ledger {self.path}: of edge {known!r}, not of {edge_id!r}")
 
     def close(self) -> None:
         """Write down what was acknowledged and release the file."""
@@ -142,7 +145,7 @@ class SqliteLedger(MemoryLedger):
             self._entries[edge_id, run].outbox[sequence] = payload
 
 
-def _create(path: Path) -> None:
+def _create(path: Path, edge_id: EdgeId) -> None:
     """Put a whole new ledger in its place at once: a half-made one is never taken for an empty one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -151,7 +154,7 @@ def _create(path: Path) -> None:
         connection = sqlite3.connect(draft, isolation_level=None)
         try:
             connection.executescript(_SCHEMA)
-            connection.execute("INSERT INTO edge VALUES (?)", (new_edge_id(),))
+            connection.execute("INSERT INTO edge VALUES (?)", (edge_id,))
         finally:
             connection.close()  # the last to close folds the WAL into the file
         _sync(draft)

@@ -13,9 +13,11 @@ from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
 from cloud.service import CloudService
 from common.channel import Will
-from common.connection import BrokerAddress, MqttOptions, TlsFiles
+from common.connection import BrokerAddress, Credentials, MqttOptions
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
+from common.datasets.holdout import with_holdout
+from common.health import beat
 from common.loop import SelectorLoop
 from common.models.model import Model
 from common.models.registry import make_model
@@ -33,15 +35,6 @@ from experiments.world import deal
 EXIT_CODES = {"finished": 0, "no-budget": 3, "interrupted": 130}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
-    """How to introduce oneself to a broker."""
-
-    username: str | None = None
-    password: str | None = None
-    tls: TlsFiles | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A scenario with its data and model loaded, before anything connects."""
@@ -53,7 +46,7 @@ class Stage:
 
     @classmethod
     def of(cls, scenario: Scenario, data_dir: Path) -> Stage:
-        dataset = load_dataset(scenario.data.set, data_dir)
+        dataset = with_holdout(load_dataset(scenario.data.set, data_dir), scenario.data.holdout)
         model = make_model(
             scenario.model.name,
             shape=dataset.shape,
@@ -98,6 +91,7 @@ def open_cloud(
     view: View,
     edges_at_least: int,
     connect_timeout: float = 30.0,
+    gather: float | None = None,
 ) -> Iterator[CloudRun]:
     """Connect the cloud and begin to serve hellos as soon as the loop runs."""
     scenario, nonce = stage.scenario, new_nonce()
@@ -136,12 +130,14 @@ def open_cloud(
         journal=directory.journal if scenario.records.events else None,
         on_records=records_written,
         on_idle=view.say,
+        gather=gather,
         nonce=nonce,
     )
     view.attach(service)
     channel.connect(connect_timeout)
     service.start()
     started.append(service)
+    beat(loop, lambda: channel.connected)
     try:
         yield CloudRun(stage, service, channel, loop, directory)
     finally:

@@ -10,6 +10,7 @@ import numpy as np
 from cloud.evaluation import Evaluator
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
+from common.datasets.holdout import with_holdout
 from common.models.model import Features, Model, Targets
 from common.models.registry import make_model
 from common.noise import Sampling
@@ -43,6 +44,7 @@ class World:
 
     @classmethod
     def on(cls, scenario: Scenario, dataset: Dataset) -> World:
+        dataset = with_holdout(dataset, scenario.data.holdout)
         options = scenario.model.options
         model = make_model(scenario.model.name, shape=dataset.shape, classes=dataset.classes, options=options)
         rows = deal(scenario, dataset)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.datasets import embedded, mnist, usps
 from common.datasets.custom import load_custom
 from common.datasets.dataset import Dataset
-from common.datasets.download import Progress
-from common.datasets.mirrors import alternatives, fetch_dataset
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, DataUnavailableError
+
+if TYPE_CHECKING:
+    from common.datasets.download import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,11 @@ def get_dataset(
     if name == embedded.NAME:
         return (embedded.prepare_embedded(data_dir),)
     if not _loads(name, data_dir):
+        from common.datasets.mirrors import (  # HTTP: nobody who has the data needs it
+            alternatives,
+            fetch_dataset,
+        )
+
         fetch_dataset(name, data_dir / name, alternatives(name, mirror), progress=progress)
         _LOADERS[name](data_dir)  # names a damaged file that is found before the new ones
     return _FINDERS[name](data_dir)

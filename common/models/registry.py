@@ -12,7 +12,9 @@ from common.models.linear import LogisticRegression, Softmax, Svm
 from common.models.model import Model
 from common.models.scattering_softmax import ScatteringSoftmax
 
-_LINEAR: dict[str, Callable[..., Any]] = {m.name: m for m in (LogisticRegression, Svm, Softmax, ScatteringSoftmax)}
+_LINEAR: dict[str, Callable[..., Any]] = {
+    m.name: m for m in (LogisticRegression, Svm, Softmax, ScatteringSoftmax)
+}
 MODELS = (*_LINEAR, "cnn")
 _MEMBERS = ("name", "dimension", "layout", "first_layer")
 _METHODS = ("initial", "features", "targets", "gradients", "evaluate")

@@ -97,14 +97,15 @@ def group_normalised(coefficients: Planes, groups: int) -> Planes:
 
 def _spectra(planes: Planes) -> Spectra:
     """Return û over the number of pixels; the filters make up for it. numpy is quick only where it scales."""
-    spectra: Spectra = np.fft.fft2(planes.astype(np.complex64), norm="forward")
-    return spectra
+    return np.fft.fft2(planes.astype(np.complex64), norm="forward").astype(np.complex64, copy=False)
 
 
 def _inverse_dft(side: int) -> Spectra:
     """Return the inverse transform as a matrix: at this size a product is quicker than the fast one."""
     turns = np.outer(np.arange(side), np.arange(side)) % side
-    return (np.exp(2j * math.pi * turns / side) / (2 * side)).astype(np.complex64)  # 2: half of the pixels
+    matrix: Spectra = np.exp(2j * math.pi * turns / side).astype(np.complex64)
+    matrix /= np.float32(2 * side)  # 2: every second pixel
+    return matrix
 
 
 def _filters(padded: tuple[int, int], scale: int) -> Planes:
@@ -127,12 +128,16 @@ def morlet(padded: tuple[int, int], scale: int, angle: int) -> npt.NDArray[np.co
         for lap_x in (-1, 0, 1):
             y = ((np.arange(height) + height // 2) % height - height // 2 + lap_y * height)[:, None]
             x = ((np.arange(width) + width // 2) % width - width // 2 + lap_x * width)[None, :]
-            along, across = x * math.cos(theta) + y * math.sin(theta), y * math.cos(theta) - x * math.sin(theta)
+            along, across = (
+                x * math.cos(theta) + y * math.sin(theta),
+                y * math.cos(theta) - x * math.sin(theta),
+            )
             gaussian = np.exp(-(along**2 + (across / 2) ** 2) / (2 * sigma**2))
             envelope += gaussian
             wave += gaussian * np.exp(1j * frequency * along)
     wave -= wave.sum() / envelope.sum() * envelope
-    return wave / (4 * math.pi * sigma**2)
+    wave /= 4 * math.pi * sigma**2
+    return wave
 
 
 def _average(side: int, step: int) -> Planes:
@@ -140,4 +145,6 @@ def _average(side: int, step: int) -> Planes:
     pixels = np.arange(-_MARGIN, side + _MARGIN, step)
     middles = STRIDE * np.arange(side // STRIDE) + (STRIDE - 1) / 2
     weights = np.exp(-((pixels[None, :] - middles[:, None]) ** 2) / (2 * (0.8 * 2 ** (SCALES - 1)) ** 2))
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    weights /= weights.sum(axis=1, keepdims=True)
+    smoothing: Planes = weights.astype(np.float32)
+    return smoothing

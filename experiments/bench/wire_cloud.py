@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from common.connection import BrokerAddress
+from common.connection import BrokerAddress, Credentials
 from common.datasets.dataset import Dataset, Samples
 from common.errors import BrokerUnavailableError, LocalProtocolError
 from common.models.model import Features, Images, Labels, Targets, layout
@@ -18,7 +18,7 @@ from common.rundir import RunDirectory
 from common.scenario import Scenario, parse_scenario
 from experiments.bench.wire_edges import PATIENCE
 from experiments.bench.wire_fleet import BenchFleet
-from experiments.cloud_run import Credentials, Stage, open_cloud
+from experiments.cloud_run import Stage, open_cloud
 from experiments.live import view_for
 
 

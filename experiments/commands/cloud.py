@@ -29,6 +29,9 @@ def cloud_command(
     edges_at_least: Annotated[
         int | None, typer.Option(min=1, help="hellos to wait for before the first update")
     ] = None,
+    gather: Annotated[
+        float | None, typer.Option(min=0.1, help="begin with fewer after so many seconds without a new hello")
+    ] = None,
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     username: options.Username = None,
@@ -60,6 +63,7 @@ def cloud_command(
             view=view,
             edges_at_least=min(edges_at_least or resolved.testbed.edges_at_least, resolved.workers),
             connect_timeout=connect_timeout,
+            gather=gather,
         ) as cloud:
             view.say(
                 f"serving run {checked!r} on {address}; edges: mapa edge --broker {address} --run {checked}"

@@ -38,6 +38,10 @@ def edge_command(
     allow: Annotated[
         list[str] | None, typer.Option(help="package.module:Class that a run's scenario may name; repeatable")
     ] = None,
+    accounts: Annotated[
+        Path | None,
+        typer.Option(help="a folder of password files: each names a user of the broker and its edge"),
+    ] = None,
     username: options.Username = None,
     password_file: options.PasswordFile = None,
     tls: options.Tls = False,
@@ -59,6 +63,10 @@ def edge_command(
         noise_law(noise, epsilon=epsilon, noise_multiplier=noise_multiplier)  # refuse nonsense at once
     if epsilon is not None and noise_multiplier is not None:
         raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
+    if accounts is not None and username is not None:
+        raise ConfigurationError(
+            "--accounts and --username: every edge of a folder of accounts has its own user"
+        )
     introduced = options.credentials(username, password_file, tls, tls_ca, cert, key)
     settings = FleetSettings(
         run=run_id(run),
@@ -71,6 +79,7 @@ def edge_command(
         password=introduced.password,
         tls=introduced.tls,
         connect_timeout=connect_timeout,
+        accounts=None if accounts is None else options.account_passwords(accounts),
     )
     code = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True)).serve()
     raise typer.Exit(code)

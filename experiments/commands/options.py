@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from common.connection import TlsFiles
+from common.connection import Credentials, TlsFiles
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
-from experiments.cloud_run import Credentials
+from common.wire.topics import edge_id
 
 ScenarioName = Annotated[str, typer.Argument(help="a shipped scenario's name, or a TOML file")]
 Changes = Annotated[
@@ -48,11 +48,26 @@ def credentials(
     if password_file is not None:
         if username is None:
             raise ConfigurationError("--password-file: goes with --username")
-        try:
-            lines = password_file.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise ConfigurationError(f"--password-file {str(password_file)!r}: {error}") from error
-        password = lines[0] if lines else ""
+        password = _first_line(password_file, "--password-file")
     wanted = tls or tls_ca is not None or cert is not None or key is not None
     files = TlsFiles(ca=tls_ca, cert=cert, key=key) if wanted else None
     return Credentials(username=username, password=password, tls=files)
+
+
+def account_passwords(folder: Path) -> dict[str, str]:
+    """Return the passwords of a folder of accounts by user name, which is the edge's id too."""
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    except OSError as error:
+        raise ConfigurationError(f"--accounts {str(folder)!r}: {error}") from error
+    if not files:
+        raise ConfigurationError(f"--accounts {str(folder)!r}: holds no password file")
+    return {edge_id(path.name): _first_line(path, "--accounts") for path in files}
+
+
+def _first_line(path: Path, option: str) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{option} {str(path)!r}: {error}") from error
+    return lines[0] if lines else ""

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from common.connection import Credentials
 from common.rundir import RunDirectory, new_run_id
 from common.wire.topics import run_id
 from experiments.brokers import resolve_broker
-from experiments.cloud_run import EXIT_CODES, Credentials, Stage, open_cloud
+from experiments.cloud_run import EXIT_CODES, Stage, open_cloud
 from experiments.commands import options
 from experiments.commands.report import report
 from experiments.live import view_for

@@ -15,12 +15,12 @@ from typing import Any
 
 from rich.console import Console
 
-from common.connection import BrokerAddress
+from common.connection import BrokerAddress, Credentials
 from common.datasets.catalogue import data_directory
 from common.rundir import RunDirectory
 from common.scenario import parse_scenario
 from common.wire.topics import run_id
-from experiments.cloud_run import CloudRun, Credentials, Stage, open_cloud
+from experiments.cloud_run import CloudRun, Stage, open_cloud
 from experiments.live import PlainView
 from experiments.local import one_thread_each
 from experiments.recording import record_cloud

@@ -109,12 +109,14 @@ def test_constants_that_nobody_knows_are_asked_for_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "workers", "private"), [("csgd", 1, False), ("asgd", 5, False), ("audp", 5, True)]
+    ("name", "workers", "private"),
+    [("csgd", 1, False), ("asgd", 5, False), ("audp", 5, True), ("mapa", 5, True), ("constant", 5, True)],
 )
-def test_csgd_is_one_worker_and_only_audp_and_mapa_are_private(
+def test_csgd_is_one_worker_and_only_it_and_asgd_are_not_private(
     name: str, workers: int, private: bool
 ) -> None:
-    scenario = parsed(algorithm__name=name)
+    rate = {"algorithm__rate": 1.0, "algorithm__first_clip": 1.0} if name == "constant" else {}
+    scenario = parsed(algorithm__name=name, **rate)
     assert (scenario.workers, scenario.private) == (workers, private)
     assert (scenario.law(0) is None) is not private
 
@@ -151,6 +153,18 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
         ({"data__colour": 1}, ["data.colour = 1", "unknown key", "partition"]),
         ({"model__regularization": -1.0}, ["model.regularization = -1.0", "≥ 0"]),
         ({"algorithm__name": "fedavg"}, ["algorithm.name = 'fedavg'", "'csgd'", "'mapa'"]),
+        ({"algorithm__name": "constant"}, ["algorithm.rate", "'constant'"]),
+        (
+            {"algorithm__name": "constant", "algorithm__rate": 1.0, "algorithm__first_clip": None},
+            ["algorithm.first_clip", "'constant'"],
+        ),
+        ({"algorithm__rate": 1.0}, ["algorithm.rate = 1.0", "'constant' alone"]),
+        ({"algorithm__rate_decay": "linear"}, ["algorithm.rate_decay = 'linear'", "'constant' alone"]),
+        (
+            {"algorithm__name": "constant", "algorithm__rate": 0},
+            ["algorithm.rate = 0", "> 0"],
+        ),
+        ({"data__holdout": -1}, ["data.holdout = -1", "≥ 0"]),
         ({"algorithm__theta": 1.0}, ["algorithm.theta = 1.0", "< 1"]),
         ({"algorithm__theta": float("nan")}, ["algorithm.theta = nan"]),
         ({"algorithm__delta": 0.0}, ["algorithm.delta = 0.0", "> 0"]),

@@ -52,7 +52,7 @@ def test_a_sound_mechanism_is_not_flagged(place: int, game: Game) -> None:
     assert math.isfinite(finding.claimed)
     assert not finding.violated
     if game.name in TIGHT:  # an audit that sees nothing would flag nothing
-        assert finding.lower_bound > 0.5 * finding.claimed
+        assert finding.lower_bound > 0.6 * finding.claimed
 
 
 @pytest.mark.parametrize(("place", "game"), list(enumerate(PLANTED)), ids=[game.name for game in PLANTED])

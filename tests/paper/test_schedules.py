@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from cloud.schedules import Mapa, Schedule, schedule_for
 from cloud.stages import first_stage, next_stage, open_stage
-from common.problem import Problem
+from common.errors import ConfigurationError
+from common.problem import Problem, RateDecay
 
 PROBLEM = Problem(
     batch_size=12,
@@ -83,6 +84,34 @@ def test_without_a_first_bound_audp_and_mapa_begin_where_theorem_3_does() -> Non
     least = 2 * 4.7 / (12 * math.sqrt(1 - math.sqrt(1 - 1e-3)))
     for name in ("audp", "mapa"):
         assert begun(name, problem).sensitivity == pytest.approx(least, rel=1e-9)
+
+
+@given(problems, st.floats(1e-3, 1e3), st.integers(1, 1000), st.floats(1e-2, 1e4))
+def test_constant_steps_by_the_rate_over_the_bound_whatever_the_noise(
+    problem: Problem, rate: float, t: int, moment: float
+) -> None:
+    assert problem.first_clip is not None
+    schedule = begun("constant", replace(problem, rate=rate), moment)
+    assert schedule.sensitivity == 2 * problem.first_clip / problem.batch_size
+    assert schedule.learning_rate(t) == rate / problem.first_clip
+    falling = begun("constant", replace(problem, rate=rate, rate_decay=RateDecay.LINEAR), moment)
+    left = (problem.iterations + 1 - t) / problem.iterations
+    assert falling.learning_rate(t) == pytest.approx(left * rate / problem.first_clip, rel=1e-9)
+    assert falling.learning_rate(t) > 0
+
+
+def test_constant_knows_no_stage_and_minds_no_edge_that_joins() -> None:
+    schedule = begun("constant", replace(PROBLEM, rate=0.5))
+    assert (schedule.stage, schedule.opened()) == (1, None)
+    assert schedule.after(7, 100) is schedule
+    assert schedule.with_moment(1e9, 3) is schedule
+
+
+@pytest.mark.parametrize("missing", ["rate", "first_clip"])
+def test_constant_needs_its_rate_and_its_bound(missing: str) -> None:
+    problem = replace(PROBLEM, **{"rate": 0.5, missing: None})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=rf"algorithm\.{missing}"):
+        begun("constant", problem)
 
 
 def test_a_stage_lasts_exactly_its_length_and_the_next_aims_at_theta_of_it() -> None:

@@ -1,0 +1,57 @@
+"""A heartbeat file: touched while all is well, looked at by a container's health check.
+
+As a script it imports the standard library alone: a fleet's checks share the cores with its training.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from common.channel import Loop
+
+VARIABLE = "MAPA_HEALTH_FILE"
+_EVERY = 3.0  # seconds between two beats
+
+
+def beat(loop: Loop, well: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
+    """Touch the file that the environment names, now and then, as long as `well()` holds; none: do nothing."""
+    name = environ.get(VARIABLE, "").strip()
+    if not name:
+        return
+    path = Path(name)
+
+    def look() -> None:
+        if well():
+            path.touch()
+        loop.call_later(_EVERY, look)
+
+    loop.call_later(0.0, look)
+
+
+def age(path: Path, now: float) -> float | None:
+    """Return the seconds since the last beat; None: there was none."""
+    try:
+        return now - path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def main(arguments: list[str]) -> int:
+    """FILE MAX_AGE: 0 where the last beat is younger, else 1."""
+    path, most = Path(arguments[0]), float(arguments[1])
+    seconds = age(path, time.time())
+    if seconds is None:
+        print("no beat yet")
+        return 1
+    print(f"last beat {seconds:.0f} s ago")
+    return 0 if seconds <= most else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

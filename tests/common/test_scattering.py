@@ -1,0 +1,169 @@
+"""The scattering features: against sums written out, and what they are good for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import ConfigurationError
+from common.models.linear import LinearModel
+from common.models.registry import make_model
+from common.models.scattering import ANGLES, CHANNELS, Scattering, group_normalised, morlet
+from common.models.scattering_softmax import ScatteringSoftmax
+
+Plane = npt.NDArray[np.float64]
+
+
+def transformed(images: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    chunks = list(Scattering(images.shape[1:])(images.reshape(len(images), -1)))
+    return np.concatenate([coefficients for _, coefficients in chunks])
+
+
+def circular_convolution(plane: Plane, kernel: npt.NDArray[np.complex128]) -> npt.NDArray[np.complex128]:
+    """Σ_v u(v) ψ(p − v), sum by sum."""
+    height, width = plane.shape
+    out = np.zeros(plane.shape, np.complex128)
+    for y in range(height):
+        for x in range(width):
+            out += plane[y, x] * np.roll(kernel, (y, x), axis=(0, 1))
+    return out
+
+
+def smoothed(plane: Plane, shape: tuple[int, int], step: int) -> Plane:
+    """The Gaussian mean around the middle of every 4×4 pixels, place by place."""
+    out = np.zeros((shape[0] // 4, shape[1] // 4))
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            weights = np.array(
+                [
+                    [
+                        math.exp(
+                            -((step * y - 4 - 4 * i - 1.5) ** 2 + (step * x - 4 - 4 * j - 1.5) ** 2) / 5.12
+                        )
+                        for x in range(plane.shape[1])
+                    ]
+                    for y in range(plane.shape[0])
+                ]
+            )
+            out[i, j] = (weights * plane).sum() / weights.sum()
+    return out
+
+
+def slow_scattering(image: Plane) -> Plane:
+    """Order 0, then |x ∗ ψ_jℓ| ∗ φ, then ||x ∗ ψ_0ℓ| ∗ ψ_1m| ∗ φ; scale 1 at every second pixel."""
+    shape = (image.shape[0], image.shape[1])
+    padded = np.pad(image, 4, mode="reflect")
+    fine = [np.abs(circular_convolution(padded, morlet(padded.shape, 0, a))) for a in range(ANGLES)]
+    coarse = [
+        np.abs(circular_convolution(u, morlet(padded.shape, 1, a)))[::2, ::2]
+        for u in (padded, *fine)
+        for a in range(ANGLES)
+    ]
+    order = [smoothed(padded, shape, 1), *(smoothed(u, shape, 1) for u in fine)]
+    return np.stack([*order, *(smoothed(u, shape, 2) for u in coarse)])
+
+
+def test_the_transform_equals_convolutions_that_are_summed_term_by_term() -> None:
+    images = np.random.default_rng(3).random((2, 8, 12), dtype=np.float32)
+    fast = transformed(images)
+    assert fast.dtype == np.float32
+    assert fast[:, 17:].mean() > 1e-3  # order 2 is there to be compared
+    for image, coefficients in zip(images, fast, strict=True):
+        np.testing.assert_allclose(coefficients, slow_scattering(image.astype(np.float64)), atol=2e-6)
+
+
+@pytest.mark.parametrize(("shape", "inputs"), [((28, 28), 81 * 49 + 1), ((16, 16), 81 * 16 + 1)])
+def test_shapes_and_parameter_counts(shape: tuple[int, int], inputs: int) -> None:
+    model = make_model("scattering", shape=shape, classes=10, options={})
+    assert isinstance(model, LinearModel)  # so that the vectorised engine takes it
+    images = np.random.default_rng(0).random((5, math.prod(shape)), dtype=np.float32)
+    features = model.features(images)
+    assert (features.shape, features.dtype, model.dimension) == ((5, inputs), np.float32, 10 * inputs)
+    np.testing.assert_array_equal(features[:, -1], 1)
+    assert model.features(images[:0]).shape == (0, inputs)
+
+
+@pytest.mark.parametrize("scale", [0, 1])
+@pytest.mark.parametrize("angle", range(ANGLES))
+def test_a_wavelet_sums_to_zero_and_has_a_real_spectrum(scale: int, angle: int) -> None:
+    psi = morlet((24, 20), scale, angle)
+    assert abs(psi.sum()) < 1e-12
+    assert np.abs(np.fft.fft2(psi).imag).max() < 1e-12
+    assert np.abs(psi).sum() > 0.3
+
+
+def test_a_blank_image_scatters_nothing() -> None:
+    coefficients = transformed(np.full((1, 16, 16), 0.7, np.float32))
+    np.testing.assert_allclose(coefficients[:, 0], 0.7, atol=1e-6)
+    np.testing.assert_allclose(coefficients[:, 1:], 0, atol=1e-6)
+
+
+def stroke(shift: int, *, upright: bool = True) -> npt.NDArray[np.float32]:
+    image = np.zeros((1, 28, 28), np.float32)
+    image[0, 6:22, 12 + shift : 15 + shift] = 1
+    return image if upright else image.transpose(0, 2, 1).copy()
+
+
+def test_a_step_of_one_pixel_changes_little_and_an_angle_much() -> None:
+    here, moved, turned = (
+        group_normalised(transformed(image), 27) for image in (stroke(0), stroke(1), stroke(0, upright=False))
+    )
+    size = np.linalg.norm(here)
+    assert np.linalg.norm(moved - here) < 0.5 * size
+    assert np.linalg.norm(turned - here) > 0.9 * size
+    pixels = np.linalg.norm(stroke(1) - stroke(0)) / np.linalg.norm(stroke(0))
+    assert np.linalg.norm(moved - here) / size < 0.6 * pixels
+
+
+def test_a_turn_by_a_right_angle_turns_the_channels() -> None:
+    """The horizontal filter sees in an image what the vertical one sees in its transpose."""
+    image = np.random.default_rng(4).random((1, 16, 16), dtype=np.float32)
+    plain, turned = transformed(image), transformed(image.transpose(0, 2, 1).copy())
+    for first in (1, 1 + ANGLES):
+        np.testing.assert_allclose(turned[0, first + ANGLES // 2], plain[0, first].T, atol=2e-6)
+
+
+def test_an_image_is_transformed_by_itself_whatever_stands_beside_it() -> None:
+    model = ScatteringSoftmax(shape=(16, 16), classes=10)
+    images = np.random.default_rng(5).random((300, 256), dtype=np.float32)
+    together = model.features(images)
+    for row in (0, 127, 128, 299):
+        np.testing.assert_allclose(model.features(images[row : row + 1])[0], together[row], atol=2e-5)
+
+
+@given(st.sampled_from([1, 3, 9, 27, 81]), st.integers(0, 1000))
+def test_every_group_of_every_image_has_mean_zero_and_at_most_variance_one(groups: int, seed: int) -> None:
+    coefficients = np.random.default_rng(seed).random((3, CHANNELS, 2, 2), dtype=np.float32)
+    grouped = group_normalised(coefficients, groups).reshape(3, groups, -1).astype(np.float64)
+    np.testing.assert_allclose(grouped.mean(axis=2), 0, atol=1e-5)
+    assert (grouped.var(axis=2) <= 1 + 1e-5).all()
+    assert grouped.var(axis=2).max() > 0.9
+
+
+def test_the_norm_of_the_features_is_bounded_by_their_number() -> None:
+    """Whence the bound of a gradient: √2·‖ξ‖."""
+    model = ScatteringSoftmax(shape=(16, 16), classes=10)
+    features = model.features(np.random.default_rng(6).random((20, 256), dtype=np.float32))
+    assert (np.linalg.norm(features, axis=1) <= math.sqrt(model.inputs) * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("shape", [(27, 28), (4, 4), (16, 18)])
+def test_sides_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(ConfigurationError, match="multiples of 4"):
+        ScatteringSoftmax(shape=shape, classes=10)
+
+
+@pytest.mark.parametrize("groups", [0, 2, 82, True, 2.0])
+def test_groups_that_do_not_divide_the_channels_are_refused(groups: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"model\.options\.groups = .*27"):
+        make_model("scattering", shape=(16, 16), classes=10, options={"groups": groups})
+
+
+def test_images_of_another_size_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="scattering was made for 256"):
+        ScatteringSoftmax(shape=(16, 16), classes=10).features(np.zeros((1, 784), np.float32))
