@@ -243,7 +243,7 @@ class CloudServer:
         account = self.edges.get(arrived.edge_id)
         refusal = self._refusal(arrived, account)
         if refusal is None:
-            return list(self._drain()) if self.schedule is not None else []
+            return self._drain() if self.schedule is not None else []
         effects: list[Effect] = [GradientRefused(arrived.edge_id, arrived.sequence, self.t, refusal)]
         if self.halted is not None:
             effects.append(self.halted)
@@ -269,11 +269,13 @@ class CloudServer:
             return "future"
         return self.fifo.offer(arrived)
 
-    def _drain(self) -> Iterator[Effect]:
+    def _drain(self) -> list[Effect]:
+        effects: list[Effect] = []
         while self.fifo and self.halted is None:
-            yield from self._apply(self.fifo.take())
+            self._apply(self.fifo.take(), effects)
+        return effects
 
-    def _apply(self, arrived: GradientArrived) -> Iterator[Effect]:
+    def _apply(self, arrived: GradientArrived, effects: list[Effect]) -> None:
         """Lines 11-16: x ← x − γg̃, then the answer to that edge alone."""
         schedule, t = self.schedule, self.t
         assert schedule is not None
@@ -283,29 +285,32 @@ class CloudServer:
         if staleness > self.tau_seen:
             self.tau_seen = staleness
         # what waited for the first stage may be out of order; the mark must never go back
-        account.last_sequence = max(account.last_sequence, arrived.sequence)
+        if arrived.sequence > account.last_sequence:
+            account.last_sequence = arrived.sequence
         account.applied += 1
         self.t = t + 1
-        yield GradientApplied(
-            account.index,
-            arrived.edge_id,
-            arrived.sequence,
-            arrived.version,
-            t,
-            staleness,
-            arrived.stage,
-            arrived.sensitivity,
+        effects.append(
+            GradientApplied(
+                account.index,
+                arrived.edge_id,
+                arrived.sequence,
+                arrived.version,
+                t,
+                staleness,
+                arrived.stage,
+                arrived.sensitivity,
+            )
         )
         if self.terms.evaluate_every and t % self.terms.evaluate_every == 0:
-            yield EvaluationDue(t, schedule.stage, self.model.copy())
+            effects.append(EvaluationDue(t, schedule.stage, self.model.copy()))
         if t >= self.terms.iterations:
-            yield from self.halt("finished")
+            effects += self.halt("finished")
             return
         following = schedule.after(t, self.tau_seen)
         if following is not schedule:
             self.schedule = following
-            yield from self.stage_opened(reopened=False)
-        yield self._send(account)
+            effects += self.stage_opened(reopened=False)
+        effects.append(self._send(account))
 
     def _send(self, account: EdgeAccount) -> SendModel:
         schedule = self.schedule

@@ -18,6 +18,8 @@ from common.errors import LocalProtocolError
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READ_AHEAD = 131072
 _ROOM = 32768  # least free room for a read
+_GATHERED = 65536  # bytes that wait to be sent as one
+_PARTS = 256  # and how many pieces; the system takes 1,024
 
 
 @lru_cache(maxsize=4096)
@@ -52,6 +54,9 @@ class PacketStream:
         self._max_packet = max_packet
         self._max_unsent = max_unsent
         self._unsent = bytearray()
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
+        self._gathering = False
         self._writing = threading.Lock()
         self._gathers = hasattr(sock, "sendmsg") and not isinstance(sock, ssl.SSLSocket)
 
@@ -62,9 +67,9 @@ class PacketStream:
         if self._low == self._high:
             self._low = self._high = 0
         elif len(self._buffer) - self._high < _ROOM:
-            left = bytes(self._view[self._low : self._high])
-            self._view[: len(left)] = left
-            self._low, self._high = 0, len(left)
+            left = self._high - self._low
+            self._view[:left] = self._view[self._low : self._high]  # an overlap is moved as it should
+            self._low, self._high = 0, left
         try:
             count = self._sock.recv_into(self._view[self._high :])
         except _WOULD_BLOCK:
@@ -124,7 +129,7 @@ class PacketStream:
             self._skip = packet
             self._discard()
         elif packet > len(self._buffer) - _ROOM:
-            left = bytes(self._view[self._low : self._high])
+            left = self._view[self._low : self._high]
             self._buffer = bytearray(packet + _READ_AHEAD)
             self._view = memoryview(self._buffer)
             self._view[: len(left)] = left
@@ -139,23 +144,40 @@ class PacketStream:
 
     # writing
 
+    def gather(self) -> None:
+        """Keep what is written until `send_gathered`: many small answers leave in one call, and wake once."""
+        self._gathering = True
+
+    def send_gathered(self) -> None:
+        """Send what was written since `gather`."""
+        with self._writing:
+            self._gathering = False
+            if self._gathered:
+                self._send()
+
     def write(self, head: bytes, payload: bytes) -> bool:
         """Send, and keep what the socket does not take yet; False: too much is kept already."""
         with self._writing:
-            if self._unsent:
-                if len(self._unsent) > self._max_unsent:
-                    return False
-                self._unsent += head
-                self._unsent += payload
-                return True
-            try:
-                parts = (head, payload)
-                sent = self._sock.sendmsg(parts) if self._gathers else self._sock.send(b"".join(parts))
-            except _WOULD_BLOCK:
-                sent = 0
-            if sent < len(head) + len(payload):
-                self._unsent += (head + payload)[sent:]
+            if len(self._unsent) > self._max_unsent:
+                return False
+            self._gathered += (head, payload)
+            self._gathered_bytes += len(head) + len(payload)
+            if not self._gathering or self._gathered_bytes > _GATHERED or len(self._gathered) >= _PARTS:
+                self._send()
             return True
+
+    def _send(self) -> None:
+        parts, count = self._gathered, self._gathered_bytes
+        self._gathered, self._gathered_bytes = [], 0
+        if self._unsent:
+            self._unsent += b"".join(parts)
+            return
+        try:
+            sent = self._sock.sendmsg(parts) if self._gathers else self._sock.send(b"".join(parts))
+        except _WOULD_BLOCK:
+            sent = 0
+        if sent < count:
+            self._unsent += b"".join(parts)[sent:]
 
     def flush(self) -> None:
         """Send what was kept, as far as the socket takes it."""
@@ -193,6 +215,8 @@ class PacketStream:
 
     def close(self) -> None:
         """Close; what was kept gets one last second."""
+        with contextlib.suppress(OSError):
+            self.send_gathered()
         if self._unsent:
             with contextlib.suppress(OSError, ValueError):
                 self._sock.settimeout(1.0)

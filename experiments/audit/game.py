@@ -23,7 +23,7 @@ Score = Callable[
 ]  # given the releases and the sequence of the first; high: canary there
 
 _THRESHOLDS = 400
-_WARY = 1e-4  # factor of α while choosing: bounds that owe much to chance are not chosen
+_WARY = 0.02  # factor of α while choosing: bounds that owe much to chance are not chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

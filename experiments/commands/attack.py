@@ -35,6 +35,9 @@ class SpreadCommand(TyperCommand):
         return super().parse_args(ctx, spread(args, _SPREAD))
 
 
+COMMAND_CLASS = SpreadCommand  # for whoever registers `attack_command`
+
+
 def spread(args: Sequence[str], options: Sequence[str]) -> list[str]:
     """Repeat an option before each further number that follows it."""
     result: list[str] = []

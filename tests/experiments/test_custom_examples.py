@@ -14,6 +14,9 @@ from common.errors import ConfigurationError
 from common.models.model import Model
 from common.models.registry import make_model
 from experiments.examples.custom import HuberHinge, TwoBlobs
+from experiments.recording import record_simulation
+from experiments.scenario_files import load_scenario
+from experiments.world import World
 
 EXAMPLE = Path(__file__).parents[2] / "experiments" / "examples" / "custom.toml"
 
@@ -85,3 +88,11 @@ def test_plain_descent_learns_the_blobs(scenario: dict[str, dict[str, object]], 
     loss, accuracy = model.evaluate(x, *tested)
     assert loss < 0.2
     assert accuracy > 0.95
+
+
+def test_the_example_scenario_simulates(tmp_path: Path) -> None:
+    name, scenario = load_scenario(str(EXAMPLE))
+    summary = record_simulation(World.of(scenario, tmp_path), name=name, runs=tmp_path)
+    assert summary["reason"] == "finished"
+    assert summary["final_accuracy"] > 0.95
+    assert summary["privacy"]["epsilon"] > 0

@@ -1,0 +1,148 @@
+"""mapa testbed: one scenario on containers of this machine, with faults where they are asked for."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from common.errors import ConfigurationError
+from experiments.cloud_run import EXIT_CODES
+from experiments.commands import options
+from experiments.commands.report import report
+from experiments.faults import Fault, Happening, Scale, parse_happening
+from experiments.scenario_files import find_scenario, load_scenario
+
+_LOOK_EVERY = 0.1  # seconds between two looks at the records
+
+
+def containers_command(
+    scenario: options.ScenarioName = "quickstart",
+    changes: options.Changes = None,
+    seed: options.Seed = None,
+    edges: options.Edges = None,
+    links: Annotated[
+        str | None, typer.Option(help="lan, wifi, 5g, 4g, wan, satellite; a list is cycled")
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="`pause broker at t=500 for 5s`, `kill edge-2 at t=300 for 2s`, `scale 8 at t=900`"
+        ),
+    ] = None,
+    edge_image: Annotated[str, typer.Option(help="mapa-edge: without torch")] = "mapa-edge-cnn",
+    runs: options.RunsDir = Path("runs"),
+    data_dir: options.DataDir = None,
+    timeout: Annotated[float, typer.Option(help="seconds for the whole run")] = 3600.0,
+    keep: Annotated[bool, typer.Option("--keep", help="leave the containers there at the end")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Train on containers: a broker, a cloud and one container for each edge. The records go to runs/<id>/."""
+    from experiments.testbed import Images, Stack, Testbed, connect  # the docker library is an extra
+
+    happenings = [parse_happening(text) for text in fault or ()]
+    given = [*(changes or ()), *_links(links)]
+    _, resolved = load_scenario(scenario, given, seed=seed, edges=edges)
+    _check(happenings, resolved.workers)
+    path = find_scenario(scenario)
+    console = Console(stderr=True, quiet=as_json)
+    bed = Testbed(
+        Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
+        {
+            "SCENARIO": path.stem,
+            "SET": ";".join(given),
+            "EDGES": str(resolved.edges),
+            "EDGES_AT_LEAST": str(resolved.workers),
+            "GATHER": "10",
+            **({} if seed is None else {"SEED": str(seed)}),
+        },
+        runs,
+        Images(edge=edge_image),
+        data_dir=data_dir,
+        scenarios=path.parent.resolve(),
+    )
+    try:
+        console.print(f"project {bed.stack.project}: {resolved.workers} edges")
+        bed.up(resolved.workers)
+        Script(bed, happenings, console).play(time.monotonic() + timeout)
+        code = bed.stack.wait("cloud", 60.0)
+        for container in bed.stack.containers("edge"):
+            _end(container)
+    finally:
+        if not keep:
+            bed.down()
+    summary = bed.tail.summary()
+    if summary is None:
+        raise ConfigurationError(f"the cloud ended with {code} and left no summary")
+    report(summary, as_json=as_json)
+    raise typer.Exit(EXIT_CODES.get(summary.get("reason", ""), code))
+
+
+def _links(links: str | None) -> list[str]:
+    if links is None:
+        return []
+    return ["links=[" + ", ".join(f'{{name = "{name.strip()}"}}' for name in links.split(",")) + "]"]
+
+
+def _check(happenings: Sequence[Happening], edges: int) -> None:
+    for happening in happenings:
+        asked = (
+            happening.edges if isinstance(happening, Scale) else int(happening.whom.partition("-")[2] or 0)
+        )
+        if asked > edges:
+            raise ConfigurationError(f"fault: {asked} edges, and the scenario has {edges} shards")
+
+
+def _end(container: Any) -> None:
+    """Let an edge end by itself; whoever does not is stopped."""
+    until = time.monotonic() + 30
+    container.reload()
+    while container.status == "running" and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY)
+        container.reload()
+    if container.status in ("running", "paused"):
+        container.kill("SIGKILL")
+
+
+@dataclass(slots=True)
+class Script:
+    """The happenings of a run, each when its time has come."""
+
+    bed: Any
+    happenings: list[Happening]
+    console: Console
+    _ends: list[tuple[float, Fault]] = field(default_factory=list)
+
+    def play(self, until: float) -> None:
+        """Watch t and act, until the cloud has ended."""
+        waiting = sorted(self.happenings, key=lambda happening: happening.at)
+        cloud = self.bed.stack.container("cloud")
+        while time.monotonic() < until:
+            updates = self.bed.tail.updates
+            while waiting and waiting[0].at <= updates:
+                self._begin(waiting.pop(0), updates)
+            for end in [end for end in self._ends if end[0] <= time.monotonic()]:
+                self._ends.remove(end)
+                self.bed.stack.mend(end[1].kind, end[1].whom)
+                self.console.print(f"t = {self.bed.tail.updates}: {end[1].whom} is back")
+            cloud.reload()
+            if cloud.status == "exited":
+                return
+            time.sleep(_LOOK_EVERY)
+        raise ConfigurationError("--timeout: the run took longer")
+
+    def _begin(self, happening: Happening, updates: int) -> None:
+        if isinstance(happening, Scale):
+            self.console.print(f"t = {updates}: scale to {happening.edges}")
+            self.bed.scale(happening.edges)
+            return
+        self.console.print(f"t = {updates}: {happening.kind.value} {happening.whom}")
+        self.bed.stack.strike(happening.kind, happening.whom)
+        if happening.seconds is not None:
+            self._ends.append((time.monotonic() + happening.seconds, happening))

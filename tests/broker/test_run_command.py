@@ -1,0 +1,161 @@
+"""mapa run and mapa cloud as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.datasets.catalogue import data_directory
+from experiments.brokers import Broker
+from experiments.local import edge_counts, one_thread_each
+from tests.broker.testbed_support import PATIENCE, ROOT
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+
+
+def mapa(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "experiments.cli", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=PATIENCE
+    )
+
+
+def environment() -> dict[str, str]:
+    return {**one_thread_each(), "MAPA_DATA_DIR": str(data_directory(os.environ))}
+
+
+def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+@pytest.mark.usefixtures("mosquitto")
+def test_simulate_and_run_of_one_scenario_reach_the_same_accuracy_within_seed_noise(tmp_path: Path) -> None:
+    common = ["quickstart", "--set", "iterations=800", "--runs-dir", str(tmp_path), "--json"]
+    simulated = [
+        summary(mapa("simulate", *common, "--seed", str(seed)))["final_accuracy"] for seed in range(4)
+    ]
+    ran = summary(mapa("run", *common, "--broker", "mosquitto"))
+    noise = max(statistics.stdev(simulated), 0.005)
+    assert abs(ran["final_accuracy"] - statistics.mean(simulated)) < 5 * noise
+    assert ran["reason"] == "finished"
+    assert ran["updates"] == 800
+    assert ran["staleness"]["max"] >= 1
+    records = Path(ran["path"])
+    assert {path.name for path in records.iterdir()} >= {
+        "manifest.json",
+        "events.jsonl",
+        "summary.json",
+        "model.safetensors",
+    }
+
+
+def test_the_embedded_broker_serves_where_no_mosquitto_is(tmp_path: Path) -> None:
+    options = (
+        "--set",
+        "iterations=60",
+        "--edges",
+        "2",
+        "--broker",
+        "embedded",
+        "--runs-dir",
+        str(tmp_path),
+        "--json",
+    )
+    assert summary(mapa("run", "quickstart", *options))["updates"] == 60
+
+
+def test_a_wrong_scenario_ends_with_2_before_anything_starts(tmp_path: Path) -> None:
+    done = mapa("run", "quickstart", "--set", "algorithm.theta=2", "--runs-dir", str(tmp_path / "runs"))
+    assert done.returncode == 2
+    assert "algorithm.theta = 2" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_whose_edges_all_fail_says_why(tmp_path: Path) -> None:
+    values = (
+        "--set",
+        "privacy.epsilon_floor=10",
+        "--set",
+        "privacy.noise=gamma-norm",
+        "--set",
+        "privacy.epsilon=1",
+    )
+    options = ("--edges", "1", "--broker", "embedded", "--runs-dir", str(tmp_path))
+    done = mapa("run", "quickstart", *values, *options)
+    assert done.returncode == 1
+    assert "epsilon-floor" in done.stderr
+
+
+def test_an_interrupted_cloud_ends_with_130_and_its_records_are_whole(
+    mosquitto: Broker, tmp_path: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.cli",
+        "cloud",
+        "quickstart",
+        "--broker",
+        str(mosquitto.address),
+    ]
+    command += ["--run", "lab", "--runs-dir", str(tmp_path), "--set", "iterations=1000000", "--json"]
+    cloud = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=ROOT)
+    edge = [
+        sys.executable,
+        "-m",
+        "experiments.cli",
+        "edge",
+        "--broker",
+        str(mosquitto.address),
+        "--run",
+        "lab",
+    ]
+    child = subprocess.Popen(
+        [*edge, "--state-dir", str(tmp_path / "state"), "--data-dir", str(data_directory(os.environ))],
+        env=environment(),
+        cwd=ROOT,
+    )
+    try:
+        _await_updates(tmp_path)
+        cloud.send_signal(signal.SIGINT)
+        printed, _ = cloud.communicate(timeout=PATIENCE)
+        assert cloud.returncode == 130
+        assert child.wait(PATIENCE) == 0
+    finally:
+        for process in (cloud, child):
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    ended = json.loads(printed)
+    lines = (Path(ended["path"]) / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert ended["reason"] == "interrupted"
+    assert sum(event["event"] == "gradient_applied" for event in events) == ended["updates"] > 0
+    after = events[[event["event"] for event in events].index("halted") + 1 :]
+    assert {event["event"] for event in after} <= {"gradient_refused"}
+
+
+def _await_updates(runs: Path) -> None:
+    """Wait until a record of an update is on disk; across processes there is nothing to await but the file."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        if any('"gradient_applied"' in path.read_text() for path in runs.glob("lab-*/events.jsonl")):
+            return
+        time.sleep(0.05)
+    raise AssertionError("no update in time")
+
+
+def test_edges_are_spread_evenly_over_processes() -> None:
+    assert edge_counts(20, 8) == [3, 3, 3, 3, 2, 2, 2, 2]
+    assert edge_counts(3, 8) == [1, 1, 1]
