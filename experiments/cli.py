@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "experiments.commands.run:run_command",
     "cloud": "experiments.commands.cloud:cloud_command",
     "edge": "experiments.commands.edge:edge_command",
+    "testbed": "experiments.commands.testbed:containers_command",
     "schedule": "experiments.commands.schedule:schedule",
     "ledger": "experiments.commands.ledger:ledger_command",
     "calibrate": "experiments.commands.ledger:calibrate_command",

@@ -27,7 +27,7 @@ DELTA = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One cell of the grid: means over several releases, and the picture of the first."""
+    """One cell of the grid: means over several releases, and the picture of one of them."""
 
     clipping: str
     law: str
@@ -85,11 +85,20 @@ def attack(
         noised += [(name, e, nominal_law(name, e, batch_size)) for e in epsilons for name in laws]
     cells = []
     for clipping in clippings:
+        shown = 0  # the same sample in every picture
         for name, epsilon, law in noised:
-            for t, sent in models:
+            rows = []
+            for _, sent in models:
                 worker = _worker(world, law, clipping, batch_size)
-                outcomes = [_one(world, head, worker, sent, n) for n in range(1, releases + 1)]
-                cells.append(_mean(outcomes, clipping.value, name, epsilon, t))
+                rows.append([_one(world, head, worker, sent, n) for n in range(1, releases + 1)])
+            if law is None:
+                # a fitted sample of the SVM has no gradient: show one that has, where there is one
+                worst = [min(outcome.correlation for outcome in column) for column in zip(*rows, strict=True)]
+                shown = next((n for n, r in enumerate(worst) if r > 0), 0)
+            cells += [
+                _mean(outcomes, shown, clipping.value, name, epsilon, t)
+                for (t, _), outcomes in zip(models, rows, strict=True)
+            ]
     return cells
 
 
@@ -156,7 +165,9 @@ def _truths(world: World, head: Head, sent: SendModel, rows: Sequence[int]) -> I
             yield invert(head, world.model, exact.weighted_sum(None))
 
 
-def _mean(outcomes: Sequence[_Outcome], clipping: str, law: str, epsilon: float | None, t: int) -> Cell:
+def _mean(
+    outcomes: Sequence[_Outcome], shown: int, clipping: str, law: str, epsilon: float | None, t: int
+) -> Cell:
     def mean(name: str) -> float | None:
         value = float(np.mean([getattr(outcome, name) for outcome in outcomes]))
         return None if math.isnan(value) else value
@@ -170,6 +181,6 @@ def _mean(outcomes: Sequence[_Outcome], clipping: str, law: str, epsilon: float 
         ssim=mean("ssim"),
         correlation=mean("correlation") or 0.0,
         label_accuracy=mean("label_right") or 0.0,
-        picture=outcomes[0].guess,
-        truth=outcomes[0].truth,
+        picture=outcomes[shown].guess,
+        truth=outcomes[shown].truth,
     )

@@ -33,9 +33,9 @@ def upper_rate(errors: npt.ArrayLike, trials: int, alpha: float) -> Floats:
 def one_run_epsilon(*, canaries: int, guesses: int, correct: int, delta: float, alpha: float) -> float:
     """Return the ε that one training run refutes at level α.
 
-    Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run" (2023), Theorem 5.2: under
-    (ε, δ)-DP the number of correct guesses is dominated by Binomial(r, e^ε/(1+e^ε)), up to a term
-    of 2mδ·max_i Pr[v > Binomial ≥ v−i]/i.
+    Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run" (2023), section 5 and
+    appendix D: under (ε, δ)-DP the number of correct guesses is dominated by Binomial(r, e^ε/(1+e^ε)),
+    up to a term of 2mδ·max_i Pr[v > Binomial ≥ v−i]/i.
     """
 
     def p_value(epsilon: float) -> float:

@@ -144,7 +144,7 @@ def _print_report(
     seeded: bool,
 ) -> None:
     console = Console(highlight=False)
-    console.width = max(console.width, 110)
+    console.width = max(console.width, 130)
     refuted = [row for row in rows if row["kind"] == "scenario" and row["violated"]]
     claims = [row for row in rows if row["kind"] == "scenario" and row["claimed"] is not None]
     if refuted:

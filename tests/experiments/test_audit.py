@@ -145,8 +145,14 @@ def test_the_one_run_bound_without_delta_is_the_binomial_s(guesses: int, share: 
         assert binom.sf(correct - 1, guesses, 0.5) > alpha
     else:
         assert binom.sf(correct - 1, guesses, 1 / (1 + math.exp(-epsilon))) == pytest.approx(alpha, rel=1e-3)
-    more = one_run_epsilon(canaries=1000, guesses=guesses, correct=correct, delta=1e-5, alpha=alpha)
-    assert more <= epsilon + 1e-9
+    with_delta = one_run_epsilon(canaries=1000, guesses=guesses, correct=correct, delta=1e-5, alpha=alpha)
+    assert with_delta <= epsilon + 1e-9
+    if with_delta > 0:
+        rate = 1 / (1 + math.exp(-with_delta))
+        below = np.cumsum([binom.pmf(correct - i, guesses, rate) for i in range(1, correct + 1)])
+        term = max(below / np.arange(1, correct + 1))
+        p_value = binom.sf(correct - 1, guesses, rate) + 2 * 1000 * 1e-5 * term
+        assert p_value == pytest.approx(alpha, rel=1e-3)
 
 
 def test_familywise_confidence_is_divided_among_the_games() -> None:

@@ -30,7 +30,15 @@ class Compose:
     said: list[str] = field(default_factory=list)
 
     def __call__(self, *words: str, check: bool = True) -> str:
-        command = ["docker", "compose", "--project-name", self.stack.project, "--file", str(self.file), *words]
+        command = [
+            "docker",
+            "compose",
+            "--project-name",
+            self.stack.project,
+            "--file",
+            str(self.file),
+            *words,
+        ]
         clean = {key: value for key, value in os.environ.items() if not key.startswith("COMPOSE_")}
         done = subprocess.run(
             command,

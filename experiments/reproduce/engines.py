@@ -1,0 +1,175 @@
+"""How a point is run: vectorised with others, by events, in rounds, on the testbed, or attacked."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.errors import MapaError
+from common.journal import Journal
+from common.messages import Fact
+from common.randomness import streams_for
+from common.scenario import Scenario
+from common.tally import Evaluation, finite_or_none
+from experiments.budget import calibrated, release_caps
+from experiments.reproduce.attacks import attack_cells
+from experiments.reproduce.live import run_live
+from experiments.reproduce.points import Point
+from experiments.reproduce.results import Result
+from experiments.reproduce.synchronous import simulate_synchronously
+from experiments.simulator import Outcome, simulate
+from experiments.vectorised import simulate_many
+from experiments.world import World, deal
+
+_BINS = 150  # of the gradient norms over the iterations
+
+
+class UnfinishedError(MapaError):
+    """A run ended before T: nothing to put into a figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Points that are run together in one process."""
+
+    points: tuple[Point, ...]
+    data_dir: Path
+    runs: Path  # records of the testbed
+    cost: float  # seconds, roughly
+
+
+def run_task(task: Task) -> list[Result]:
+    """Run the points; they share an engine, and for `block` their shape."""
+    engine = task.points[0].engine
+    began = time.perf_counter()
+    if engine == "block":
+        results = _together(task)
+    else:
+        results = [_alone(engine, point, task) for point in task.points]
+    share = (time.perf_counter() - began) / len(results)
+    return [replace(result, wall=share) for result in results]
+
+
+def _together(task: Task) -> list[Result]:
+    worlds = [world_for(point.scenario, task.data_dir) for point in task.points]
+    outcomes = simulate_many(worlds, blocks=True)
+    return [_of_outcome(point, outcome) for point, outcome in zip(task.points, outcomes, strict=True)]
+
+
+def _alone(engine: str, point: Point, task: Task) -> Result:
+    if engine == "testbed":
+        return run_live(point, data_dir=task.data_dir, runs=task.runs)
+    world = world_for(point.scenario, task.data_dir)
+    if engine == "attack":
+        cells = attack_cells(world, point.updates)
+        return _result(point, [], cells=cells)
+    if engine == "synchronous":
+        rounds = simulate_synchronously(world)
+        return _result(point, rounds.evaluations, seconds=rounds.seconds)
+    sheet = Sheet()
+    outcome = simulate(world, journal=sheet)
+    timed = len(sheet.times) == len(outcome.tally.evaluations)
+    return replace(
+        _of_outcome(point, outcome),
+        seconds=sheet.times if timed else None,
+        norms=sheet.norms(world.scenario.workers) if world.scenario.records.diagnostics else None,
+    )
+
+
+def world_for(scenario: Scenario, data_dir: Path) -> World:
+    """Return a scenario's world; data, features and test set are those of the last one where they can be."""
+    pool = _pool(scenario.data.set, scenario.model.model_dump_json(), data_dir, scenario)
+    rows = deal(scenario, pool.dataset)
+    sizes = [len(shard) for shard in rows]
+    scenario = calibrated(scenario, sizes)
+    return replace(
+        pool, scenario=scenario, rows=rows, streams=streams_for(scenario.seed), caps=release_caps(scenario, sizes)
+    )
+
+
+_kept: dict[tuple[str, str, Path], World] = {}
+
+
+def _pool(data: str, model: str, data_dir: Path, scenario: Scenario) -> World:
+    key = (data, model, data_dir)
+    if key not in _kept:
+        _kept.clear()  # MNIST's features take 190 MB: one at a time
+        free = scenario.model_copy(
+            update={"privacy": scenario.privacy.model_copy(update={"total_epsilon": None, "noise_multiplier": [1.0]})}
+        )
+        _kept[key] = World.of(free, data_dir)
+    return _kept[key]
+
+
+class Sheet(Journal):
+    """Keeps times of evaluations and norms of gradients in memory, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self.times: list[float] = []
+        self._norms: list[tuple[int, int, float]] = []  # k, n, ‖g‖
+
+    def fact(self, fact: Fact, time: float | None = None) -> None:
+        pass
+
+    def write(self, event: str, fields: Mapping[str, object], time: float | None = None) -> None:
+        if event == "evaluated" and time is not None:
+            self.times.append(time)
+        elif event == "diagnostic":
+            edge, n, norm = fields["edge"], fields["sequence"], fields["gradient_norm"]
+            assert isinstance(edge, int)
+            assert isinstance(n, int)
+            assert isinstance(norm, float)
+            self._norms.append((edge, n, norm))
+
+    def norms(self, workers: int) -> dict[str, list[float]]:
+        """Return mean and deciles of ‖g‖ before clipping, in bins of the update that applies it (cyclic)."""
+        t = np.array([(n - 1) * workers + k + 1 for k, n, _ in self._norms])
+        norm = np.array([value for _, _, value in self._norms])
+        edges = np.linspace(1, t.max() + 1, min(_BINS, len(t)) + 1)
+        bins = np.digitize(t, edges) - 1
+        kept: dict[str, list[float]] = {"t": [], "mean": [], "low": [], "high": []}
+        for i in np.unique(bins):
+            inside = norm[bins == i]
+            kept["t"].append(float(t[bins == i].mean()))
+            kept["mean"].append(float(inside.mean()))
+            kept["low"].append(float(np.quantile(inside, 0.1)))
+            kept["high"].append(float(np.quantile(inside, 0.9)))
+        return {name: [round(value, 5) for value in values] for name, values in kept.items()}
+
+
+def _of_outcome(point: Point, outcome: Outcome) -> Result:
+    if outcome.reason != "finished":
+        raise UnfinishedError(f"{point.line}: {outcome.reason} after {outcome.tally.updates} updates")
+    b = point.scenario.batch_size
+    return replace(
+        _result(point, outcome.tally.evaluations),
+        staleness=dict(outcome.tally.staleness),
+        clips=[(stage["t"], b * stage["sensitivity"] / 2) for stage in outcome.tally.stages],
+    )
+
+
+def _result(
+    point: Point,
+    evaluations: Sequence[Evaluation],
+    *,
+    seconds: list[float] | None = None,
+    cells: list[dict[str, Any]] | None = None,
+) -> Result:
+    losses = [finite_or_none(evaluation.loss) for evaluation in evaluations]
+    return Result(
+        key=point.key,
+        digest=point.scenario.digest,
+        engine=point.engine,
+        t=[evaluation.updates for evaluation in evaluations],
+        accuracy=[round(float(evaluation.accuracy), 6) for evaluation in evaluations],
+        loss=[None if loss is None else round(float(loss), 6) for loss in losses],
+        seconds=seconds,
+        cells=cells,
+    )

@@ -1,0 +1,151 @@
+"""Points: every single run that a reproduction needs, with the command that repeats it alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.datasets.catalogue import describe
+from common.errors import ConfigurationError
+from common.scenario import Scenario
+from experiments.reproduce.catalogue import Block, Experiment, catalogue
+from experiments.scenario_files import load_scenario
+
+FORMAT = 1  # of what a run leaves in the cache; raised whenever the same scenario would give other numbers
+_EMBEDDED = "mnist-5k"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run: a line of a figure at one x, with one seed."""
+
+    experiment: str
+    line: str  # name of the scenario file
+    engine: str
+    sweep: str | None
+    x: float | None  # None: the line does not depend on x
+    seed: int
+    file: str
+    changes: tuple[str, ...]
+    asked: str  # data set of the scenario file
+    scenario: Scenario
+    updates: tuple[int, ...] = ()  # attack: whose models are attacked
+
+    @property
+    def panel(self) -> str:
+        """Model and data set that the figure's panel is about, e.g. lr-mnist."""
+        return f"{self.scenario.model.name}-{self.asked}"
+
+    @property
+    def variant(self) -> str:
+        """What distinguishes the line within its panel, e.g. audp-fair."""
+        return self.line.split("-", 3)[3]
+
+    @property
+    def key(self) -> str:
+        """Name of the result in the cache."""
+        text = json.dumps([FORMAT, self.engine, self.scenario.digest, self.updates])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether the embedded images took the place of the data set that was asked for."""
+        return self.scenario.data.set != self.asked
+
+    @property
+    def command(self) -> str:
+        """Return the command that runs this point alone."""
+        words = ["mapa", {"testbed": "run", "attack": "attack"}.get(self.engine, "simulate"), shown(self.file)]
+        for change in self.changes:
+            words += ["--set", change]
+        words += ["--seed", str(self.seed)]
+        if self.engine == "block":
+            words += ["--engine", "block"]
+        if self.engine == "attack":
+            words += ["--iterations", ",".join(map(str, self.updates)), "--clipping", "batch-mean"]
+        text = shlex.join(words)
+        return f"{text}  # and its synchronous twin" if self.engine == "synchronous" else text
+
+
+def shown(file: str) -> str:
+    """Return a path as one would type it here."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def all_points(experiments: Sequence[Experiment], size: str, data_dir: Path) -> list[Point]:
+    """Return every point of the chosen experiments at a size."""
+    names = {experiment.name for experiment in experiments}
+    present = {known.name for known in describe(data_dir) if known.present}
+    return [
+        point
+        for block in catalogue().block
+        if block.experiment in names
+        for point in _points(block, size, present)
+    ]
+
+
+def data_set(asked: str, size: str, present: set[str]) -> str:
+    """Return the set to use: quick and tiny take the embedded images for MNIST, and for whatever is absent."""
+    if size == "full":
+        if asked not in present:
+            raise ConfigurationError(
+                f"data.set = {asked!r}: not here, and --full takes no other; mapa data get {asked}"
+            )
+        return asked
+    if size == "quick" and asked != "mnist" and asked in present:
+        return asked
+    return _EMBEDDED
+
+
+def _points(block: Block, size_name: str, present: set[str]) -> list[Point]:
+    size = block.size(size_name)
+    points = []
+    for path in block.files():
+        _, plain = load_scenario(str(path))
+        asked = plain.data.set
+        fixed = [f"data.set={data_set(asked, size_name, present)}", *size.set]
+        if size.iterations is not None:
+            fixed.append(f"iterations={size.iterations}")
+        if size.every is not None:
+            fixed.append(f"evaluation.every={size.every}")
+        attacked = tuple(int(value) for value in size.values) if block.engine == "attack" else ()
+        if attacked:
+            fixed.append(f"iterations={max(attacked)}")
+        for x, more in _swept(block, size.values, plain):
+            for seed in range(size.seeds):
+                changes = (*fixed, *more)
+                _, scenario = load_scenario(str(path), changes, seed=seed)
+                points.append(
+                    Point(
+                        experiment=block.experiment,
+                        line=path.stem,
+                        engine=block.engine,
+                        sweep=block.sweep,
+                        x=x,
+                        seed=seed,
+                        file=str(path),
+                        changes=changes,
+                        asked=asked,
+                        scenario=scenario,
+                        updates=attacked,
+                    )
+                )
+    return points
+
+
+def _swept(
+    block: Block, values: Sequence[int | float | str], plain: Scenario
+) -> list[tuple[float | None, list[str]]]:
+    """Return (x, changes); once only where the swept key means nothing to the algorithm."""
+    key = block.sweep
+    if key is None or (key.startswith("privacy.") and not plain.private):
+        return [(None, [])]
+    if key == "edges" and plain.algorithm.name == "csgd":
+        return [(None, [])]
+    numbers = block.x or [float(value) for value in values]
+    return [(x, [f"{key}={value}"]) for x, value in zip(numbers, values, strict=False)]

@@ -1,0 +1,133 @@
+"""What a run leaves behind for the figures, as small JSON in a cache that outlives an interruption."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.reproduce.points import FORMAT, Point
+
+WINDOW = 5  # successive evaluations whose mean loss decides on convergence, as in the paper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Curves and counts of one finished run."""
+
+    key: str
+    digest: str  # of the scenario
+    engine: str
+    t: list[int]  # updates done at each evaluation
+    accuracy: list[float]
+    loss: list[float | None]  # None: not finite
+    seconds: list[float] | None = None  # of each evaluation: virtual, or of the network
+    staleness: dict[int, int] = field(default_factory=dict)
+    clips: list[tuple[int, float]] = field(default_factory=list)  # (first update, C)
+    norms: dict[str, list[float]] | None = None
+    cells: list[dict[str, Any]] | None = None  # of the attack
+    run: str | None = None  # directory of its records
+    wall: float = 0.0  # seconds it took to make
+
+    @property
+    def final(self) -> float:
+        return self.accuracy[-1]
+
+    def reached(self, threshold: float) -> int | None:
+        """Return the first update at which the mean loss of WINDOW evaluations is at most the threshold."""
+        for end in range(WINDOW, len(self.loss) + 1):
+            window = self.loss[end - WINDOW : end]
+            if all(loss is not None for loss in window):
+                if math.fsum(loss for loss in window if loss is not None) / WINDOW <= threshold:
+                    return self.t[end - 1]
+        return None
+
+    def seconds_to(self, accuracy: float) -> float | None:
+        """Return when an evaluation first showed that accuracy."""
+        for when, seen in zip(self.seconds or [], self.accuracy, strict=False):
+            if seen >= accuracy:
+                return when
+        return None
+
+
+class Cache:
+    """Results by key. A file appears whole or not at all."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def get(self, key: str) -> Result | None:
+        try:
+            values = json.loads((self.directory / f"{key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None  # absent, or cut off: it will be made again
+        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+            return None
+        values["staleness"] = {int(k): n for k, n in values["staleness"].items()}
+        values["clips"] = [(int(t), float(c)) for t, c in values["clips"]]
+        return Result(**values)
+
+    def put(self, result: Result) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        temporary = self.directory / f".{result.key}.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps({"format": FORMAT, **asdict(result)}), encoding="utf-8")
+        temporary.replace(self.directory / f"{result.key}.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    point: Point
+    result: Result
+
+
+class Results:
+    """The finished points of a reproduction, asked for by what they are."""
+
+    def __init__(self, points: Sequence[Point], found: Mapping[str, Result]) -> None:
+        self.entries = [Entry(p, found[p.key]) for p in points if p.key in found]
+        self.missing = [p for p in points if p.key not in found]
+
+    def of(self, experiment: str, **wanted: object) -> list[Entry]:
+        """Return the entries whose point has all these attributes; x = None lines fit every x."""
+        found = []
+        for entry in self.entries:
+            point = entry.point
+            if point.experiment != experiment:
+                continue
+            for key, value in wanted.items():
+                actual = getattr(point, key)
+                if actual != value and not (key == "x" and actual is None):
+                    break
+            else:
+                found.append(entry)
+        return found
+
+    def panels(self, experiment: str) -> list[str]:
+        return list(dict.fromkeys(entry.point.panel for entry in self.entries if entry.point.experiment == experiment))
+
+    def xs(self, experiment: str, **wanted: object) -> list[float]:
+        """Return the x at which anything was run, in order."""
+        return sorted({e.point.x for e in self.of(experiment, **wanted) if e.point.x is not None})
+
+    def variants(self, experiment: str, panel: str) -> list[str]:
+        return list(dict.fromkeys(entry.point.variant for entry in self.of(experiment, panel=panel)))
+
+    def finals(self, experiment: str, **wanted: object) -> list[float]:
+        """Return the final accuracies, one for each seed."""
+        return [entry.result.final for entry in self.of(experiment, **wanted)]
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the standard deviation over seeds; 0 for a single one."""
+    if len(values) < 2:
+        return 0.0
+    middle = mean(values)
+    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))

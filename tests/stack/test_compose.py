@@ -1,0 +1,121 @@
+"""docker compose up: runs to T, at several scales, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.stack.compose_support import PATIENCE, ROOT, assert_applied_exactly_once, compose
+
+pytestmark = pytest.mark.usefixtures("images")
+SLOW = "links=[{delay_ms = 20.0}]; testbed.resend_after=0.5"  # 25 updates a second and edge at most
+
+
+def test_three_edges_train_to_the_end_and_nothing_is_left(engine: Any, tmp_path: Path) -> None:
+    with compose(engine, tmp_path / "runs", EDGES="3", ITERATIONS="400") as project:
+        project.up(3)
+        summary = project.finish()
+        per_edge = assert_applied_exactly_once(project.records, 400)
+        assert summary["reason"] == "finished"
+        assert set(per_edge) == {0, 1, 2}
+        said = project("logs", "--no-log-prefix", "cloud")
+        assert "finished" in said
+        assert "accuracy" in said
+        path = project.records.path
+        assert path is not None
+        for file in (path.parent, path, path / "events.jsonl", path / "summary.json"):
+            assert (file.stat().st_uid, file.stat().st_gid) == (os.getuid(), os.getgid())
+        project("down", "--volumes")
+        assert project.leftovers() == []
+
+
+def test_a_second_run_goes_on_the_same_broker_with_the_same_ledgers(engine: Any, tmp_path: Path) -> None:
+    """Another scenario, so the ledgers hold two accounts; the first run's halt does not end the second."""
+    with compose(engine, tmp_path / "runs", EDGES="2", ITERATIONS="100") as project:
+        project.up(2)
+        project.finish()
+        broker = project.stack.container("broker").id
+        first = {event["edge_id"] for event in project.records.named("edge_joined")}
+        project.tail = type(project.records)(tmp_path / "runs")
+        project.environment |= {"ITERATIONS": "150", "SET": "model.name=svm; algorithm.first_clip="}
+        project.up(2)
+        summary = project.finish()
+        assert_applied_exactly_once(project.records, 150)
+        assert summary["reason"] == "finished"
+        assert project.stack.container("broker").id == broker
+        assert {event["edge_id"] for event in project.records.named("edge_joined")} == first
+
+
+def test_twenty_edges_train_to_the_end(engine: Any, tmp_path: Path, record_property: Any) -> None:
+    with compose(engine, tmp_path / "runs", ITERATIONS="6000", SET=SLOW) as project:
+        began = time.monotonic()
+        project.up(20)
+        project.until_edges(20)
+        seconds = time.monotonic() - began
+        record_property("seconds_to_twenty_in_training", round(seconds, 1))
+        memory = [edge_memory(container) for container in project.stack.containers("edge")[:5]]
+        record_property("edge_memory_mb", [round(value / 1e6, 1) for value in memory])
+        assert max(memory) < 60e6
+        assert seconds < 120  # the bar is 25 s on an idle machine; tests share theirs
+        summary = project.finish()
+        per_edge = assert_applied_exactly_once(project.records, 6000)
+    assert summary["reason"] == "finished"
+    assert set(per_edge) == set(range(20))
+
+
+def edge_memory(container: Any) -> float:
+    """Return what the container holds without the page cache, in bytes."""
+    statistics = container.stats(stream=False)["memory_stats"]
+    inner = statistics["stats"]
+    return float(statistics["usage"] - inner.get("total_inactive_file", inner.get("inactive_file", 0)))
+
+
+def test_edges_come_and_go_while_the_training_runs(engine: Any, tmp_path: Path) -> None:
+    with compose(engine, tmp_path / "runs", ITERATIONS="6000", EDGES_AT_LEAST="5", SET=SLOW) as project:
+        project.up(5)
+        project.until_edges(5)
+        project.scale(20)
+        project.until_edges(20)
+        project.scale(8)
+        gone = project.records.named("edge_gone")
+        assert len({event["edge"] for event in gone}) >= 12, "scaled down, and nobody left"
+        before = project.records.updates
+        assert before < 5500, "too late to tell: the run was over before it was scaled down"
+        summary = project.finish()
+        per_edge = assert_applied_exactly_once(project.records, 6000)
+        late = [e for e in project.records.named("gradient_applied") if e["t"] > before + 200]
+    assert summary["reason"] == "finished"
+    assert set(per_edge) == set(range(20))
+    assert len({event["edge"] for event in late}) == 8
+
+
+def test_make_up_ends_by_itself_with_the_clouds_code_and_takes_everything_down(
+    engine: Any, tmp_path: Path
+) -> None:
+    with compose(engine, tmp_path / "runs", ITERATIONS="100") as project:
+        environment = {**os.environ, **project.environment, "COMPOSE_PROJECT_NAME": project.stack.project}
+        command = ["make", "up", "EDGES=3"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "accuracy" in done.stdout + done.stderr
+        assert project.stack.containers() == []
+        assert_applied_exactly_once(project.records, 100)
+        environment["SET"] = "iterations=-1"  # the cloud refuses: its code must come through
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert done.returncode != 0
+        assert project.stack.containers() == []
+
+
+def test_the_example_environment_is_the_default_one(engine: Any, tmp_path: Path) -> None:
+    with compose(engine, tmp_path / "runs") as project:
+        project.environment = {}
+        assert project("--env-file", ".env.example", "config") == project("--env-file", "/dev/null", "config")

@@ -1,0 +1,142 @@
+"""Cloud and edges on separate networks that meet only at the broker's TLS port: cloud.yml and edge.yml."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.connection import BrokerAddress, MqttOptions, TlsFiles
+from common.errors import ConfigurationError
+from common.loop import SelectorLoop
+from common.mqtt import MqttChannel
+from common.quantities import EdgeId, RunId
+from common.wire.topics import EdgeTopic, edge_topic, halt_topic
+from experiments.brokers import free_port
+from tests.stack.compose_support import PATIENCE, ROOT, Compose, assert_applied_exactly_once, compose
+
+pytestmark = pytest.mark.usefixtures("images")
+GATEWAY = "host.docker.internal"  # this machine, as its containers call it
+
+
+@pytest.fixture(scope="module")
+def secrets_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deploy") / "secrets"
+    recipe = ROOT / "docker" / "mosquitto" / "secrets.sh"
+    names = f"localhost,127.0.0.1,{GATEWAY}"
+    done = subprocess.run([recipe, folder, names, "lab=3", "desk=1"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def vm(engine: Any, tmp_path: Path, secrets_folder: Path) -> Iterator[Compose]:
+    port = str(free_port())
+    environment = {"PORT": port, "SECRETS_DIR": str(secrets_folder), "RUN": "hosts", "EDGES": "3"}
+    with compose(engine, tmp_path / "runs", ITERATIONS="300", EDGES_AT_LEAST="3", **environment) as project:
+        project.file = ROOT / "docker" / "cloud.yml"
+        yield project
+
+
+def test_edges_of_another_network_train_over_tls(
+    engine: Any, vm: Compose, tmp_path: Path, secrets_folder: Path
+) -> None:
+    vm("up", "--detach", "--no-build")
+    environment = {
+        "BROKER": GATEWAY,
+        "PORT": vm.environment["PORT"],
+        "RUN": "hosts",
+        "EDGES": "3",
+        "SECRETS_DIR": str(secrets_folder / "edges" / "lab"),
+    }
+    with compose(engine, tmp_path / "none", **environment) as lab:
+        lab.file = ROOT / "docker" / "edge.yml"
+        lab("up", "--detach", "--no-build")
+        networks = [
+            set(engine.containers.get(name).attrs["NetworkSettings"]["Networks"])
+            for name in (vm.stack.container("broker").id, lab.stack.container("edge-1").id)
+        ]
+        assert not networks[0] & networks[1], "they share a network: the port proves nothing"
+        summary = vm.finish()
+        for number in (1, 2, 3):
+            assert lab.stack.wait(f"edge-{number}", 60.0) == 0, lab.stack.last_words()
+    per_edge = assert_applied_exactly_once(vm.records, 300)
+    assert summary["reason"] == "finished"
+    assert set(per_edge) == {0, 1, 2}
+    joined = {event["edge_id"] for event in vm.records.named("edge_joined")}
+    assert joined == {"lab-0", "lab-1", "lab-2"}, "an edge's id must be its user's name"
+
+
+class Intruder:
+    """A client with an edge's account, and what it hears."""
+
+    def __init__(self, address: BrokerAddress, secrets: Path, user: str, password: Path | None) -> None:
+        self.loop = SelectorLoop()
+        self.heard: list[tuple[str, bytes]] = []
+        options = MqttOptions(
+            address=address,
+            client_id=f"test:{user}",
+            username=user,
+            password=None if password is None else password.read_text().strip(),
+            tls=TlsFiles(ca=secrets / "ca.pem"),
+        )
+        self.channel = MqttChannel(options, self.loop)
+        self.channel.connect(10.0)
+
+    def __enter__(self) -> Intruder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+        self.loop.close()
+
+    def listen(self, topic_filter: str) -> None:
+        self.channel.subscribe(
+            topic_filter, lambda topic, payload: self.heard.append((topic, payload)), qos=1
+        )
+
+    def settle(self, until: Any = None) -> None:
+        self.loop.serve(until or (lambda: False), until=self.loop.now() + (PATIENCE if until else 1.0))
+
+
+def test_an_edge_can_neither_read_nor_write_what_is_anothers(vm: Compose, secrets_folder: Path) -> None:
+    vm("up", "--detach", "--no-build", "broker")
+    broker = vm.stack.container("broker")
+    address = BrokerAddress("localhost", int(vm.environment["PORT"]))
+
+    def healthy() -> bool:
+        broker.reload()
+        return bool(broker.attrs["State"]["Health"]["Status"] == "healthy")
+
+    vm.stack.until(healthy, PATIENCE, "the broker")
+    accounts = secrets_folder / "edges" / "lab" / "accounts"
+    run, own, other = RunId("r"), EdgeId("lab-0"), EdgeId("lab-1")
+    with (
+        Intruder(address, secrets_folder, "cloud", secrets_folder / "cloud" / "password") as cloud,
+        Intruder(address, secrets_folder, own, accounts / own) as edge,
+    ):
+        cloud.listen("mapa/v1/#")
+        edge.listen("mapa/v1/#")
+        cloud.settle()
+        edge.settle()
+        for leaf in (EdgeTopic.GRADIENT, EdgeTopic.HELLO, EdgeTopic.MODEL, EdgeTopic.WELCOME):
+            edge.channel.publish(edge_topic(run, other, leaf), b"forged", qos=1)
+        for topic in (edge_topic(run, own, EdgeTopic.MODEL), halt_topic(run)):
+            edge.channel.publish(topic, b"forged", qos=1)
+        edge.channel.publish(edge_topic(run, own, EdgeTopic.GRADIENT), b"own", qos=1)
+        edge.settle()
+        cloud.settle(lambda: bool(cloud.heard))
+        cloud.settle()
+        assert cloud.heard == [(edge_topic(run, own, EdgeTopic.GRADIENT), b"own")]
+        for whom in (other, own):
+            cloud.channel.publish(edge_topic(run, whom, EdgeTopic.MODEL), b"for " + whom.encode(), qos=1)
+        cloud.settle()
+        edge.settle(lambda: bool(edge.heard))
+        edge.settle()
+        assert edge.heard == [(edge_topic(run, own, EdgeTopic.MODEL), b"for lab-0")]
+    for user, password in ((own, accounts / other), ("nobody", accounts / own), ("cloud", None)):
+        with pytest.raises(ConfigurationError, match="refused user"):
+            Intruder(address, secrets_folder, user, password)

@@ -1,0 +1,72 @@
+"""mapa testbed: one command, a fleet of containers, faults by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.testbed import PROJECT
+from tests.stack.compose_support import PATIENCE, ROOT
+
+pytestmark = pytest.mark.usefixtures("images")
+
+
+def mapa(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "experiments.cli", *words]
+    environment = {key: value for key, value in os.environ.items() if key != "MAPA_DATA_DIR"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+
+
+def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> None:
+    before = {container.id for container in engine.containers.list(all=True)}
+    scenario = tmp_path / "mine.toml"
+    scenario.write_text(
+        "# a scenario of my own\nedges = 4\niterations = 1200\nbatch_size = 16\n"
+        '[data]\nset = "mnist-5k"\n[model]\nname = "lr"\n[algorithm]\nfirst_clip = 6.0\n'
+        "[privacy]\nnoise_multiplier = 2.0\n[evaluation]\nevery = 0\n[testbed]\nresend_after = 0.5\n"
+    )
+    faults = ["kill edge-1 at t=100 for 1s", "pause broker at t=250 for 1s", "scale 2 at t=500"]
+    words = [word for fault in faults for word in ("--fault", fault)]
+    done = mapa(
+        *(
+            "testbed",
+            str(scenario),
+            "--set",
+            "links=[{delay_ms = 20.0}]",
+            *words,
+            "--edge-image",
+            "mapa-edge",
+        ),
+        *("--runs-dir", str(tmp_path / "runs"), "--json"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    assert (summary["reason"], summary["updates"]) == ("finished", 1200)
+    (records,) = (tmp_path / "runs").iterdir()
+    assert records.stat().st_uid == os.getuid()
+    events = [json.loads(line) for line in (records / "events.jsonl").read_text().splitlines()]
+    applied = [event for event in events if event["event"] == "gradient_applied"]
+    assert [event["t"] for event in applied] == list(range(1, 1201))
+    assert {event["edge"] for event in applied} == {0, 1, 2, 3}
+    assert len({event["edge"] for event in applied[-100:]}) == 2
+    assert any(event["returned"] for event in events if event["event"] == "edge_joined")
+    assert {container.id for container in engine.containers.list(all=True)} <= before
+    for kind in (engine.networks, engine.volumes):
+        assert not [
+            thing for thing in kind.list(filters={"label": PROJECT}) if thing.name.startswith("mapa-")
+        ]
+
+
+@pytest.mark.parametrize("fault", ["drown edge-1 at t=5", "scale 99 at t=5", "kill edge-6 at t=5"])
+def test_a_wrong_fault_is_refused_before_anything_starts(fault: str) -> None:
+    done = mapa("testbed", "quickstart", "--fault", fault)
+    assert done.returncode == 2
+    assert "fault" in done.stderr
