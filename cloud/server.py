@@ -280,7 +280,9 @@ class CloudServer:
         schedule, t = self.schedule, self.t
         assert schedule is not None
         account = self.edges[arrived.edge_id]
-        self.model -= schedule.learning_rate(t) * arrived.gradient
+        step = np.multiply(arrived.gradient, schedule.learning_rate(t), dtype=np.float32)
+        self.model -= step
+        np.copyto(step, self.model)  # its memory is warm: the snapshot for the answer
         staleness = t - arrived.version
         if staleness > self.tau_seen:
             self.tau_seen = staleness
@@ -289,6 +291,7 @@ class CloudServer:
             account.last_sequence = arrived.sequence
         account.applied += 1
         self.t = t + 1
+        self._snapshot = (self.t, step)
         effects.append(
             GradientApplied(
                 account.index,
@@ -302,7 +305,7 @@ class CloudServer:
             )
         )
         if self.terms.evaluate_every and t % self.terms.evaluate_every == 0:
-            effects.append(EvaluationDue(t, schedule.stage, self.model.copy()))
+            effects.append(EvaluationDue(t, schedule.stage, step))
         if t >= self.terms.iterations:
             effects += self.halt("finished")
             return

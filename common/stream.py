@@ -17,7 +17,8 @@ from common.errors import LocalProtocolError
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READ_AHEAD = 131072
-_ROOM = 32768  # least free room for a read
+_ROOM = 32768  # least free room for a read; a packet of which more is missing is large
+_NEXT_HEAD = 4096  # read beyond a large packet: what stands before the next one's payload
 _GATHERED = 65536  # bytes that wait to be sent as one
 _PARTS = 256  # and how many pieces; the system takes 1,024
 
@@ -48,6 +49,7 @@ class PacketStream:
         self._buffer = bytearray(_READ_AHEAD)
         self._view = memoryview(self._buffer)
         self._low = self._high = self._granted = 0
+        self._missing = 0  # bytes of the packet that has begun
         self._skip = 0
         self.skipped = 0  # packets larger than max_packet
         self.ended = False
@@ -64,14 +66,17 @@ class PacketStream:
 
     def fill(self) -> bool:
         """Read what has come; False: nothing more for now."""
+        missing, self._missing = self._missing, 0
         if self._low == self._high:
             self._low = self._high = 0
-        elif len(self._buffer) - self._high < _ROOM:
+        elif len(self._buffer) - self._high < max(_ROOM, missing):
             left = self._high - self._low
             self._view[:left] = self._view[self._low : self._high]  # an overlap is moved as it should
             self._low, self._high = 0, left
+        # Half of a large packet would only have to be moved to the front later.
+        end = self._high + missing + _NEXT_HEAD if missing > _ROOM else len(self._buffer)
         try:
-            count = self._sock.recv_into(self._view[self._high :])
+            count = self._sock.recv_into(self._view[self._high : end])
         except _WOULD_BLOCK:
             return False
         except OSError:
@@ -106,6 +111,7 @@ class PacketStream:
                 return None
         end = at + length
         if end > high:
+            self._missing = end - high
             self._make_room(end - low)
             return None
         if buffer[low] & 0xF6 != 0x30:

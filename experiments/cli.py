@@ -20,6 +20,9 @@ COMMANDS = {
     "schedule": "experiments.commands.schedule:schedule",
     "ledger": "experiments.commands.ledger:ledger_command",
     "calibrate": "experiments.commands.ledger:calibrate_command",
+    "attack": "experiments.commands.attack:attack_command",
+    "observe": "experiments.commands.observe:observe_command",
+    "audit": "experiments.commands.audit:audit_command",
 }
 GROUPS = {
     "scenario": "experiments.commands.scenario:app",
@@ -39,11 +42,11 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     for name, place in {**COMMANDS, **GROUPS}.items():
         if wanted in (None, name):
             module, _, attribute = place.partition(":")
-            loaded = getattr(importlib.import_module(module), attribute)
+            loaded = importlib.import_module(module)
             if name in GROUPS:
-                app.add_typer(loaded, name=name)
+                app.add_typer(getattr(loaded, attribute), name=name)
             else:
-                app.command(name)(loaded)
+                app.command(name, cls=getattr(loaded, "COMMAND_CLASS", None))(getattr(loaded, attribute))
     return app
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from common.errors import ConfigurationError
 
 ENGINES = ("cores", "ray")
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -96,7 +96,9 @@ def _on_ray(work: Callable[[T], R], tasks: Sequence[T], address: str | None) -> 
     ours = not ray.is_initialized()
     if ours:
         try:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+            ray.init(
+                address=address, log_to_driver=False, include_dashboard=False if address is None else None
+            )
         except (ConnectionError, ValueError) as error:
             raise ConfigurationError(f"ray_address = {address!r}: {error}") from error
     try:

@@ -38,6 +38,7 @@ class Size(_Table):
     every: int | None = None
     values: list[int | float | str] = Field(default_factory=list)
     set: list[str] = Field(default_factory=list)
+    lines: list[str] | None = None  # fewer than the block has
 
 
 class Block(_Table):
@@ -56,8 +57,10 @@ class Block(_Table):
         found: Size = getattr(self, name)
         return found
 
-    def files(self) -> list[Path]:
-        found = [path for pattern in self.lines for path in sorted(FIGURES.glob(f"{pattern}.toml"))]
+    def files(self, size: Size) -> list[Path]:
+        found = [
+            path for pattern in size.lines or self.lines for path in sorted(FIGURES.glob(f"{pattern}.toml"))
+        ]
         if not found:
             raise ConfigurationError(f"catalogue: {self.lines}: no such scenario files in {FIGURES}")
         return found

@@ -6,6 +6,7 @@ import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,34 @@ def world_for(scenario: Scenario, data_dir: Path) -> World:
     pool = _pool(scenario.data.set, scenario.model.model_dump_json(), data_dir, scenario)
     rows = deal(scenario, pool.dataset)
     sizes = [len(shard) for shard in rows]
-    scenario = calibrated(scenario, sizes)
+    if scenario.private and scenario.privacy.total_epsilon is not None:
+        z = _noise_multiplier(_account(scenario), min(sizes))
+        privacy = scenario.privacy.model_copy(update={"noise_multiplier": [z]})
+        scenario = scenario.model_copy(update={"privacy": privacy})
     return replace(
-        pool, scenario=scenario, rows=rows, streams=streams_for(scenario.seed), caps=release_caps(scenario, sizes)
+        pool,
+        scenario=scenario,
+        rows=rows,
+        streams=streams_for(scenario.seed),
+        caps=[_cap(_account(scenario), size) for size in sizes],
     )
+
+
+def _account(scenario: Scenario) -> str:
+    """Return what the account of a run depends on, and more: the accountant takes seconds for each."""
+    return scenario.model_dump_json(
+        exclude={"seed": True, "evaluation": True, "algorithm": {"first_clip", "name"}}
+    )
+
+
+@cache
+def _noise_multiplier(text: str, size: int) -> float:
+    return calibrated(Scenario.model_validate_json(text), [size]).privacy.parameter(0)
+
+
+@cache
+def _cap(text: str, size: int) -> int | None:
+    return release_caps(Scenario.model_validate_json(text), [size])[0]
 
 
 _kept: dict[tuple[str, str, Path], World] = {}
@@ -101,7 +126,11 @@ def _pool(data: str, model: str, data_dir: Path, scenario: Scenario) -> World:
     if key not in _kept:
         _kept.clear()  # MNIST's features take 190 MB: one at a time
         free = scenario.model_copy(
-            update={"privacy": scenario.privacy.model_copy(update={"total_epsilon": None, "noise_multiplier": [1.0]})}
+            update={
+                "privacy": scenario.privacy.model_copy(
+                    update={"total_epsilon": None, "noise_multiplier": [1.0]}
+                )
+            }
         )
         _kept[key] = World.of(free, data_dir)
     return _kept[key]

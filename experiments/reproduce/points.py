@@ -38,7 +38,7 @@ class Point:
     @property
     def panel(self) -> str:
         """Model and data set that the figure's panel is about, e.g. lr-mnist."""
-        return f"{self.scenario.model.name}-{self.asked}"
+        return "-".join(self.line.split("-", 3)[1:3])
 
     @property
     def variant(self) -> str:
@@ -59,7 +59,11 @@ class Point:
     @property
     def command(self) -> str:
         """Return the command that runs this point alone."""
-        words = ["mapa", {"testbed": "run", "attack": "attack"}.get(self.engine, "simulate"), shown(self.file)]
+        words = [
+            "mapa",
+            {"testbed": "run", "attack": "attack"}.get(self.engine, "simulate"),
+            shown(self.file),
+        ]
         for change in self.changes:
             words += ["--set", change]
         words += ["--seed", str(self.seed)]
@@ -105,7 +109,7 @@ def data_set(asked: str, size: str, present: set[str]) -> str:
 def _points(block: Block, size_name: str, present: set[str]) -> list[Point]:
     size = block.size(size_name)
     points = []
-    for path in block.files():
+    for path in block.files(size):
         _, plain = load_scenario(str(path))
         asked = plain.data.set
         fixed = [f"data.set={data_set(asked, size_name, present)}", *size.set]

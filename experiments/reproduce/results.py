@@ -41,9 +41,9 @@ class Result:
         """Return the first update at which the mean loss of WINDOW evaluations is at most the threshold."""
         for end in range(WINDOW, len(self.loss) + 1):
             window = self.loss[end - WINDOW : end]
-            if all(loss is not None for loss in window):
-                if math.fsum(loss for loss in window if loss is not None) / WINDOW <= threshold:
-                    return self.t[end - 1]
+            finite = [loss for loss in window if loss is not None]
+            if len(finite) == WINDOW and math.fsum(finite) / WINDOW <= threshold:
+                return self.t[end - 1]
         return None
 
     def seconds_to(self, accuracy: float) -> float | None:
@@ -107,7 +107,9 @@ class Results:
         return found
 
     def panels(self, experiment: str) -> list[str]:
-        return list(dict.fromkeys(entry.point.panel for entry in self.entries if entry.point.experiment == experiment))
+        return list(
+            dict.fromkeys(entry.point.panel for entry in self.entries if entry.point.experiment == experiment)
+        )
 
     def xs(self, experiment: str, **wanted: object) -> list[float]:
         """Return the x at which anything was run, in order."""

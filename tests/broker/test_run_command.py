@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from common.datasets.catalogue import data_directory
+from common.datasets.catalogue import data_directory, load_dataset
+from common.models.registry import make_model
+from experiments.attack.observer import nearest_image, observe_directory
 from experiments.brokers import Broker
 from experiments.local import edge_counts, one_thread_each
-from tests.broker.testbed_support import PATIENCE, ROOT
+from tests.broker.testbed_support import PATIENCE, ROOT, open_testbed, scenario
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -159,3 +161,21 @@ def _await_updates(runs: Path) -> None:
 def test_edges_are_spread_evenly_over_processes() -> None:
     assert edge_counts(20, 8) == [3, 3, 3, 3, 2, 2, 2, 2]
     assert edge_counts(3, 8) == [1, 1, 1]
+
+
+def test_an_observer_on_the_broker_sees_enough_to_attack_what_is_not_private(
+    mosquitto: Broker, tmp_path: Path
+) -> None:
+    values = scenario(batch_size=1, iterations=4000, algorithm={"name": "asgd"}, data={"sampler": "shuffled"})
+    payloads = tmp_path / "payloads"
+    with open_testbed(mosquitto.address, tmp_path / "bed", values, edges_at_least=2) as bed:
+        command = [sys.executable, "-m", "experiments.cli", "observe", "--broker", str(mosquitto.address)]
+        command += ["--run", bed.run, "--out", str(payloads), "--limit", "5"]
+        observer = subprocess.Popen(command, cwd=ROOT)
+        bed.edge("--count", "2")
+        assert observer.wait(PATIENCE) == 0
+    dataset = load_dataset("mnist-5k", data_directory(os.environ))
+    model = make_model("lr", shape=dataset.shape, classes=dataset.classes, options={})
+    sightings = observe_directory(model, payloads, regularization=1e-4)
+    assert len(sightings) == 5
+    assert max(abs(nearest_image(dataset, s.picture)[1]) for s in sightings if s.picture is not None) > 0.99

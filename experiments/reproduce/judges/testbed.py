@@ -1,0 +1,118 @@
+"""Claims of the testbed, and of MAPA's parameters."""
+
+from __future__ import annotations
+
+from experiments.reproduce.results import Entry, Results, mean
+from experiments.reproduce.verdicts import NEAR, TIE, Case, Judgement, ahead, by_cases, versus
+
+ROBUST = 0.03  # of accuracy, between the values of a parameter
+
+
+def _testbed(results: Results, a: str, b: str) -> list[tuple[float, list[float], list[float]]]:
+    found = []
+    for x in results.xs("testbed"):
+        ours, theirs = (results.finals("testbed", variant=variant, x=x) for variant in (a, b))
+        if ours and theirs:
+            found.append((x, ours, theirs))
+    return found
+
+
+def testbed_mapa_beats_audp(results: Results) -> Judgement:
+    cases = [Case(f"K={x:g}", ahead(a, b), versus(a, b)) for x, a, b in _testbed(results, "mapa", "audp")]
+    return by_cases(cases)
+
+
+def testbed_mapa_beats_fair_audp(results: Results) -> Judgement:
+    cases = [
+        Case(f"K={x:g}", ahead(a, b), versus(a, b)) for x, a, b in _testbed(results, "mapa", "audp-fair")
+    ]
+    return by_cases(cases, "As in simulation, the lead is over the bound, not over the algorithm.")
+
+
+def testbed_mapa_beats_asgd(results: Results) -> Judgement:
+    pairs = _testbed(results, "mapa", "asgd")
+    cases = [Case(f"K={x:g}", ahead(a, b), versus(a, b)) for x, a, b in pairs if x > 5]
+    return by_cases(cases, "At few edges ASGD's γ is the larger one; MAPA overtakes as (τ_max+1)² grows.")
+
+
+def testbed_private_comes_near_csgd(results: Results) -> Judgement:
+    cases = [
+        Case(f"{variant.upper()} K={x:g}", mean(a) >= mean(b) - NEAR, versus(a, b))
+        for variant in ("mapa", "audp")
+        for x, a, b in _testbed(results, variant, "csgd")
+    ]
+    return by_cases(
+        cases,
+        "One worker without staleness learns with γ ≈ 1/L from the start; K edges need (τ_max+1) times as many "
+        "updates, and T is the same.",
+    )
+
+
+def by_value(results: Results, key: str) -> dict[float, list[Entry]]:
+    """Return the runs of one parameter's panel."""
+    found = results.of("sensitivity", sweep=key)
+    return {x: [e for e in found if e.point.x == x] for x in sorted({e.point.x for e in found if e.point.x})}
+
+
+def _range(entries: dict[float, list[Entry]]) -> tuple[float, str]:
+    finals = {x: mean([e.result.final for e in some]) for x, some in entries.items()}
+    words = ", ".join(f"{x:g}: {100 * value:.1f} %" for x, value in finals.items())
+    return max(finals.values()) - min(finals.values()), words
+
+
+def robust_to_sigma_and_delta(results: Results) -> Judgement:
+    cases = []
+    for symbol, key in (("σ", "algorithm.sigma"), ("δ", "algorithm.delta")):
+        entries = by_value(results, key)
+        if len(entries) > 1:
+            width, words = _range(entries)
+            cases.append(Case(symbol, width <= ROBUST, words))
+    return by_cases(
+        cases, "σ enters Δ_b, hence P and γ: a large one makes every step smaller. δ only sets ΔS₁."
+    )
+
+
+def batch_and_smoothness_matter_little(results: Results) -> Judgement:
+    cases = []
+    for symbol, key, better in (("b", "batch_size", -1), ("L", "algorithm.smoothness", 0)):
+        entries = by_value(results, key)
+        if len(entries) < 2:
+            continue
+        xs = list(entries)
+        fast, slow = (xs[-1], xs[0]) if better else (xs[0], xs[-1])
+        early = {x: mean([_early(e) for e in entries[x]]) for x in (fast, slow)}
+        numbers = f"early {100 * early[fast]:.1f} : {100 * early[slow]:.1f} %"
+        cases.append(
+            Case(f"{symbol} {fast:g} faster than {slow:g}", early[fast] > early[slow] + TIE, numbers)
+        )
+        width, words = _range(entries)
+        cases.append(Case(f"{symbol} ends alike", width <= ROBUST, words))
+    return by_cases(cases, "γ = 1/(2PL(τ_max+1)): at this T the slower settings have not caught up.")
+
+
+def _early(entry: Entry) -> float:
+    """Return the accuracy after a quarter of T."""
+    result = entry.result
+    quarter = result.t[-1] / 4
+    return next(a for t, a in zip(result.t, result.accuracy, strict=True) if t >= quarter)
+
+
+def sensitive_to_epsilon_and_theta(results: Results) -> Judgement:
+    cases = []
+    entries = by_value(results, "privacy.epsilon")
+    if len(entries) > 1:
+        _, words = _range(entries)
+        xs = list(entries)
+        low, high = ([e.result.final for e in entries[x]] for x in (xs[0], xs[-1]))
+        cases.append(Case("ε raises it", ahead(high, low), words))
+    entries = by_value(results, "algorithm.theta")
+    if len(entries) > 1:
+        _, words = _range(entries)
+        xs = list(entries)
+        low, high = ([e.result.final for e in entries[x]] for x in (xs[0], xs[-1]))
+        cases.append(Case("larger θ lowers it", ahead(low, high), words))
+    return by_cases(
+        cases,
+        "P has θ² below the line, so a larger θ gives a larger γ, not a smaller one; what it costs is more "
+        "stages until ΔS is small.",
+    )

@@ -1,0 +1,56 @@
+"""A cloud that waits for its edges, but not for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cloud.schedules import schedule_for
+from cloud.server import CloudServer, Terms
+from common.messages import Halt, Hello, Leave, SendModel, StageOpened
+from common.problem import Problem
+from common.quantities import EdgeId
+
+PROBLEM = Problem(
+    batch_size=4, smoothness=1.0, sigma=1.0, tau_max=2, iterations=50, loss_gap=1.0, first_clip=2.0
+)
+TERMS = Terms(
+    edges=5, iterations=50, private=True, noise="exponential-norm", epsilons=(1.0,), edges_at_least=5
+)
+
+
+def waiting_cloud() -> CloudServer:
+    return CloudServer(terms=TERMS, model=np.zeros(3, np.float32), begin=schedule_for("mapa", PROBLEM))
+
+
+def test_nobody_here_is_nobody_to_begin_with() -> None:
+    assert waiting_cloud().begin_with_those_here() == []
+
+
+def test_those_here_get_the_model_once_and_the_rest_as_they_come() -> None:
+    server = waiting_cloud()
+    for name in ("a", "b"):
+        assert not any(isinstance(e, SendModel) for e in server.receive(Hello(edge_id=EdgeId(name))))
+    begun = server.begin_with_those_here()
+    assert [effect.edge_id for effect in begun if isinstance(effect, SendModel)] == ["a", "b"]
+    assert sum(isinstance(effect, StageOpened) for effect in begun) == 1
+    assert server.begin_with_those_here() == []
+    late = server.receive(Hello(edge_id=EdgeId("c")))
+    assert [effect.edge_id for effect in late if isinstance(effect, SendModel)] == ["c"]
+
+
+def test_the_run_ends_when_those_who_began_it_have_spent_their_budgets() -> None:
+    server = waiting_cloud()
+    server.receive(Hello(edge_id=EdgeId("a")))
+    server.begin_with_those_here()
+    effects = server.receive(Leave(EdgeId("a"), "budget"))
+    assert [effect.reason for effect in effects if isinstance(effect, Halt)] == ["no-budget"]
+
+
+def test_a_halted_cloud_begins_nothing() -> None:
+    server = waiting_cloud()
+    server.terms = replace(server.terms, edges_at_least=2)
+    server.receive(Hello(edge_id=EdgeId("a")))
+    server.halt("interrupted")
+    assert server.begin_with_those_here() == []

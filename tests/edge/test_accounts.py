@@ -1,0 +1,52 @@
+"""Edges that have users of their own on the broker: the user's name is the edge's id, and its ledger's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigurationError
+from common.quantities import EdgeId
+from edge.slots import take_slot
+from edge.sqlite_ledger import SqliteLedger
+from experiments.commands.options import account_passwords
+
+
+def test_each_living_edge_takes_an_account_of_its_own(tmp_path: Path) -> None:
+    names = ["lab-0", "lab-1"]
+    first, second = take_slot(tmp_path, names), take_slot(tmp_path, names)
+    assert [first.directory.name, second.directory.name] == names
+    with pytest.raises(ConfigurationError, match="all 2 places are taken"):
+        take_slot(tmp_path, names)
+    first.close()
+    assert take_slot(tmp_path, names).directory.name == "lab-0"
+
+
+def test_a_new_ledger_takes_the_name_and_keeps_it(tmp_path: Path) -> None:
+    with SqliteLedger(tmp_path, EdgeId("lab-0")) as ledger:
+        assert ledger.edge_id == "lab-0"
+    with SqliteLedger(tmp_path) as ledger:
+        assert ledger.edge_id == "lab-0"
+    with pytest.raises(ConfigurationError, match=r"of edge 'lab-0', not of 'lab-1'"):
+        SqliteLedger(tmp_path, EdgeId("lab-1"))
+
+
+def test_a_folder_of_accounts(tmp_path: Path) -> None:
+    (tmp_path / "lab-1").write_text("one\nignored\n")
+    (tmp_path / "lab-0").write_text("zero")
+    (tmp_path / ".hidden").write_text("no account")
+    assert account_passwords(tmp_path) == {"lab-0": "zero", "lab-1": "one"}
+
+
+@pytest.mark.parametrize("name", ["two words", "a+b"])
+def test_a_name_that_cannot_be_an_edge_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("password")
+    with pytest.raises(ConfigurationError, match="edge id"):
+        account_passwords(tmp_path)
+
+
+def test_a_folder_without_accounts_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(ConfigurationError, match="--accounts"):
+            account_passwords(folder)
