@@ -1,6 +1,6 @@
 """The cloud side of algorithm:MAPA: events in, effects out, nothing performed.
 
-The server owns x_t and updates it in place (one owner, the hot path); every model it hands out is a snapshot.
+Every update makes a new x (in the memory of its step), so a model that was handed out never changes.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ class CloudServer:
     fifo: GradientFifo = field(init=False)
     _dealt: set[int] = field(default_factory=set)  # indices that an edge id holds
     _unused: int = 0  # no index below is free
-    _snapshot: tuple[int, Vector] | None = None  # x_t as last handed out, with its t
 
     def __post_init__(self) -> None:
         self.model = np.array(self.model, dtype=np.float32)
@@ -281,8 +280,7 @@ class CloudServer:
         assert schedule is not None
         account = self.edges[arrived.edge_id]
         step = np.multiply(arrived.gradient, schedule.learning_rate(t), dtype=np.float32)
-        self.model -= step
-        np.copyto(step, self.model)  # its memory is warm: the snapshot for the answer
+        self.model = np.subtract(self.model, step, out=step)
         staleness = t - arrived.version
         if staleness > self.tau_seen:
             self.tau_seen = staleness
@@ -291,7 +289,6 @@ class CloudServer:
             account.last_sequence = arrived.sequence
         account.applied += 1
         self.t = t + 1
-        self._snapshot = (self.t, step)
         effects.append(
             GradientApplied(
                 account.index,
@@ -305,7 +302,7 @@ class CloudServer:
             )
         )
         if self.terms.evaluate_every and t % self.terms.evaluate_every == 0:
-            effects.append(EvaluationDue(t, schedule.stage, step))
+            effects.append(EvaluationDue(t, schedule.stage, self.model))
         if t >= self.terms.iterations:
             effects += self.halt("finished")
             return
@@ -318,15 +315,13 @@ class CloudServer:
     def _send(self, account: EdgeAccount) -> SendModel:
         schedule = self.schedule
         assert schedule is not None
-        if self._snapshot is None or self._snapshot[0] != self.t:
-            self._snapshot = (self.t, self.model.copy())
         return SendModel(
             account.edge_id,
             self.t,
             schedule.stage,
             schedule.sensitivity,
             account.last_sequence,
-            self._snapshot[1],
+            self.model,
         )
 
     def stage_opened(self, *, reopened: bool) -> Iterator[StageOpened]:

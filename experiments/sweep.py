@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from common.errors import ConfigurationError
@@ -90,7 +91,7 @@ def _begin_worker() -> None:
 
 def _on_ray(work: Callable[[T], R], tasks: Sequence[T], address: str | None) -> Iterator[Done[T, R]]:
     try:
-        import ray
+        ray: Any = import_module("ray")
     except ImportError as error:
         raise ConfigurationError("engine = 'ray': pip install 'mapa-testbed[ray]'") from error
     ours = not ray.is_initialized()

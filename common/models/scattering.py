@@ -19,7 +19,7 @@ ANGLES = 8  # L
 SCALES = 2  # J
 CHANNELS = 1 + SCALES * ANGLES + ANGLES**2
 STRIDE = 2**SCALES
-_MARGIN = 4  # pixels mirrored around the image, for the filters go round its edges
+_MARGIN = 2  # pixels mirrored around the image, for the filters go round its edges
 _CHUNK = 128  # images at a time: bounds the memory
 
 Planes = npt.NDArray[np.float32]  # … × height × width
@@ -30,7 +30,7 @@ class Scattering:
     """The transform for images of one shape."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
-        if any(side % STRIDE or side <= _MARGIN for side in shape):
+        if any(side % STRIDE or side < 2 * STRIDE for side in shape):
             raise ConfigurationError(
                 f"images of {shape[0]}×{shape[1]}: scattering needs sides that are multiples of {STRIDE}, "
                 f"at least {2 * STRIDE}"

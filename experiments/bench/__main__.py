@@ -40,7 +40,11 @@ def print_costs(console: Console) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.bench", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", choices=[*PARTS, []], help="core, wire; all of them where none is named"
+        "parts",
+        nargs="*",
+        choices=[*PARTS, []],
+        metavar="part",
+        help="core, wire; all of them where none is named",
     )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -6,7 +6,7 @@ import itertools
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.quantities import RunId
@@ -29,9 +29,8 @@ Race = Callable[[], Pace]
 class Track:
     """A broker and edges that serve every cloud in turn."""
 
-    directory: Path
     serve: Callable[[Segment], Pace]
-    names: Iterator[int] = field(default_factory=itertools.count)
+    names: Iterator[int]  # no two segments share a run's name on a broker
 
     def race(self, edges: int, dimension: int, updates: int) -> Race:
         """Return a segment that can be run again and again."""
@@ -46,8 +45,8 @@ def wire_ratios() -> Iterator[Ratio]:
             bench_fleet("experiments.bench.wire_edges", broker.address, _PROCESSES) as fleet,
         ):
             names = itertools.count()
-            ours = Track(directory, lambda s: serve_cloud(s, broker.address, fleet, directory), names)
-            echo = Track(directory, lambda s: serve_echo(s, broker.address, fleet), names)
+            ours = Track(lambda s: serve_cloud(s, broker.address, fleet, directory), names)
+            echo = Track(lambda s: serve_echo(s, broker.address, fleet), names)
             yield from against_echo(ours, echo)
             yield many_edges(ours)
             yield against_pickled(ours, directory)
@@ -55,7 +54,7 @@ def wire_ratios() -> Iterator[Ratio]:
 
 def against_echo(ours: Track, echo: Track) -> Iterator[Ratio]:
     for edges, dimension in itertools.product(_EDGES, _DIMENSIONS):
-        updates = 600 if dimension > 10_000 else 1200
+        updates = 500 if dimension > 10_000 else 1000
         pairs = alternate(ours.race(edges, dimension, updates), echo.race(edges, dimension, updates))
         name = f"K = {edges}, N = {dimension:,}: ours / bare paho echo"
         yield ratio_of(name, 0.9, pairs, "echo")
@@ -63,7 +62,7 @@ def against_echo(ours: Track, echo: Track) -> Iterator[Ratio]:
 
 def many_edges(ours: Track) -> Ratio:
     """Rate at K = 100 virtual edges over the rate at K = 20, in as many programs."""
-    pairs = alternate(ours.race(100, 7_850, 1200), ours.race(20, 7_850, 1200))
+    pairs = alternate(ours.race(100, 7_850, 1000), ours.race(20, 7_850, 1000))
     return ratio_of("N = 7,850: K = 100 / K = 20, virtual", 0.8, pairs, "K = 20")
 
 
@@ -72,8 +71,8 @@ def against_pickled(ours: Track, directory: Path) -> Ratio:
         default_mosquitto(directory / "default") as broker,
         bench_fleet("experiments.bench.wire_pickled", broker.address, _PROCESSES) as fleet,
     ):
-        authors = Track(directory, lambda s: serve_pickled(s, broker.address, fleet), ours.names)
-        pairs = alternate(ours.race(5, 7_850, 1200), authors.race(5, 7_850, 100), rounds=3)
+        authors = Track(lambda s: serve_pickled(s, broker.address, fleet), ours.names)
+        pairs = alternate(ours.race(5, 7_850, 1000), authors.race(5, 7_850, 80), rounds=5)
         return ratio_of("K = 5, N = 7,850: ours / the authors' way", 30, pairs, "authors")
 
 

@@ -59,7 +59,7 @@ class StubModel:
     def targets(self, labels: Labels) -> Targets:
         return labels
 
-    def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:
+    def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:  # noqa: ARG002
         raise LocalProtocolError("a bench edge publishes prepared vectors")
 
     def evaluate(self, x: Vector, features: Features, targets: Targets) -> tuple[float, float]:  # noqa: ARG002

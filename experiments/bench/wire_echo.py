@@ -88,7 +88,7 @@ class EchoCloud:
             edges=self.segment.edges,
             scenario=self.scenario.for_edge(index),
             seed=None,
-            nonce=decode_hello(edge_id, message.payload).nonce,
+            nonce=decode_hello(edge_id, bytes(message.payload)).nonce,
         )
         client.publish(edge_topic(run, edge_id, EdgeTopic.WELCOME), encode_welcome(admission), qos=1)
         gradient_topic = edge_topic(run, edge_id, EdgeTopic.GRADIENT)

@@ -49,10 +49,8 @@ def run_task(task: Task) -> list[Result]:
     """Run the points; they share an engine, and for `block` their shape."""
     engine = task.points[0].engine
     began = time.perf_counter()
-    if engine == "block":
-        results = _together(task)
-    else:
-        results = [_alone(engine, point, task) for point in task.points]
+    together = engine == "block"
+    results = _together(task) if together else [_alone(engine, point, task) for point in task.points]
     share = (time.perf_counter() - began) / len(results)
     return [replace(result, wall=share) for result in results]
 
@@ -88,16 +86,18 @@ def world_for(scenario: Scenario, data_dir: Path) -> World:
     pool = _pool(scenario.data.set, scenario.model.model_dump_json(), data_dir, scenario)
     rows = deal(scenario, pool.dataset)
     sizes = [len(shard) for shard in rows]
+    caps: list[int | None] = [None] * len(sizes)
     if scenario.private and scenario.privacy.total_epsilon is not None:
         z = _noise_multiplier(_account(scenario), min(sizes))
         privacy = scenario.privacy.model_copy(update={"noise_multiplier": [z]})
         scenario = scenario.model_copy(update={"privacy": privacy})
+        caps = [_cap(_account(scenario), size) for size in sizes]
     return replace(
         pool,
         scenario=scenario,
         rows=rows,
         streams=streams_for(scenario.seed),
-        caps=[_cap(_account(scenario), size) for size in sizes],
+        caps=caps,
     )
 
 

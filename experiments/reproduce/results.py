@@ -111,6 +111,13 @@ class Results:
             dict.fromkeys(entry.point.panel for entry in self.entries if entry.point.experiment == experiment)
         )
 
+    def title(self, panel: str) -> str:
+        """Return a panel's name, and the data where other than USPS had to stand for it."""
+        model, _, asked = panel.partition("-")
+        name = f"{model.upper()} {asked.upper()}"
+        used = {e.point.scenario.data.set for e in self.entries if e.point.panel == panel}
+        return f"{name} (mnist-5k)" if asked == "usps" and "usps" not in used else name
+
     def xs(self, experiment: str, **wanted: object) -> list[float]:
         """Return the x at which anything was run, in order."""
         return sorted({e.point.x for e in self.of(experiment, **wanted) if e.point.x is not None})

@@ -15,6 +15,7 @@ from experiments.reproduce.results import Results, mean
 
 TIE = 0.005  # accuracies nearer than this are the same
 NEAR = 0.02  # "nearly the same", "similar"
+LEARNED = 0.3  # accuracy on ten classes below which a run has learned nothing that could be compared
 
 
 class Claim(BaseModel):
@@ -89,11 +90,6 @@ def ahead(a: Sequence[float], b: Sequence[float]) -> bool:
 
 def near(a: Sequence[float], b: Sequence[float]) -> bool:
     return abs(mean(a) - mean(b)) <= NEAR
-
-
-def panel_name(panel: str) -> str:
-    model, _, data = panel.partition("-")
-    return f"{model.upper()} {data.upper()}"
 
 
 def claims() -> list[Claim]:

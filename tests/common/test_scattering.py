@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.datasets.catalogue import load_dataset
 from common.errors import ConfigurationError
 from common.models.linear import LinearModel
 from common.models.registry import make_model
 from common.models.scattering import ANGLES, CHANNELS, Scattering, group_normalised, morlet
 from common.models.scattering_softmax import ScatteringSoftmax
+from common.models.strokes import draw_strokes
 
 Plane = npt.NDArray[np.float64]
 
@@ -22,6 +26,11 @@ Plane = npt.NDArray[np.float64]
 def transformed(images: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     chunks = list(Scattering(images.shape[1:])(images.reshape(len(images), -1)))
     return np.concatenate([coefficients for _, coefficients in chunks])
+
+
+@functools.cache
+def made(shape: tuple[int, int], landmarks: int) -> ScatteringSoftmax:
+    return ScatteringSoftmax(shape=shape, classes=10, landmarks=landmarks)
 
 
 def circular_convolution(plane: Plane, kernel: npt.NDArray[np.complex128]) -> npt.NDArray[np.complex128]:
@@ -43,7 +52,7 @@ def smoothed(plane: Plane, shape: tuple[int, int], step: int) -> Plane:
                 [
                     [
                         math.exp(
-                            -((step * y - 4 - 4 * i - 1.5) ** 2 + (step * x - 4 - 4 * j - 1.5) ** 2) / 5.12
+                            -((step * y - 2 - 4 * i - 1.5) ** 2 + (step * x - 2 - 4 * j - 1.5) ** 2) / 5.12
                         )
                         for x in range(plane.shape[1])
                     ]
@@ -57,7 +66,7 @@ def smoothed(plane: Plane, shape: tuple[int, int], step: int) -> Plane:
 def slow_scattering(image: Plane) -> Plane:
     """Order 0, then |x ∗ ψ_jℓ| ∗ φ, then ||x ∗ ψ_0ℓ| ∗ ψ_1m| ∗ φ; scale 1 at every second pixel."""
     shape = (image.shape[0], image.shape[1])
-    padded = np.pad(image, 4, mode="reflect")
+    padded = np.pad(image, 2, mode="reflect")
     fine = [np.abs(circular_convolution(padded, morlet(padded.shape, 0, a))) for a in range(ANGLES)]
     coarse = [
         np.abs(circular_convolution(u, morlet(padded.shape, 1, a)))[::2, ::2]
@@ -77,9 +86,12 @@ def test_the_transform_equals_convolutions_that_are_summed_term_by_term() -> Non
         np.testing.assert_allclose(coefficients, slow_scattering(image.astype(np.float64)), atol=2e-6)
 
 
-@pytest.mark.parametrize(("shape", "inputs"), [((28, 28), 81 * 49 + 1), ((16, 16), 81 * 16 + 1)])
-def test_shapes_and_parameter_counts(shape: tuple[int, int], inputs: int) -> None:
-    model = make_model("scattering", shape=shape, classes=10, options={})
+@pytest.mark.parametrize(
+    ("shape", "landmarks", "inputs"),
+    [((28, 28), 0, 81 * 49 + 1), ((16, 16), 0, 81 * 16 + 1), ((28, 28), 60, 61), ((16, 16), 60, 61)],
+)
+def test_shapes_and_parameter_counts(shape: tuple[int, int], landmarks: int, inputs: int) -> None:
+    model = made(shape, landmarks)
     assert isinstance(model, LinearModel)  # so that the vectorised engine takes it
     images = np.random.default_rng(0).random((5, math.prod(shape)), dtype=np.float32)
     features = model.features(images)
@@ -128,12 +140,13 @@ def test_a_turn_by_a_right_angle_turns_the_channels() -> None:
         np.testing.assert_allclose(turned[0, first + ANGLES // 2], plain[0, first].T, atol=2e-6)
 
 
-def test_an_image_is_transformed_by_itself_whatever_stands_beside_it() -> None:
-    model = ScatteringSoftmax(shape=(16, 16), classes=10)
+@pytest.mark.parametrize("landmarks", [0, 60])
+def test_an_image_is_transformed_by_itself_whatever_stands_beside_it(landmarks: int) -> None:
+    model = made((16, 16), landmarks)
     images = np.random.default_rng(5).random((300, 256), dtype=np.float32)
     together = model.features(images)
     for row in (0, 127, 128, 299):
-        np.testing.assert_allclose(model.features(images[row : row + 1])[0], together[row], atol=2e-5)
+        np.testing.assert_allclose(model.features(images[row : row + 1])[0], together[row], atol=1e-3)
 
 
 @given(st.sampled_from([1, 3, 9, 27, 81]), st.integers(0, 1000))
@@ -145,11 +158,52 @@ def test_every_group_of_every_image_has_mean_zero_and_at_most_variance_one(group
     assert grouped.var(axis=2).max() > 0.9
 
 
-def test_the_norm_of_the_features_is_bounded_by_their_number() -> None:
+@pytest.mark.parametrize("landmarks", [0, 60])
+def test_no_feature_vector_is_longer_than_the_root_of_their_number(landmarks: int) -> None:
     """Whence the bound of a gradient: √2·‖ξ‖."""
-    model = ScatteringSoftmax(shape=(16, 16), classes=10)
+    model = made((16, 16), landmarks)
     features = model.features(np.random.default_rng(6).random((20, 256), dtype=np.float32))
-    assert (np.linalg.norm(features, axis=1) <= math.sqrt(model.inputs) * (1 + 1e-6)).all()
+    norms, most = np.linalg.norm(features, axis=1), math.sqrt(features.shape[1])
+    assert (norms <= most * (1 + 1e-6)).all()
+    if landmarks:
+        np.testing.assert_allclose(norms, most, rtol=1e-5)
+
+
+def test_strokes_are_the_same_everywhere_and_look_like_ink_on_paper() -> None:
+    strokes = draw_strokes(50, (28, 28))
+    np.testing.assert_array_equal(strokes[:20], draw_strokes(20, (28, 28)))
+    assert (strokes.min(), strokes.max()) == (pytest.approx(0, abs=1e-6), 1)
+    assert 0.05 < strokes.mean() < 0.4
+    middle = strokes.reshape(-1, 28, 28)[:, 4:24, 4:24]
+    assert middle.sum() > 0.9 * strokes.sum()
+
+
+def test_likeness_to_strokes_is_the_power_of_their_products_whatever_eigenvectors_say() -> None:
+    """(SSᵀ)^−¾ S φ by an independent route: singular values of S."""
+    shape, landmarks = (16, 16), 40
+    images = np.random.default_rng(7).random((6, 256), dtype=np.float32)
+    plain = made(shape, 0)
+    strokes = plain.features(draw_strokes(landmarks, shape))[:, :-1].astype(np.float64)
+    centre = strokes.mean(axis=0)
+    left, values, right = np.linalg.svd(strokes - centre, full_matrices=False)
+    floor = 0.01 * (values**2).mean()
+    seen = (plain.features(images)[:, :-1] - centre) @ right.T
+    seen = seen * (values * (values**2 + floor) ** -0.75) @ left.T
+    seen *= math.sqrt(landmarks) / np.linalg.norm(seen, axis=1, keepdims=True)
+    np.testing.assert_allclose(made(shape, landmarks).features(images)[:, :-1], seen, atol=2e-3)
+
+
+def test_seen_from_the_strokes_images_have_less_in_common() -> None:
+    """What all images share is what noise drowns first: the reason for the landmarks."""
+    dataset = load_dataset("mnist-5k", Path("nowhere"))
+    images = dataset.train.pixels(np.arange(0, 4000, 20))
+
+    def common(landmarks: int) -> float:
+        features = made((28, 28), landmarks).features(images)[:, :-1].astype(np.float64)
+        return float(np.sum(features.mean(axis=0) ** 2) / np.mean(np.sum(features**2, axis=1)))
+
+    assert common(0) > 0.4
+    assert common(200) < 0.2
 
 
 @pytest.mark.parametrize("shape", [(27, 28), (4, 4), (16, 18)])
@@ -158,12 +212,12 @@ def test_sides_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
         ScatteringSoftmax(shape=shape, classes=10)
 
 
-@pytest.mark.parametrize("groups", [0, 2, 82, True, 2.0])
-def test_groups_that_do_not_divide_the_channels_are_refused(groups: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"model\.options\.groups = .*27"):
-        make_model("scattering", shape=(16, 16), classes=10, options={"groups": groups})
+@pytest.mark.parametrize("landmarks", [-1, 10_001, True, 2.0])
+def test_landmarks_that_make_no_sense_are_refused(landmarks: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"model\.options\.landmarks = .*0 to 10000"):
+        make_model("scattering", shape=(16, 16), classes=10, options={"landmarks": landmarks})
 
 
 def test_images_of_another_size_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="scattering was made for 256"):
-        ScatteringSoftmax(shape=(16, 16), classes=10).features(np.zeros((1, 784), np.float32))
+        made((16, 16), 0).features(np.zeros((1, 784), np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Any:
+def engine() -> Iterator[Any]:
     """A client of the engine; skip where none answers."""
     try:
-        return connect()
+        client = connect()
     except ConfigurationError as error:
         pytest.skip(str(error))
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ AWAY = 3.0  # seconds; long against resend_after
 
 def hold(project: Compose, kind: FaultKind, whom: str, *, stops_all: bool) -> None:
     """Let a fault last for a while; afterwards the victim must be back in training."""
-    import threading
-
     with project.stack.fault(kind, whom):
         threading.Event().wait(1.5)  # what was under way has ended; the records are written
         before = project.records.updates

@@ -84,7 +84,11 @@ class Intruder:
             tls=TlsFiles(ca=secrets / "ca.pem"),
         )
         self.channel = MqttChannel(options, self.loop)
-        self.channel.connect(10.0)
+        try:
+            self.channel.connect(10.0)
+        except ConfigurationError:
+            self.loop.close()
+            raise
 
     def __enter__(self) -> Intruder:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.reproduce.results import Results, mean
-from experiments.reproduce.verdicts import NEAR, Case, Judgement, ahead, by_cases, panel_name, percent, versus
+from experiments.reproduce.verdicts import NEAR, Case, Judgement, ahead, by_cases, percent, versus
 
 _BLURRED, _RESTORED = 0.3, 0.5  # mean |r| between an image and its reconstruction
 PRINTED = "exponential-norm"
@@ -27,8 +27,8 @@ def attack_is_blurred(results: Results) -> Judgement:
         strong, weak = (correlation(results, panel, PRINTED, epsilon) for epsilon in (0.01, 1.0))
         if strong is None or weak is None:
             continue
-        cases.append(Case(f"{panel_name(panel)} ε=0.01 blurred", strong < _BLURRED, f"|r| {strong:.2f}"))
-        cases.append(Case(f"{panel_name(panel)} ε=1 restored", weak > _RESTORED, f"|r| {weak:.2f}"))
+        cases.append(Case(f"{results.title(panel)} ε=0.01 blurred", strong < _BLURRED, f"|r| {strong:.2f}"))
+        cases.append(Case(f"{results.title(panel)} ε=1 restored", weak > _RESTORED, f"|r| {weak:.2f}"))
     return by_cases(
         cases,
         "The printed law draws the noise's norm from an exponential: a share of the releases has next to no "

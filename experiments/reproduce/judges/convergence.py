@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from experiments.reproduce.catalogue import catalogue
 from experiments.reproduce.results import Results, mean
-from experiments.reproduce.verdicts import Case, Judgement, by_cases, panel_name
+from experiments.reproduce.verdicts import Case, Judgement, by_cases
 
 
 def iterations_to(results: Results, panel: str, variant: str, edges: float, threshold: float) -> float | None:
@@ -43,7 +43,7 @@ def iterations_rise_with_edges(results: Results) -> Judgement:
                 continue  # it never got there, whatever K
             rising = all(a <= b for a, b in pairwise(values)) and values[0] < values[-1]
             words = " → ".join(count(value, last) for value in values)
-            cases.append(Case(f"{panel_name(panel)} {variant.upper()}", rising, words))
+            cases.append(Case(f"{results.title(panel)} {variant.upper()}", rising, words))
     return by_cases(cases)
 
 
@@ -57,7 +57,7 @@ def csgd_needs_fewest(results: Results) -> Judgement:
             least = min((value for value in others if value is not None), default=None)
             if alone is not None and least is not None and not math.isinf(alone):
                 words = f"{count(alone, last)} against {count(least, last)}"
-                cases.append(Case(f"{panel_name(panel)} K={x:g}", alone < least, words))
+                cases.append(Case(f"{results.title(panel)} K={x:g}", alone < least, words))
     return by_cases(cases)
 
 
@@ -74,7 +74,7 @@ def _faster(results: Results, than: str, edges: Sequence[float], factor: float, 
             ratio = min(theirs, float(last)) / min(ours, float(last))
             sign = ">" if math.isinf(theirs) else "<" if math.isinf(ours) else ""
             words = f"{count(ours, last)} against {count(theirs, last)} ({sign}{ratio:.2g}×)"
-            cases.append(Case(f"{panel_name(panel)} K={x:g}", ratio >= factor, words))
+            cases.append(Case(f"{results.title(panel)} K={x:g}", ratio >= factor, words))
     return by_cases(cases, why)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.reproduce.results import Entry, Results, mean
-from experiments.reproduce.verdicts import NEAR, TIE, Case, Judgement, ahead, by_cases, versus
+from experiments.reproduce.verdicts import LEARNED, NEAR, TIE, Case, Judgement, ahead, by_cases, versus
 
 ROBUST = 0.03  # of accuracy, between the values of a parameter
 
@@ -49,8 +49,10 @@ def testbed_private_comes_near_csgd(results: Results) -> Judgement:
 
 
 def by_value(results: Results, key: str) -> dict[float, list[Entry]]:
-    """Return the runs of one parameter's panel."""
+    """Return the runs of one parameter's panel; none where none of them learned."""
     found = results.of("sensitivity", sweep=key)
+    if all(entry.result.final < LEARNED for entry in found):
+        return {}
     return {x: [e for e in found if e.point.x == x] for x in sorted({e.point.x for e in found if e.point.x})}
 
 

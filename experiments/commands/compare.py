@@ -1,0 +1,89 @@
+"""mapa compare: any runs over each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from experiments.commands import options
+from experiments.figures import look, panels, save, shared_legend
+from experiments.records import RunRecords, find_run, read_run
+
+
+def compare_command(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="directories of runs, or their ids")],
+    out: Annotated[
+        Path, typer.Option(help="the picture without its ending: .svg and .png are written")
+    ] = Path("runs/compare"),
+    runs: options.RunsDir = Path("runs"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Overlay runs, simulated or real: accuracy over updates and, where there are times, over seconds."""
+    found = [read_run(find_run(name, runs)) for name in names]
+    rows = [describe(run) for run in found]
+    pictures = draw_comparison(found, out)
+    if as_json:
+        print(
+            json.dumps(
+                {"runs": rows, "pictures": [str(path) for path in pictures]}, indent=2, ensure_ascii=False
+            )
+        )
+        return
+    table = Table()
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    Console().print(table)
+    Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in pictures), highlight=False)
+
+
+def describe(run: RunRecords) -> dict[str, Any]:
+    """Return what sets a run apart, and how it ended."""
+    scenario, last = run.scenario, run.evaluations[-1] if run.evaluations else None
+    total = sum(run.staleness.values())
+    return {
+        "run": run.name,
+        "engine": run.manifest.get("engine"),
+        "algorithm": scenario.get("algorithm", {}).get("name"),
+        "model": scenario.get("model", {}).get("name"),
+        "data": scenario.get("data", {}).get("set"),
+        "K": run.summary.get("edges_configured", scenario.get("edges")),
+        "updates": run.summary.get("updates", last.updates if last else 0),
+        "accuracy": None if last is None else last.accuracy,
+        "best": max((seen.accuracy for seen in run.evaluations), default=None),
+        "loss": None if last is None else last.loss,
+        "staleness": sum(s * n for s, n in run.staleness.items()) / total if total else None,
+        "seconds": None if last is None else last.seconds,
+        "end": run.summary.get("reason", "no summary"),
+    }
+
+
+def draw_comparison(found: Sequence[RunRecords], stem: Path) -> list[Path]:
+    timed = any(run.timed for run in found)
+    with panels(1, 2 if timed else 1, width=4.2, height=3.2) as (figure, axes):
+        for place, run in enumerate(found):
+            how = look(run.name, place)
+            accuracy = [seen.accuracy for seen in run.evaluations]
+            style = {"color": how.colour, "linestyle": how.dash, "label": run.name}
+            axes[0, 0].plot([seen.updates for seen in run.evaluations], accuracy, **style)
+            if run.timed:
+                axes[0, 1].plot([seen.seconds for seen in run.evaluations], accuracy, **style)
+        axes[0, 0].set_xlabel("update t")
+        axes[0, 0].set_ylabel("test accuracy")
+        if timed:
+            axes[0, 1].set_xlabel("seconds since the first update")
+        shared_legend(figure, axes)
+        return save(figure, stem)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,139 @@
+"""mapa reproduce: the paper's experiments, and what became of its claims."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from common.errors import ConfigurationError
+from experiments.commands import options
+from experiments.sweep import ENGINES
+
+_COLOURS = {"reproduced": "green", "partly": "yellow", "not reproduced": "red", "not run": "dim"}
+
+
+def reproduce_command(
+    figures: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FIGURE]...",
+            help="attack norms accuracy convergence testbed sensitivity bounds "
+            "sound stragglers, ours (the last three), or 1 to 7; all where none is named",
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="minutes, on the embedded images (default)")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="the paper's sizes: hours; needs MNIST and USPS")
+    ] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="a minute: only that everything runs")] = False,
+    engine: Annotated[str, typer.Option(help="cores or ray")] = "cores",
+    ray_address: Annotated[
+        str | None, typer.Option(help="of a Ray cluster; absent: one on this machine")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="runs at a time on this machine's cores")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="take finished runs from the cache, or make them again")
+    ] = True,
+    out: Annotated[Path, typer.Option(help="where report, pictures, tables and cache go")] = Path(
+        "runs/reproduce"
+    ),
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Run the paper's experiments and judge its claims: report.html, pictures, tables."""
+    from experiments.reproduce.catalogue import catalogue
+    from experiments.reproduce.reproduction import Order, reproduce
+
+    sizes = [name for name, chosen in (("quick", quick), ("full", full), ("tiny", tiny)) if chosen]
+    if len(sizes) > 1:
+        raise ConfigurationError(f"--{sizes[0]} and --{sizes[1]}: choose one")
+    if engine not in ENGINES:
+        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
+    if ray_address is not None and engine != "ray":
+        raise ConfigurationError("--ray-address: goes with --engine ray")
+    order = Order(
+        experiments=catalogue().chosen(figures or []),
+        size=sizes[0] if sizes else "quick",
+        out=out,
+        data_dir=options.data_dir_or_default(data_dir),
+        command=shlex.join(["mapa", *sys.argv[1:]]),
+        engine=engine,
+        jobs=jobs,
+        ray_address=ray_address,
+        resume=resume,
+    )
+    console = Console(stderr=True)
+    with _bar(console) as bar:
+        task = bar.add_task("reproduce", total=None, note=f"size {order.size}")
+
+        def watch(done: float, total: float, line: str) -> None:
+            bar.update(task, completed=done, total=total, note=line)
+
+        outcome = reproduce(order, watch)
+    if as_json:
+        rows = [
+            {
+                "claim": one.claim.name,
+                "experiment": one.claim.experiment,
+                "verdict": one.judgement.verdict.value,
+                "measured": one.judgement.measured,
+                "why": one.judgement.why,
+            }
+            for one in outcome.judged
+        ]
+        print(
+            json.dumps(
+                {
+                    "size": order.size,
+                    "verdicts": rows,
+                    "failures": outcome.failures,
+                    "runs": outcome.runs,
+                    "cached": outcome.cached,
+                    "files": [os.fspath(path) for path in outcome.files],
+                },
+                indent=2,
+                ensure_ascii=False,
+            )
+        )
+    else:
+        table = Table("experiment", "claim", "verdict")
+        for one in outcome.judged:
+            verdict = one.judgement.verdict.value
+            table.add_row(one.claim.experiment, one.claim.text, f"[{_COLOURS[verdict]}]{verdict}[/]")
+        Console().print(table)
+        Console(soft_wrap=True).print(
+            f"{outcome.runs} runs, {outcome.cached} from the cache; report: {outcome.files[0]}"
+        )
+        for line, error in outcome.failures.items():
+            console.print(f"failed: {line}: {error}", style="red", markup=False, soft_wrap=True)
+    raise typer.Exit(1 if outcome.failures else 0)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        disable=not console.is_terminal,
+    )

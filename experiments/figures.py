@@ -1,0 +1,133 @@
+"""One style for every picture: Okabe–Ito colours, a marker and a dash for each line, SVG and PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigurationError
+
+# Okabe & Ito 2008: told apart with every kind of colour blindness
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+_DASHES = ("-", "--", "-.", ":")
+_MARKERS = "osD^vP*X"
+
+_RC: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "mapa",  # the same picture gives the same file
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one line looks; colour is never the only difference."""
+
+    label: str
+    colour: str
+    dash: str = "-"
+    marker: str = "o"
+
+
+LOOKS = {
+    "csgd": Look("CSGD", BLACK, ":", "X"),
+    "asgd": Look("ASGD", GREEN, "-.", "^"),
+    "audp": Look("AUDP, bound G", ORANGE, "--", "s"),
+    "audp-fair": Look("AUDP, fair bound", VERMILION, "--", "D"),
+    "mapa": Look("MAPA", BLUE, "-", "o"),
+}
+
+
+def look(name: str, place: int = 0) -> Look:
+    """Return the look of a known line, else one by its place."""
+    return LOOKS.get(name) or Look(
+        name, PALETTE[place % len(PALETTE)], _DASHES[place % len(_DASHES)], _MARKERS[place % len(_MARKERS)]
+    )
+
+
+@contextmanager
+def panels(rows: int, columns: int, *, width: float = 2.9, height: float = 2.3) -> Iterator[tuple[Any, Any]]:
+    """Yield (figure, rows × columns axes) in the house style; the object API leaves no global state."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError("pictures need matplotlib: pip install 'mapa-testbed[figures]'") from error
+    with rc_context(_RC):
+        figure = Figure(figsize=(width * columns + 0.3, height * rows + 0.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def curve(
+    axis: Any,
+    x: Sequence[float],
+    runs: Sequence[Sequence[float]],
+    how: Look,
+    *,
+    markers: bool = False,
+    label: str | None = None,
+) -> None:
+    """Draw the mean of the runs, with a band of one standard deviation where there are several."""
+    import numpy as np
+
+    values = np.array(runs, dtype=float)
+    middle = values.mean(axis=0)
+    axis.plot(
+        x,
+        middle,
+        color=how.colour,
+        linestyle=how.dash,
+        marker=how.marker if markers else None,
+        label=how.label if label is None else label,
+    )
+    if len(values) > 1:
+        width = values.std(axis=0, ddof=1)
+        axis.fill_between(x, middle - width, middle + width, color=how.colour, alpha=0.18, linewidth=0)
+
+
+def level(axis: Any, runs: Sequence[float], how: Look) -> None:
+    """Draw a line that does not depend on x, with its band."""
+    import numpy as np
+
+    middle = float(np.mean(runs))
+    axis.axhline(middle, color=how.colour, linestyle=how.dash, label=how.label, linewidth=1.2)
+    if len(runs) > 1:
+        width = float(np.std(runs, ddof=1))
+        axis.axhspan(middle - width, middle + width, color=how.colour, alpha=0.12, linewidth=0)
+
+
+def shared_legend(figure: Any, axes: Any) -> None:
+    """Put one legend of all axes below the figure."""
+    found: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=min(len(found), 6))
+
+
+def save(figure: Any, stem: Path) -> list[Path]:
+    """Write <stem>.svg and <stem>.png."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
+    for path in paths:
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths

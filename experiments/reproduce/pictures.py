@@ -1,0 +1,84 @@
+"""The pictures of the attack, and of gradient norms under their bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from experiments.figures import curve, look, panels, save
+from experiments.reproduce.results import Results
+
+_GROUPS = (
+    ("ASGD", ["asgd"]),
+    ("AUDP", ["audp-15", "audp-3", "audp-0.2"]),
+    ("MAPA", ["mapa-200", "mapa-100", "mapa-10"]),
+)
+
+
+def draw_attack(results: Results, folder: Path) -> list[Path]:
+    paths = []
+    for entry in results.of("attack"):
+        cells = entry.result.cells or []
+        clear = [cell for cell in cells if cell["epsilon"] is None]
+        noised = [cell for cell in cells if cell["epsilon"] is not None]
+        columns = list(dict.fromkeys((cell["law"], cell["t"]) for cell in noised))
+        rows = list(dict.fromkeys(cell["epsilon"] for cell in noised))
+        if not rows:
+            continue
+        with panels(len(rows), len(columns) + 1 + len(clear), width=1.0, height=1.1) as (figure, axes):
+            for i, epsilon in enumerate(rows):
+                shown = [
+                    ("original", clear[0]["truth"]),
+                    *((f"no noise\nt={c['t']:,}", c["picture"]) for c in clear),
+                ]
+                for law, t in columns:
+                    cell = next(c for c in noised if (c["epsilon"], c["law"], c["t"]) == (epsilon, law, t))
+                    shown.append((f"{law}\nt={t:,}\n|r| {cell['correlation']:.2f}", cell["picture"]))
+                for axis, (title, picture) in zip(axes[i], shown, strict=True):
+                    axis.imshow(np.reshape(picture, clear[0]["shape"]), cmap="gray", vmin=0, vmax=1)
+                    axis.set_xticks([])
+                    axis.set_yticks([])
+                    axis.grid(visible=False)
+                    axis.set_title(title if i == 0 or "|r|" in title else "", fontsize=6)
+                axes[i, 0].set_ylabel(f"ε = {epsilon:g}")
+            paths += save(figure, folder / f"attack-{entry.point.panel}")
+    return paths
+
+
+def draw_norms(results: Results, folder: Path) -> list[Path]:
+    with panels(2, 3) as (figure, axes):
+        for column, (title, variants) in enumerate(_GROUPS):
+            above, below = axes[:, column]
+            for place, variant in enumerate(variants):
+                entries = results.of("norms", variant=variant)
+                if not entries:
+                    continue
+                first = entries[0]
+                bound = variant.partition("-")[2]
+                how = look(f"{title} {bound}".strip(), place)
+                norms = first.result.norms or {"t": [], "mean": [], "low": [], "high": []}
+                above.plot(norms["t"], norms["mean"], color=how.colour, linewidth=1, label=how.label)
+                above.fill_between(
+                    norms["t"], norms["low"], norms["high"], color=how.colour, alpha=0.15, linewidth=0
+                )
+                clips = first.result.clips or ([(1, float(bound))] if bound else [])
+                if clips:
+                    last = first.result.t[-1]
+                    starts = [t for t, _ in clips] + [last]
+                    above.step(
+                        starts,
+                        [c for _, c in clips] + [clips[-1][1]],
+                        where="post",
+                        color=how.colour,
+                        linestyle="--",
+                        linewidth=0.9,
+                    )
+                curve(below, first.result.t, [e.result.accuracy for e in entries], how)
+            above.set_yscale("log")
+            above.set_title(title)
+            below.set_xlabel("update t")
+            above.legend()
+        axes[0, 0].set_ylabel("‖g‖ before clipping (dashed: bound C)")
+        axes[1, 0].set_ylabel("test accuracy")
+        return save(figure, folder / "norms")

@@ -1,0 +1,234 @@
+"""The pictures of a reproduction, one function a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from experiments import figures
+from experiments.figures import Look, curve, level, look, panels, save, shared_legend
+from experiments.reproduce.catalogue import catalogue
+from experiments.reproduce.judges.convergence import horizon, iterations_to
+from experiments.reproduce.judges.ours import TARGET, seconds_to_target
+from experiments.reproduce.judges.testbed import by_value
+from experiments.reproduce.pictures import draw_attack, draw_norms
+from experiments.reproduce.results import Entry, Results, mean
+
+_SYMBOLS = {
+    "privacy.epsilon": "ε",
+    "batch_size": "b",
+    "algorithm.sigma": "σ",
+    "algorithm.smoothness": "L",
+    "algorithm.delta": "δ",
+    "algorithm.theta": "θ",
+}
+
+
+def draw_all(results: Results, experiments: Sequence[str], folder: Path) -> dict[str, list[Path]]:
+    """Draw what there are results for; return the files of each experiment."""
+    return {
+        name: paths
+        for name in experiments
+        if any(entry.point.experiment == name for entry in results.entries)
+        and (paths := DRAWN[name](results, folder))
+    }
+
+
+def _panel_grid(names: Sequence[str]) -> tuple[int, int]:
+    columns = min(3, len(names))
+    return math.ceil(len(names) / columns), columns
+
+
+def _ordered(names: Sequence[str]) -> list[str]:
+    """Return panels as the paper has them: MNIST above, USPS below."""
+    order = ["lr", "svm", "cnn"]
+    return sorted(names, key=lambda name: (name.split("-")[1], order.index(name.split("-")[0])))
+
+
+def _against_x(
+    results: Results, experiment: str, xlabel: str, folder: Path, *, log: bool = False
+) -> list[Path]:
+    """Draw final accuracy over the swept key, a panel for each model and data set."""
+    names = _ordered(results.panels(experiment))
+    rows, columns = _panel_grid(names)
+    with panels(rows, columns) as (figure, axes):
+        for axis in axes.flat[len(names) :]:
+            axis.set_visible(False)
+        for axis, panel in zip(axes.flat, names, strict=False):
+            for place, variant in enumerate(results.variants(experiment, panel)):
+                entries = results.of(experiment, panel=panel, variant=variant)
+                how = look(variant, place)
+                xs = sorted({e.point.x for e in entries if e.point.x is not None})
+                if xs:
+                    seeds = sorted({e.point.seed for e in entries})
+                    table = [[_final(entries, x, seed) for x in xs] for seed in seeds]
+                    curve(axis, xs, table, how, markers=True)
+                else:
+                    level(axis, [e.result.final for e in entries], how)
+            axis.set_title(results.title(panel))
+            axis.set_xlabel(xlabel)
+            if log:
+                axis.set_xscale("log")
+        for line in axes:
+            line[0].set_ylabel("final test accuracy")
+        shared_legend(figure, axes)
+        return save(figure, folder / experiment)
+
+
+def _final(entries: Sequence[Entry], x: float, seed: int) -> float:
+    return next(e.result.final for e in entries if e.point.x == x and e.point.seed == seed)
+
+
+def draw_accuracy(results: Results, folder: Path) -> list[Path]:
+    return _against_x(results, "accuracy", "ε of one release", folder)
+
+
+def draw_bounds(results: Results, folder: Path) -> list[Path]:
+    return _against_x(results, "bounds", "bound C (MAPA: the first)", folder, log=True)
+
+
+def draw_sound(results: Results, folder: Path) -> list[Path]:
+    return _against_x(results, "sound", "total ε of an edge (δ = 1e-5)", folder, log=True)
+
+
+def draw_convergence(results: Results, folder: Path) -> list[Path]:
+    names = _ordered(results.panels("convergence"))
+    rows, columns = _panel_grid(names)
+    with panels(rows, columns) as (figure, axes):
+        for axis in axes.flat[len(names) :]:
+            axis.set_visible(False)
+        for axis, panel in zip(axes.flat, names, strict=False):
+            xs, last = results.xs("convergence", panel=panel), horizon(results, panel)
+            threshold = catalogue().thresholds()[panel].taken
+            for variant in results.variants("convergence", panel):
+                how = look(variant)
+                needed = [iterations_to(results, panel, variant, x, threshold) for x in xs]
+                values = [math.nan if v is None else min(v, float(last)) for v in needed]
+                axis.plot(
+                    xs, values, color=how.colour, linestyle=how.dash, marker=how.marker, label=how.label
+                )
+                never = [x for x, v in zip(xs, needed, strict=True) if v is not None and math.isinf(v)]
+                axis.plot(
+                    never,
+                    [last * 1.25] * len(never),
+                    linestyle="",
+                    marker=how.marker,
+                    markerfacecolor="none",
+                    color=how.colour,
+                )
+            axis.axhline(last, color="#999999", linewidth=0.8)
+            axis.set_xscale("log")
+            axis.set_yscale("log")
+            axis.set_title(f"{results.title(panel)}, loss ≤ {threshold:g}")
+            axis.set_xlabel("edges K (hollow: not within T)")
+        for line in axes:
+            line[0].set_ylabel("updates needed")
+        shared_legend(figure, axes)
+        return save(figure, folder / "convergence")
+
+
+def draw_testbed(results: Results, folder: Path) -> list[Path]:
+    xs = results.xs("testbed")
+    if not xs:
+        return []
+    with panels(3, len(xs)) as (figure, axes):
+        for column, x in enumerate(xs):
+            over_t, over_seconds, stale = axes[:, column]
+            for variant in results.variants("testbed", results.panels("testbed")[0]):
+                for entry in results.of("testbed", variant=variant, x=x):
+                    how, result = look(variant), entry.result
+                    over_t.plot(
+                        result.t, result.accuracy, color=how.colour, linestyle=how.dash, label=how.label
+                    )
+                    if result.seconds:
+                        over_seconds.plot(
+                            result.seconds, result.accuracy, color=how.colour, linestyle=how.dash
+                        )
+                    if result.staleness and variant != "csgd":
+                        values = sorted(result.staleness)
+                        total = sum(result.staleness.values())
+                        shares = [result.staleness[v] / total for v in values]
+                        stale.plot(
+                            values, shares, color=how.colour, linestyle=how.dash, marker=".", markersize=2
+                        )
+            over_t.set_title(f"K = {x:g}")
+            over_t.set_xlabel("update t")
+            over_seconds.set_xlabel("seconds since the first update")
+            stale.set_xlabel("staleness")
+            stale.set_yscale("log")
+        for axis, label in zip(
+            axes[:, 0], ("test accuracy", "test accuracy", "share of gradients"), strict=True
+        ):
+            axis.set_ylabel(label)
+        shared_legend(figure, axes)
+        return save(figure, folder / "testbed")
+
+
+def draw_sensitivity(results: Results, folder: Path) -> list[Path]:
+    with panels(2, 3) as (figure, axes):
+        for axis, (key, symbol) in zip(axes.flat, _SYMBOLS.items(), strict=True):
+            for place, (x, entries) in enumerate(by_value(results, key).items()):
+                how = look(f"{symbol} = {x:g}", place)
+                curve(axis, entries[0].result.t, [e.result.accuracy for e in entries], how)
+            axis.set_title(symbol)
+            axis.set_xlabel("update t")
+            axis.legend()
+        for line in axes:
+            line[0].set_ylabel("test accuracy")
+        return save(figure, folder / "sensitivity")
+
+
+def draw_stragglers(results: Results, folder: Path) -> list[Path]:
+    xs = results.xs("stragglers")
+    styles = {
+        ("asgd", "events"): Look("ASGD, asynchronous", figures.GREEN, "-", "^"),
+        ("asgd", "synchronous"): Look("SGD, synchronous", figures.GREEN, "--", "v"),
+        ("mapa", "events"): Look("MAPA, asynchronous", figures.BLUE, "-", "o"),
+        ("mapa", "synchronous"): Look("MAPA, synchronous", figures.BLUE, "--", "s"),
+    }
+    with panels(1, 3, width=3.1) as (figure, axes):
+        times, *over = axes[0]
+        for (variant, engine), how in styles.items():
+            needed = {
+                x: [s for s in seconds_to_target(results, variant, engine, x) if s is not None] for x in xs
+            }
+            known = [x for x in xs if needed[x]]
+            times.plot(
+                known,
+                [mean(needed[x]) for x in known],
+                color=how.colour,
+                linestyle=how.dash,
+                marker=how.marker,
+                label=how.label,
+            )
+            for axis, x in zip(over, (xs[0], xs[-1]), strict=True):
+                entries = results.of("stragglers", variant=variant, engine=engine, x=x)
+                if entries:
+                    axis.plot(
+                        entries[0].result.seconds,
+                        entries[0].result.accuracy,
+                        color=how.colour,
+                        linestyle=how.dash,
+                    )
+                axis.set_title(f"slowest edge {x:g}× slower")
+                axis.set_xlabel("virtual seconds")
+        times.set_xlabel("slowest of ten edges, times slower")
+        times.set_ylabel(f"virtual seconds to {TARGET:.0%}")
+        times.set_ylim(bottom=0)
+        over[0].set_ylabel("test accuracy")
+        shared_legend(figure, axes)
+        return save(figure, folder / "stragglers")
+
+
+DRAWN: dict[str, Callable[[Results, Path], list[Path]]] = {
+    "attack": draw_attack,
+    "norms": draw_norms,
+    "accuracy": draw_accuracy,
+    "convergence": draw_convergence,
+    "testbed": draw_testbed,
+    "sensitivity": draw_sensitivity,
+    "bounds": draw_bounds,
+    "sound": draw_sound,
+    "stragglers": draw_stragglers,
+}

@@ -1,0 +1,122 @@
+"""The numbers behind the pictures: one row for each line and x, as Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.reproduce.catalogue import catalogue
+from experiments.reproduce.judges.clipping import PRINTED
+from experiments.reproduce.judges.ours import TARGET
+from experiments.reproduce.results import Entry, Results, mean, spread
+from experiments.reproduce.verdicts import Judged
+
+Row = dict[str, str]
+
+
+def rows_of(results: Results, experiment: str) -> list[Row]:
+    """Return one row for each line, engine and x, means over the seeds."""
+    if experiment == "attack":
+        return _attack_rows(results)
+    groups: dict[tuple[object, ...], list[Entry]] = {}
+    for entry in results.entries:
+        p = entry.point
+        if p.experiment == experiment:
+            groups.setdefault((p.line, p.engine, p.sweep, p.x), []).append(entry)
+    return [_row(experiment, entries) for entries in groups.values()]
+
+
+def _row(experiment: str, entries: Sequence[Entry]) -> Row:
+    point, results = entries[0].point, [entry.result for entry in entries]
+    finals = [result.final for result in results]
+    row = {
+        "line": point.line,
+        "data": point.scenario.data.set,
+        "x": "–" if point.x is None else f"{point.sweep} = {point.x:g}",
+        "K": str(point.scenario.workers),
+        "T": f"{point.scenario.iterations:,}",
+        "seeds": str(len(entries)),
+        "accuracy %": f"{100 * mean(finals):.2f} ± {100 * spread(finals):.2f}",
+    }
+    losses = [result.loss[-1] for result in results]
+    finite = [loss for loss in losses if loss is not None]
+    row["loss"] = f"{mean(finite):.4f}" if len(finite) == len(losses) else "not finite"
+    if experiment == "convergence":
+        threshold = catalogue().thresholds()[point.panel]
+        for name, value in (("taken", threshold.taken), ("paper", threshold.paper)):
+            reached = [result.reached(value) for result in results]
+            known = [t for t in reached if t is not None]
+            row[f"updates to {name}"] = (
+                f"{mean([float(t) for t in known]):,.0f} (≤ {value:g})"
+                if len(known) == len(reached)
+                else f"not within T (≤ {value:g})"
+            )
+    if experiment == "testbed":
+        counts = results[0].staleness
+        total = sum(counts.values())
+        if total:
+            row["staleness mean / max"] = (
+                f"{sum(s * n for s, n in counts.items()) / total:.1f} / {max(counts)}"
+            )
+        if results[0].seconds:
+            row["seconds"] = f"{results[0].seconds[-1]:.1f}"
+    if experiment == "stragglers":
+        row["engine"] = point.engine
+        times = [result.seconds_to(TARGET) for result in results]
+        reached_at = [time for time in times if time is not None]
+        row[f"seconds to {TARGET:.0%}"] = (
+            f"{mean(reached_at):.2f}" if len(reached_at) == len(times) else "not within T"
+        )
+    return row
+
+
+def _attack_rows(results: Results) -> list[Row]:
+    return [
+        {
+            "line": entry.point.line,
+            "data": entry.point.scenario.data.set,
+            "law": cell["law"] + (" (as printed)" if cell["law"] == PRINTED else ""),
+            "ε": "–" if cell["epsilon"] is None else f"{cell['epsilon']:g}",
+            "t": f"{cell['t']:,}",
+            "|r|": f"{cell['correlation']:.3f}",
+            "SSIM": "–" if cell["ssim"] is None else f"{cell['ssim']:.3f}",
+            "PSNR dB": "–" if cell["psnr"] is None else f"{cell['psnr']:.1f}",
+            "label right": f"{cell['label_accuracy']:.2f}",
+        }
+        for entry in results.of("attack")
+        for cell in entry.result.cells or []
+    ]
+
+
+def verdict_rows(judged: Sequence[Judged]) -> list[Row]:
+    return [
+        {
+            "claim": one.claim.text,
+            "where": one.claim.where,
+            "verdict": one.judgement.verdict.value,
+            "measured": one.judgement.measured,
+            "why": one.judgement.why,
+        }
+        for one in judged
+    ]
+
+
+def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table; cells that some rows lack are empty."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = [str(row.get(column, "")).replace("|", "\\|").replace("\n", " ") for column in columns]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()

@@ -1,0 +1,80 @@
+"""Sweeps on this machine's cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigurationError
+from experiments.sweep import ONE_THREAD, sweep
+from tests.sweep_support import one_thread_here, square, where_it_ran
+
+
+def test_every_task_comes_back_with_its_value() -> None:
+    done = list(sweep(square, range(7), jobs=2))
+    assert {one.task: one.value for one in done} == {n: n * n for n in range(7)}
+    assert all(one.error is None for one in done)
+
+
+def test_a_task_that_fails_is_told_in_words_and_the_others_go_on() -> None:
+    done = {one.task: one for one in sweep(square, [1, -1, 3], jobs=2)}
+    assert done[-1].value is None
+    assert done[-1].error == "ValueError: -1: no square of a negative"
+    assert (done[1].value, done[3].value) == (1, 9)
+
+
+def test_tasks_run_in_other_processes_with_one_blas_thread() -> None:
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    done = list(sweep(one_thread_here, range(2), jobs=2))
+    assert [one.value for one in done] == [dict.fromkeys(ONE_THREAD, "1")] * 2
+    assert {name: os.environ.get(name) for name in ONE_THREAD} == before
+    assert os.getpid() not in {one.value for one in sweep(where_it_ran, range(2), jobs=1)}
+
+
+def test_whoever_stops_listening_leaves_no_process_behind() -> None:
+    before = set(multiprocessing.active_children())
+    running = sweep(square, range(50), jobs=2)
+    next(running)
+    running.close()  # type: ignore[attr-defined]
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_a_sweep_whose_parent_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    script = (
+        "from experiments.sweep import sweep\n"
+        "from tests.sweep_support import say_and_wait\n"
+        f"list(sweep(say_and_wait, [{str(tmp_path / 'pid')!r}], jobs=1))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__':\n  exec({script!r})"])
+    try:
+        child = _read_pid(tmp_path / "pid")
+        watched = os.pidfd_open(child)
+    finally:
+        parent.kill()
+        parent.wait()
+    import select
+
+    ended, _, _ = select.select([watched], [], [], 60)
+    os.close(watched)
+    assert ended, f"process {child} outlived the sweep"
+
+
+def _read_pid(path: Path) -> int:
+    """Wait for the child's word; it writes to a pipe, so nothing is polled."""
+    os.mkfifo(path)
+    with path.open(encoding="utf-8") as stream:
+        return int(stream.read())
+
+
+def test_no_task_needs_no_process() -> None:
+    assert list(sweep(square, [])) == []
+
+
+def test_an_unknown_engine_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="engine = 'slurm': allowed are cores, ray"):
+        list(sweep(square, [1], engine="slurm"))

@@ -1,0 +1,29 @@
+"""Work for sweeps: importable by name, since it travels to other processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from experiments.sweep import ONE_THREAD
+
+
+def square(number: int) -> int:
+    if number < 0:
+        raise ValueError(f"{number}: no square of a negative")
+    return number * number
+
+
+def one_thread_here(_: int) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in ONE_THREAD}
+
+
+def where_it_ran(_: int) -> int:
+    return os.getpid()
+
+
+def say_and_wait(path: str) -> None:
+    """Tell one's id through a named pipe, then stay until somebody ends this process."""
+    with open(path, "w", encoding="utf-8") as stream:  # noqa: PTH123 - a pipe
+        stream.write(str(os.getpid()))
+    threading.Event().wait()
