@@ -130,4 +130,5 @@ def save(figure: Any, stem: Path) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
     for path in paths:
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.set_layout_engine("none")  # what was laid out for the first holds for the second
     return paths

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -69,8 +70,11 @@ def _on_cores(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator
                     yield Done(task, error=f"{type(error).__name__}: {error}")
         except BaseException:  # Ctrl-C, or nobody wants the rest: do not wait for what is running
             pool.shutdown(wait=False, cancel_futures=True)
-            for child in set(multiprocessing.active_children()) - before:
+            children = set(multiprocessing.active_children()) - before
+            for child in children:
                 child.terminate()
+            for child in children:
+                child.join()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -96,6 +100,7 @@ def _on_ray(work: Callable[[T], R], tasks: Sequence[T], address: str | None) -> 
         raise ConfigurationError("engine = 'ray': pip install 'mapa-testbed[ray]'") from error
     ours = not ray.is_initialized()
     if ours:
+        _expect_listener(address)
         try:
             ray.init(
                 address=address, log_to_driver=False, include_dashboard=False if address is None else None
@@ -117,6 +122,17 @@ def _on_ray(work: Callable[[T], R], tasks: Sequence[T], address: str | None) -> 
     finally:
         if ours:
             ray.shutdown()
+
+
+def _expect_listener(address: str | None) -> None:
+    """Refuse HOST:PORT where nobody listens: Ray itself would wait for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or "/" in host or not port.isdigit():
+        return  # None, `auto`, ray://…
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ConfigurationError(f"ray_address = {address!r}: {error}") from error
 
 
 @contextmanager

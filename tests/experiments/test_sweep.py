@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -50,25 +51,17 @@ def test_a_sweep_whose_parent_is_killed_leaves_no_process_behind(tmp_path: Path)
         "from tests.sweep_support import say_and_wait\n"
         f"list(sweep(say_and_wait, [{str(tmp_path / 'pid')!r}], jobs=1))\n"
     )
+    os.mkfifo(tmp_path / "pid")  # the child's word comes through a pipe: nothing is polled
     parent = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__':\n  exec({script!r})"])
     try:
-        child = _read_pid(tmp_path / "pid")
+        child = int((tmp_path / "pid").read_text())
         watched = os.pidfd_open(child)
     finally:
         parent.kill()
         parent.wait()
-    import select
-
     ended, _, _ = select.select([watched], [], [], 60)
     os.close(watched)
     assert ended, f"process {child} outlived the sweep"
-
-
-def _read_pid(path: Path) -> int:
-    """Wait for the child's word; it writes to a pipe, so nothing is polled."""
-    os.mkfifo(path)
-    with path.open(encoding="utf-8") as stream:
-        return int(stream.read())
 
 
 def test_no_task_needs_no_process() -> None:

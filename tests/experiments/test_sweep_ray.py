@@ -62,5 +62,5 @@ def test_a_task_on_ray_has_one_blas_thread(address: str) -> None:
 
 
 def test_an_address_without_a_cluster_is_refused(address: str) -> None:  # noqa: ARG001 - Ray must be idle
-    with pytest.raises(ConfigurationError, match="ray_address = '127.0.0.1:1'"):
+    with pytest.raises(ConfigurationError, match=r"ray_address = '127\.0\.0\.1:1'"):
         list(sweep(square, [1], engine="ray", ray_address="127.0.0.1:1"))

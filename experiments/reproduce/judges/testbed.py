@@ -49,11 +49,15 @@ def testbed_private_comes_near_csgd(results: Results) -> Judgement:
 
 
 def by_value(results: Results, key: str) -> dict[float, list[Entry]]:
-    """Return the runs of one parameter's panel; none where none of them learned."""
+    """Return the runs of one parameter's panel."""
     found = results.of("sensitivity", sweep=key)
-    if all(entry.result.final < LEARNED for entry in found):
-        return {}
     return {x: [e for e in found if e.point.x == x] for x in sorted({e.point.x for e in found if e.point.x})}
+
+
+def _learned(results: Results, key: str) -> dict[float, list[Entry]]:
+    """Return the same, but nothing where none of them learned anything."""
+    found = by_value(results, key)
+    return found if any(e.result.final >= LEARNED for some in found.values() for e in some) else {}
 
 
 def _range(entries: dict[float, list[Entry]]) -> tuple[float, str]:
@@ -65,7 +69,7 @@ def _range(entries: dict[float, list[Entry]]) -> tuple[float, str]:
 def robust_to_sigma_and_delta(results: Results) -> Judgement:
     cases = []
     for symbol, key in (("σ", "algorithm.sigma"), ("δ", "algorithm.delta")):
-        entries = by_value(results, key)
+        entries = _learned(results, key)
         if len(entries) > 1:
             width, words = _range(entries)
             cases.append(Case(symbol, width <= ROBUST, words))
@@ -77,7 +81,7 @@ def robust_to_sigma_and_delta(results: Results) -> Judgement:
 def batch_and_smoothness_matter_little(results: Results) -> Judgement:
     cases = []
     for symbol, key, better in (("b", "batch_size", -1), ("L", "algorithm.smoothness", 0)):
-        entries = by_value(results, key)
+        entries = _learned(results, key)
         if len(entries) < 2:
             continue
         xs = list(entries)
@@ -101,13 +105,13 @@ def _early(entry: Entry) -> float:
 
 def sensitive_to_epsilon_and_theta(results: Results) -> Judgement:
     cases = []
-    entries = by_value(results, "privacy.epsilon")
+    entries = _learned(results, "privacy.epsilon")
     if len(entries) > 1:
         _, words = _range(entries)
         xs = list(entries)
         low, high = ([e.result.final for e in entries[x]] for x in (xs[0], xs[-1]))
         cases.append(Case("ε raises it", ahead(high, low), words))
-    entries = by_value(results, "algorithm.theta")
+    entries = _learned(results, "algorithm.theta")
     if len(entries) > 1:
         _, words = _range(entries)
         xs = list(entries)

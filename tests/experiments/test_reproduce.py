@@ -1,0 +1,409 @@
+"""mapa reproduce: the catalogue, the cache, the synchronous twin, the verdicts, and a small one from end to end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from common.errors import ConfigurationError
+from experiments.commands.reproduce import reproduce_command
+from experiments.delays import drawn_trips
+from experiments.reproduce import reproduction
+from experiments.reproduce.catalogue import FIGURES, SIZES, catalogue
+from experiments.reproduce.engines import Sheet, Task, UnfinishedError, run_task, world_for
+from experiments.reproduce.points import Point, all_points, data_set
+from experiments.reproduce.reproduction import Order, reproduce
+from experiments.reproduce.results import WINDOW, Cache, Result, Results, mean, spread
+from experiments.reproduce.synchronous import simulate_synchronously
+from experiments.reproduce.tasks import make_tasks
+from experiments.reproduce.verdicts import Judgement, Verdict, claims, judge_all, judge_of
+from experiments.scenario_files import load_scenario
+from experiments.simulator import simulate
+from tests.core_support import small_world
+
+NOWHERE = Path("/nonexistent")  # no data but the embedded images
+
+
+def tiny(*names: str) -> list[Point]:
+    return all_points(catalogue().chosen(list(names)), "tiny", NOWHERE)
+
+
+def order(out: Path, *names: str, **more: Any) -> Order:
+    return Order(
+        experiments=catalogue().chosen(list(names)),
+        size="tiny",
+        out=out,
+        data_dir=NOWHERE,
+        command="mapa reproduce --tiny",
+        jobs=2,
+        **more,
+    )
+
+
+# -- the catalogue ------------------------------------------------------------------------------------
+
+
+def test_the_seven_experiments_are_there_and_every_one_has_points_at_every_size() -> None:
+    assert {experiment.number for experiment in catalogue().experiment} == set(range(1, 8))
+    named = {block.experiment for block in catalogue().block}
+    assert named == {experiment.name for experiment in catalogue().experiment}
+    for block in catalogue().block:
+        for size in SIZES:
+            assert block.files(block.size(size))
+
+
+def test_every_scenario_file_of_a_figure_is_a_line_of_one() -> None:
+    used = {path for block in catalogue().block for path in block.files(block.full)}
+    files = set(FIGURES.glob("*.toml"))
+    assert len(files) > 50
+    assert files == used
+
+
+def test_every_claim_is_of_an_experiment_and_every_experiment_has_one() -> None:
+    assert {claim.experiment for claim in claims()} == {e.name for e in catalogue().experiment}
+    assert len({claim.judge for claim in claims()}) == len(claims())
+
+
+def test_experiments_are_chosen_by_name_by_number_or_as_ours() -> None:
+    def chosen(*words: str) -> list[str]:
+        return [experiment.name for experiment in catalogue().chosen(list(words))]
+
+    assert chosen("norms", "4") == ["norms", "convergence"]
+    assert chosen("ours") == chosen("7") == ["bounds", "sound", "stragglers"]
+    assert len(chosen()) == 9
+    with pytest.raises(ConfigurationError, match="figure = 'fig9': allowed are attack, norms"):
+        chosen("fig9")
+
+
+# -- points -------------------------------------------------------------------------------------------
+
+
+def test_embedded_images_stand_in_but_never_at_full_size() -> None:
+    assert data_set("mnist", "quick", {"mnist", "usps", "mnist-5k"}) == "mnist-5k"
+    assert data_set("usps", "quick", {"usps"}) == "usps"
+    assert data_set("usps", "quick", {"mnist"}) == "mnist-5k"
+    assert data_set("usps", "full", {"usps"}) == "usps"
+    with pytest.raises(ConfigurationError, match="mapa data get usps"):
+        data_set("usps", "full", {"mnist-5k"})
+
+
+def test_the_command_of_a_point_runs_the_very_scenario_of_the_point() -> None:
+    points = tiny()
+    assert len(points) > 100
+    for point in points:
+        words = shlex.split(point.command.partition("  #")[0])
+        changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        _, scenario = load_scenario(words[2], changes, seed=int(words[words.index("--seed") + 1]))
+        assert scenario.digest == point.scenario.digest
+
+
+def test_a_line_that_does_not_depend_on_x_is_run_once() -> None:
+    accuracy = tiny("accuracy")
+    assert {p.x for p in accuracy if p.variant == "asgd"} == {None}
+    assert len({p.x for p in accuracy if p.line == "accuracy-lr-mnist-mapa"}) == 2
+    assert {p.x for p in tiny("convergence") if p.variant == "csgd"} == {None}
+
+
+def test_results_are_shared_by_scenario_and_engine_alone() -> None:
+    first, *_ = tiny("stragglers")
+    assert replace(first, line="another", experiment="other", x=9.0).key == first.key
+    assert replace(first, engine="synchronous").key != first.key
+    _, other = load_scenario(first.file, [*first.changes, "batch_size=13"], seed=0)
+    assert replace(first, scenario=other).key != first.key
+
+
+def test_tasks_hold_every_point_once_and_only_alike_ones_together() -> None:
+    points = tiny()
+    tasks = make_tasks(points, NOWHERE, NOWHERE)
+    keys = [point.key for task in tasks for point in task.points]
+    assert sorted(keys) == sorted({point.key for point in points})
+    together = [task for task in tasks if len(task.points) > 1]
+    assert together
+    for task in together:
+        assert {(p.engine, p.scenario.workers, p.scenario.model.name) for p in task.points} == {
+            ("block", task.points[0].scenario.workers, task.points[0].scenario.model.name)
+        }
+
+
+def test_a_point_gives_the_same_result_alone_and_among_others() -> None:
+    points = [p for p in tiny("bounds") if p.line.startswith("bounds-lr-mnist")]
+    assert len(points) == 4
+
+    def run(some: Sequence[Point]) -> list[Result]:
+        return [replace(r, wall=0.0) for r in run_task(Task(tuple(some), NOWHERE, NOWHERE, 0.0))]
+
+    assert run(points) == [run([point])[0] for point in points]
+
+
+# -- results ------------------------------------------------------------------------------------------
+
+
+def result(key: str = "k", **fields: Any) -> Result:
+    values: dict[str, Any] = {"t": [1], "accuracy": [0.5], "loss": [1.0], **fields}
+    return Result(key=key, digest="d", engine="block", **values)
+
+
+def test_convergence_is_the_mean_of_five_evaluations() -> None:
+    assert WINDOW == 5
+    losses = [9.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.0]
+    seen = result(t=[10, 20, 30, 40, 50, 60, 70], accuracy=[0.0] * 7, loss=losses)
+    assert seen.reached(0.985) == 60
+    assert seen.reached(0.5) is None
+    assert replace(seen, loss=[None, *losses[1:]]).reached(0.985) == 60
+    assert replace(seen, loss=[*losses[:4], None, *losses[5:]]).reached(5.0) is None
+
+
+def test_a_result_survives_the_cache_and_a_damaged_file_is_made_again(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    kept = result(staleness={0: 3, 12: 1}, clips=[(1, 2.5)], seconds=[0.1], norms={"t": [1.0]})
+    assert cache.get("k") is None
+    cache.put(kept)
+    assert cache.get("k") == kept
+    file = tmp_path / "cache" / "k.json"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text[:-9], encoding="utf-8")
+    assert cache.get("k") is None
+    file.write_text(json.dumps({**json.loads(text), "format": 0}), encoding="utf-8")
+    assert cache.get("k") is None
+
+
+def test_mean_and_spread() -> None:
+    assert mean([1.0, 2.0, 6.0]) == 3.0
+    assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
+    assert spread([1.0]) == 0.0
+
+
+def test_an_unfinished_run_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments.reproduce import engines
+
+    def interrupted(world: Any, **more: Any) -> Any:
+        return replace(simulate(world, **more), reason="interrupted")
+
+    monkeypatch.setattr(engines, "simulate", interrupted)
+    point = next(p for p in tiny("stragglers") if p.engine == "events")
+    with pytest.raises(UnfinishedError, match="interrupted after 400 updates"):
+        run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
+
+
+def test_norms_are_put_where_the_cyclic_delay_applies_them() -> None:
+    sheet = Sheet()
+    for n in (1, 2):
+        for k in range(3):
+            fields = {"edge": k, "sequence": n, "gradient_norm": float(10 * n + k)}
+            sheet.write("diagnostic", fields)
+    norms = sheet.norms(3)
+    assert norms["t"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert norms["mean"] == [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]
+
+
+def test_a_total_budget_is_calibrated_as_the_simulator_does() -> None:
+    from experiments.world import World
+
+    point = next(p for p in tiny("sound") if p.line == "sound-lr-mnist-mapa")
+    _, scenario = load_scenario(point.file, [*point.changes, "edges=1"], seed=0)  # an account takes seconds
+    ours, theirs = world_for(scenario, NOWHERE), World.of(scenario, NOWHERE)
+    assert ours.scenario.privacy.noise_multiplier == theirs.scenario.privacy.noise_multiplier
+    assert ours.caps == theirs.caps
+    assert None not in ours.caps
+
+
+# -- the synchronous twin -----------------------------------------------------------------------------
+
+
+def test_a_round_of_one_edge_is_csgd() -> None:
+    world = small_world(algorithm={"name": "csgd"}, delays={"kind": "constant"}, edges=1)
+    alone = simulate(world).tally.evaluations
+    rounds = simulate_synchronously(world).evaluations
+    assert [e.updates for e in rounds] == [e.updates for e in alone] == [20, 40, 60]
+    for ours, theirs in zip(rounds, alone, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
+        assert ours.accuracy == theirs.accuracy
+
+
+def test_a_round_takes_as_long_as_its_slowest_edge() -> None:
+    delays = {"kind": "lognormal", "speeds": [1.0, 1.0, 1.0, 0.05]}
+    world = small_world(delays=delays)
+    outcome = simulate_synchronously(world)
+    assert outcome.rounds == 15  # 60 gradients of 4 edges
+    trip = drawn_trips(world.scenario.delays, world.streams)
+    expected = sum(max(sum(trip(k, r)) for k in range(4)) for r in range(1, 16))
+    assert outcome.seconds[-1] == pytest.approx(expected)
+    asynchronous = simulate(small_world(delays=delays)).virtual_seconds
+    assert asynchronous is not None
+    assert asynchronous < outcome.seconds[-1] / 2
+
+
+def test_a_round_needs_times() -> None:
+    with pytest.raises(ConfigurationError, match=r"delays\.kind = 'cyclic'"):
+        simulate_synchronously(small_world())
+
+
+# -- verdicts -----------------------------------------------------------------------------------------
+
+
+def made_up(points: Sequence[Point], accuracy: dict[str, float], **fields: Any) -> Results:
+    """Return results in which every variant ends at the accuracy given for it."""
+    found = {}
+    for point in points:
+        if point.variant in accuracy:
+            found[point.key] = result(point.key, accuracy=[accuracy[point.variant]], **fields)
+    return Results(points, found)
+
+
+def judged(name: str, results: Results) -> Judgement:
+    (claim,) = (claim for claim in claims() if claim.name == name)
+    return judge_of(claim)(results)
+
+
+@pytest.mark.parametrize(
+    ("mapa", "audp", "verdict"),
+    [(0.9, 0.8, Verdict.REPRODUCED), (0.8, 0.9, Verdict.NOT), (0.8, 0.799, Verdict.NOT)],
+)
+def test_that_mapa_beats_audp_is_judged_by_the_numbers(mapa: float, audp: float, verdict: Verdict) -> None:
+    results = made_up(tiny("accuracy"), {"mapa": mapa, "audp": audp})
+    found = judged("beats AUDP", results)
+    assert found.verdict is verdict
+    assert f"{100 * mapa:.1f} : {100 * audp:.1f} %" in found.measured
+    assert bool(found.why) == (verdict is not Verdict.REPRODUCED)
+
+
+def test_a_claim_that_holds_in_some_panels_is_partly_reproduced() -> None:
+    points = tiny("accuracy")
+    better = made_up([p for p in points if p.panel == "lr-mnist"], {"mapa": 0.9, "audp": 0.8})
+    worse = made_up([p for p in points if p.panel == "svm-mnist"], {"mapa": 0.7, "audp": 0.8})
+    both = Results(points, {e.point.key: e.result for e in [*better.entries, *worse.entries]})
+    found = judged("beats AUDP", both)
+    assert found.verdict is Verdict.PARTLY
+    assert found.measured.startswith("holds in 2 of 4")
+    assert found.measured.count("✗") == 2
+
+
+def test_nothing_run_is_nothing_judged() -> None:
+    empty = Results(tiny(), {})
+    names = [experiment.name for experiment in catalogue().experiment]
+    verdicts = [one.judgement.verdict for one in judge_all(empty, names)]
+    assert len(verdicts) == len(claims())
+    assert set(verdicts) == {Verdict.NOT_RUN}
+
+
+def test_how_much_faster_is_a_lower_bound_where_the_rival_never_got_there() -> None:
+    points = all_points(catalogue().chosen(["convergence"]), "quick", NOWHERE)
+    times = list(range(100, 2100, 100))
+    learned = [3.0] * 2 + [0.0] * 18
+    found = {}
+    for point in points:
+        if point.panel == "lr-mnist" and point.variant in ("mapa", "asgd"):
+            loss = learned if point.variant == "mapa" else [3.0] * 20
+            found[point.key] = result(point.key, t=times, accuracy=[0.5] * 20, loss=loss)
+    verdict = judged("faster than ASGD", Results(points, found))
+    assert verdict.verdict is Verdict.NOT  # 2,000 / 700 is below 30
+    assert "700 against > 2,000 (>2.9×)" in verdict.measured
+
+
+def test_models_that_learned_nothing_are_not_called_robust() -> None:
+    points = tiny("sensitivity")
+    assert judged("robust", made_up(points, {"mapa": 0.1})).verdict is Verdict.NOT_RUN
+    assert judged("robust", made_up(points, {"mapa": 0.9})).verdict is Verdict.REPRODUCED
+
+
+# -- from end to end ----------------------------------------------------------------------------------
+
+
+def test_a_reproduction_writes_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
+    outcome = reproduce(order(tmp_path, "norms", "stragglers"))
+    assert not outcome.failures
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 2
+    assert "src='http" not in page
+    assert "<link" not in page
+    assert "mnist" in page
+    for one in outcome.judged:
+        assert one.claim.text in page.replace("&#x27;", "'")
+    for point in tiny("norms", "stragglers"):
+        assert point.scenario.digest[:16] in page
+    for name in ("norms", "stragglers"):
+        for kind in ("svg", "png"):
+            assert (tmp_path / "figures" / f"{name}.{kind}").stat().st_size > 1000
+        assert (tmp_path / "tables" / f"{name}.csv").read_text(encoding="utf-8").count("\n") > 2
+    assert "verdict" in (tmp_path / "tables" / "verdicts.csv").read_text(encoding="utf-8")
+    assert (tmp_path / "report.md").read_text(encoding="utf-8").startswith("# Reproduction, size tiny")
+
+
+def test_an_interrupted_reproduction_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    seen: list[tuple[float, float]] = []
+
+    def stop(done: float, total: float, line: str) -> None:  # noqa: ARG001
+        seen.append((done, total))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(order(tmp_path, "stragglers"), stop)
+    assert 0 < seen[0][0] < seen[0][1]
+    kept = len(list((tmp_path / "cache").glob("*.json")))
+    assert kept == 1
+    outcome = reproduce(order(tmp_path, "stragglers"))
+    assert (outcome.cached, outcome.runs) == (1, 3)
+    again = reproduce(order(tmp_path, "stragglers"))
+    assert (again.cached, again.runs) == (4, 0)
+    assert [one.judgement for one in again.judged] == [one.judgement for one in outcome.judged]
+
+
+def test_a_failed_run_is_named_and_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(task: Task) -> list[Result]:
+        raise ConfigurationError(f"no broker for {task.points[0].line}")
+
+    monkeypatch.setattr(reproduction, "run_task", broken)
+    outcome = reproduce(order(tmp_path, "testbed"))
+    assert set(outcome.failures) == {"testbed-cnn-mnist-mapa", "testbed-cnn-mnist-asgd"}
+    assert {one.judgement.verdict for one in outcome.judged} == {Verdict.NOT_RUN}
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "no broker for testbed-cnn-mnist-mapa" in page
+    assert "2 points are missing" in page
+
+
+def test_the_command_prints_verdicts_and_ends_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        reproduce_command(["stragglers"], tiny=True, out=tmp_path, data_dir=NOWHERE, jobs=2, as_json=True)
+    assert ended.value.exit_code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["size"] == "tiny"
+    assert [row["claim"] for row in report["verdicts"]] == ["stragglers"]
+    assert report["runs"] == 4
+
+
+def test_wrong_options_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"quick": True, "full": True}, "--quick and --full"),
+        ({"engine": "slurm"}, "engine = 'slurm'"),
+        ({"ray_address": "auto"}, "--ray-address"),
+        ({"full": True}, "mapa data get"),
+    ]
+    for options, words in wrong:
+        with pytest.raises(ConfigurationError, match=words):
+            reproduce_command([], out=tmp_path, data_dir=NOWHERE, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_tiny_size_represents_every_experiment(tmp_path: Path) -> None:
+    """Everything there is, real processes over real MQTT included; it says nothing of the claims."""
+    outcome = reproduce(order(tmp_path))
+    assert not outcome.failures
+    pictures = {path.stem.partition("-")[0] for path in (tmp_path / "figures").glob("*.png")}
+    assert pictures == {experiment.name for experiment in catalogue().experiment}
+    assert "its verdicts mean nothing" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    live = Results(tiny(), {p.key: r for p in tiny() if (r := Cache(tmp_path / "cache").get(p.key))})
+    assert not live.missing
+    for entry in live.of("testbed"):
+        assert entry.result.seconds
+        assert sum(entry.result.staleness.values()) == 60
