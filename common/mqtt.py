@@ -297,41 +297,25 @@ class MqttChannel:
                 stream.ended = True
             self._mind_writing()
         if mask & READ or stream.ended:
-            stream.gather()
-            try:
-                self._take_all(stream)
-            finally:
-                self._send_gathered(stream)
-            if self._stream is not stream:
-                return
+            more = True
+            while more:
+                more = stream.fill()
+                while True:
+                    packet = stream.take_publish()
+                    if packet is not None:
+                        self._routes.deliver(*packet)
+                        if self._stream is not stream:
+                            return
+                    elif stream.for_paho:
+                        self._read_paho()
+                        if self._stream is not stream:
+                            return
+                    else:
+                        break
             if stream.skipped:
                 self._note_skipped(stream)
         if self._client.want_write():
             self._write_paho()
-
-    def _take_all(self, stream: PacketStream) -> None:
-        """Deliver what has come; answers given meanwhile leave together."""
-        more = True
-        while more:
-            more = stream.fill()
-            while True:
-                packet = stream.take_publish()
-                if packet is not None:
-                    self._routes.deliver(*packet)
-                elif stream.for_paho:
-                    self._read_paho()
-                else:
-                    break
-                if self._stream is not stream:
-                    return
-
-    def _send_gathered(self, stream: PacketStream) -> None:
-        try:
-            stream.send_gathered()
-        except OSError:
-            return  # the loop sees the end of the connection by itself
-        if stream.unsent:
-            self._mind_writing()
 
     def _paho_message(self, _client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
         try:

@@ -17,10 +17,7 @@ from common.errors import LocalProtocolError
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READ_AHEAD = 131072
-_ROOM = 32768  # least free room for a read; a packet of which more is missing is large
-_NEXT_HEAD = 4096  # read beyond a large packet: what stands before the next one's payload
-_GATHERED = 65536  # bytes that wait to be sent as one
-_PARTS = 256  # and how many pieces; the system takes 1,024
+_ROOM = 32768  # least free room for a read
 
 
 @lru_cache(maxsize=4096)
@@ -49,16 +46,12 @@ class PacketStream:
         self._buffer = bytearray(_READ_AHEAD)
         self._view = memoryview(self._buffer)
         self._low = self._high = self._granted = 0
-        self._missing = 0  # bytes of the packet that has begun
         self._skip = 0
         self.skipped = 0  # packets larger than max_packet
         self.ended = False
         self._max_packet = max_packet
         self._max_unsent = max_unsent
         self._unsent = bytearray()
-        self._gathered: list[bytes] = []
-        self._gathered_bytes = 0
-        self._gathering = False
         self._writing = threading.Lock()
         self._gathers = hasattr(sock, "sendmsg") and not isinstance(sock, ssl.SSLSocket)
 
@@ -66,17 +59,14 @@ class PacketStream:
 
     def fill(self) -> bool:
         """Read what has come; False: nothing more for now."""
-        missing, self._missing = self._missing, 0
         if self._low == self._high:
             self._low = self._high = 0
-        elif len(self._buffer) - self._high < max(_ROOM, missing):
+        elif len(self._buffer) - self._high < _ROOM:
             left = self._high - self._low
             self._view[:left] = self._view[self._low : self._high]  # an overlap is moved as it should
             self._low, self._high = 0, left
-        # Half of a large packet would only have to be moved to the front later.
-        end = self._high + missing + _NEXT_HEAD if missing > _ROOM else len(self._buffer)
         try:
-            count = self._sock.recv_into(self._view[self._high : end])
+            count = self._sock.recv_into(self._view[self._high :])
         except _WOULD_BLOCK:
             return False
         except OSError:
@@ -111,7 +101,6 @@ class PacketStream:
                 return None
         end = at + length
         if end > high:
-            self._missing = end - high
             self._make_room(end - low)
             return None
         if buffer[low] & 0xF6 != 0x30:
@@ -150,40 +139,27 @@ class PacketStream:
 
     # writing
 
-    def gather(self) -> None:
-        """Keep what is written until `send_gathered`: many small answers leave in one call, and wake once."""
-        self._gathering = True
-
-    def send_gathered(self) -> None:
-        """Send what was written since `gather`."""
-        with self._writing:
-            self._gathering = False
-            if self._gathered:
-                self._send()
-
     def write(self, head: bytes, payload: bytes) -> bool:
-        """Send, and keep what the socket does not take yet; False: too much is kept already."""
-        with self._writing:
-            if len(self._unsent) > self._max_unsent:
-                return False
-            self._gathered += (head, payload)
-            self._gathered_bytes += len(head) + len(payload)
-            if not self._gathering or self._gathered_bytes > _GATHERED or len(self._gathered) >= _PARTS:
-                self._send()
-            return True
+        """Send, and keep what the socket does not take yet; False: too much is kept already.
 
-    def _send(self) -> None:
-        parts, count = self._gathered, self._gathered_bytes
-        self._gathered, self._gathered_bytes = [], 0
-        if self._unsent:
-            self._unsent += b"".join(parts)
-            return
-        try:
-            sent = self._sock.sendmsg(parts) if self._gathers else self._sock.send(b"".join(parts))
-        except _WOULD_BLOCK:
-            sent = 0
-        if sent < count:
-            self._unsent += b"".join(parts)[sent:]
+        At once, never several answers together: that saves a quarter of our processor time and costs
+        a quarter of the rate, because broker and edges idle meanwhile.
+        """
+        with self._writing:
+            if self._unsent:
+                if len(self._unsent) > self._max_unsent:
+                    return False
+                self._unsent += head
+                self._unsent += payload
+                return True
+            try:
+                parts = (head, payload)
+                sent = self._sock.sendmsg(parts) if self._gathers else self._sock.send(b"".join(parts))
+            except _WOULD_BLOCK:
+                sent = 0
+            if sent < len(head) + len(payload):
+                self._unsent += (head + payload)[sent:]
+            return True
 
     def flush(self) -> None:
         """Send what was kept, as far as the socket takes it."""
@@ -221,8 +197,6 @@ class PacketStream:
 
     def close(self) -> None:
         """Close; what was kept gets one last second."""
-        with contextlib.suppress(OSError):
-            self.send_gathered()
         if self._unsent:
             with contextlib.suppress(OSError, ValueError):
                 self._sock.settimeout(1.0)

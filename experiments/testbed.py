@@ -206,6 +206,7 @@ class Testbed:
         more: dict[str, Any] = {"command": list(command)} if command else {}
         if service == "broker":
             more["healthcheck"] = _check(["mosquitto_pub", "-h", "127.0.0.1", "-t", "health", "-n"])
+            more["tmpfs"] = {"/mosquitto/data": "", "/mosquitto/log": ""}
         else:
             more |= {
                 "user": f"{os.getuid()}:{os.getgid()}",

@@ -77,8 +77,7 @@ def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
             raise ConfigurationError(
                 "data.sampler = 'shuffled': block streams know with-replacement and poisson, no epochs"
             )
-        most = -(-s.iterations // s.workers) + 1
-        if any(cap is not None and cap < most for cap in world.caps):
+        if any(cap is not None and cap < _releases(s, k) for k, cap in enumerate(world.caps)):
             raise ConfigurationError(
                 "engine = 'vectorised': an edge's budget ends before T; use the events engine"
             )
@@ -86,6 +85,12 @@ def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
             raise ConfigurationError(
                 "runs of one sweep must share data, model, edges, batch_size and iterations"
             )
+
+
+def _releases(s: Scenario, k: int) -> int:
+    """Return how many gradients edge k makes: those applied, and one on its way unless it made the last."""
+    applied = -(-(s.iterations - k) // s.workers)
+    return applied + ((s.iterations - 1) % s.workers != k)
 
 
 def _shape(s: Scenario) -> tuple[object, ...]:

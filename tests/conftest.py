@@ -30,3 +30,18 @@ def _refuse_skip(report: Any) -> Any:
         report.outcome = "failed"
         report.longrepr = f"a skip is a failure with MAPA_NO_SKIP=1: {report.longrepr}"
     return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the stack tests in one worker: they share one engine.
+
+    xdist 3.8 marks groups by an attribute that pytest 9.2 no longer reads, so its own `loadgroup` scatters them.
+    """
+    from xdist.scheduler import LoadGroupScheduling
+
+    class OneWorkerForTheStack(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "stack" if "stack/" in nodeid.partition("::")[0] else str(super()._split_scope(nodeid))
+
+    return OneWorkerForTheStack(config, log) if config.getvalue("dist") == "loadgroup" else None

@@ -25,7 +25,10 @@ _EDGE = EdgeId("edge-0")
 
 def wire_costs(data_dir: Path) -> Iterator[tuple[str, float]]:
     """Yield what was done and the µs that one of it took, the median of batches."""
-    yield "gradient, clip and noise (LR, N = 784, b = 12)", _median(_release(data_dir), 200)
+    worker = World.of(bench_scenario(5, 1), data_dir).workers()[0]
+    n, b = worker.model.dimension, worker.recipe.batch_size
+    sent = SendModel(_EDGE, 1, 1, 1.0, 0, np.zeros(n, np.float32))
+    yield f"gradient, clip and noise (LR, N = {n}, b = {b})", _median(lambda: worker.receive(sent), 200)
     yield f"ledger debit with its sync to the disk ({4 * _DIMENSION / 1000:.0f} kB)", _debit()
     vector = np.full(_DIMENSION, 1e-3, np.float32)
     model = SendModel(_EDGE, 1, 1, 1.0, 1, vector)
@@ -51,12 +54,6 @@ def _median(work: Callable[[], object], count: int, batches: int = 15) -> float:
             work()
         times.append((time.perf_counter() - began) / count)
     return float(np.median(times)) * 1e6
-
-
-def _release(data_dir: Path) -> Callable[[], object]:
-    worker = World.of(bench_scenario(5, 1), data_dir).workers()[0]
-    sent = SendModel(_EDGE, 1, 1, 1.0, 0, np.zeros(worker.model.dimension, np.float32))
-    return lambda: worker.receive(sent)
 
 
 def _debit() -> float:

@@ -21,6 +21,10 @@ class BenchFleet:
         self._children = children
         self._busy: Sequence[subprocess.Popen[str]] = ()
 
+    @property
+    def pids(self) -> list[int]:
+        return [child.pid for child in self._children]
+
     def begin(self, run: RunId, edges: int, dimension: int) -> None:
         """Have K edges join a run; they say hello when its cloud is there."""
         counts = edge_counts(edges, len(self._children))

@@ -91,7 +91,7 @@ def reproduce_command(
             {
                 "claim": one.claim.name,
                 "experiment": one.claim.experiment,
-                "verdict": one.judgement.verdict.value,
+                "verdict": one.words,
                 "measured": one.judgement.measured,
                 "why": one.judgement.why,
             }
@@ -115,7 +115,7 @@ def reproduce_command(
         table = Table("experiment", "claim", "verdict")
         for one in outcome.judged:
             verdict = one.judgement.verdict.value
-            table.add_row(one.claim.experiment, one.claim.text, f"[{_COLOURS[verdict]}]{verdict}[/]")
+            table.add_row(one.claim.experiment, one.claim.text, f"[{_COLOURS[verdict]}]{one.words}[/]")
         Console().print(table)
         Console(soft_wrap=True).print(
             f"{outcome.runs} runs, {outcome.cached} from the cache; report: {outcome.files[0]}"

@@ -18,7 +18,7 @@ from common.messages import Fact
 from common.randomness import streams_for
 from common.scenario import Scenario
 from common.tally import Evaluation, finite_or_none
-from experiments.budget import calibrated, release_caps
+from experiments.budget import calibrated
 from experiments.reproduce.attacks import attack_cells
 from experiments.reproduce.live import run_live
 from experiments.reproduce.points import Point
@@ -86,23 +86,22 @@ def world_for(scenario: Scenario, data_dir: Path) -> World:
     pool = _pool(scenario.data.set, scenario.model.model_dump_json(), data_dir, scenario)
     rows = deal(scenario, pool.dataset)
     sizes = [len(shard) for shard in rows]
-    caps: list[int | None] = [None] * len(sizes)
     if scenario.private and scenario.privacy.total_epsilon is not None:
         z = _noise_multiplier(_account(scenario), min(sizes))
         privacy = scenario.privacy.model_copy(update={"noise_multiplier": [z]})
         scenario = scenario.model_copy(update={"privacy": privacy})
-        caps = [_cap(_account(scenario), size) for size in sizes]
     return replace(
         pool,
         scenario=scenario,
         rows=rows,
         streams=streams_for(scenario.seed),
-        caps=caps,
+        # z covers an even share of T and one more, which the cyclic order never exceeds
+        caps=[None] * len(sizes),
     )
 
 
 def _account(scenario: Scenario) -> str:
-    """Return what the account of a run depends on, and more: the accountant takes seconds for each."""
+    """Return what z depends on, and more, but no seed: the accountant takes seconds for each."""
     return scenario.model_dump_json(
         exclude={"seed": True, "evaluation": True, "algorithm": {"first_clip", "name"}}
     )
@@ -111,11 +110,6 @@ def _account(scenario: Scenario) -> str:
 @cache
 def _noise_multiplier(text: str, size: int) -> float:
     return calibrated(Scenario.model_validate_json(text), [size]).privacy.parameter(0)
-
-
-@cache
-def _cap(text: str, size: int) -> int | None:
-    return release_caps(Scenario.model_validate_json(text), [size])[0]
 
 
 _kept: dict[tuple[str, str, Path], World] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiments import figures
@@ -59,6 +60,8 @@ def _against_x(
             for place, variant in enumerate(results.variants(experiment, panel)):
                 entries = results.of(experiment, panel=panel, variant=variant)
                 how = look(variant, place)
+                if variant == "audp" and not results.of(experiment, panel=panel, variant="audp-fair"):
+                    how = replace(how, label="AUDP")  # its bound is what is swept, or a fair one
                 xs = sorted({e.point.x for e in entries if e.point.x is not None})
                 if xs:
                     seeds = sorted({e.point.seed for e in entries})
@@ -104,7 +107,7 @@ def draw_convergence(results: Results, folder: Path) -> list[Path]:
             for variant in results.variants("convergence", panel):
                 how = look(variant)
                 needed = [iterations_to(results, panel, variant, x, threshold) for x in xs]
-                values = [math.nan if v is None else min(v, float(last)) for v in needed]
+                values = [math.nan if v is None or math.isinf(v) else v for v in needed]
                 axis.plot(
                     xs, values, color=how.colour, linestyle=how.dash, marker=how.marker, label=how.label
                 )
@@ -211,7 +214,7 @@ def draw_stragglers(results: Results, folder: Path) -> list[Path]:
                         color=how.colour,
                         linestyle=how.dash,
                     )
-                axis.set_title(f"slowest edge {x:g}× slower")
+                axis.set_title("all edges alike" if x == 1 else f"one edge {x:g}× slower")
                 axis.set_xlabel("virtual seconds")
         times.set_xlabel("slowest of ten edges, times slower")
         times.set_ylabel(f"virtual seconds to {TARGET:.0%}")

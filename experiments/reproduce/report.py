@@ -119,7 +119,7 @@ def _verdict_table(judged: Sequence[Judged]) -> str:
         cells = (one.judgement.measured, one.judgement.why)
         lines.append(
             f"<tr><td>{html.escape(one.claim.text)}</td><td><code>{html.escape(one.claim.where)}</code></td>"
-            f"<td class='{verdict.replace(' ', '-')}'>{verdict}</td>"
+            f"<td class='{verdict.replace(' ', '-')}'>{one.words}</td>"
             + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
             + "</tr>"
         )

@@ -95,7 +95,7 @@ def verdict_rows(judged: Sequence[Judged]) -> list[Row]:
         {
             "claim": one.claim.text,
             "where": one.claim.where,
-            "verdict": one.judgement.verdict.value,
+            "verdict": one.words,
             "measured": one.judgement.measured,
             "why": one.judgement.why,
         }

@@ -38,6 +38,9 @@ class Verdict(Enum):
     NOT_RUN = "not run"
 
 
+_OURS = {Verdict.REPRODUCED: "holds", Verdict.NOT: "does not hold"}
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     verdict: Verdict
@@ -51,6 +54,12 @@ class Judged:
 
     claim: Claim
     judgement: Judgement
+
+    @property
+    def words(self) -> str:
+        """Return the verdict; nobody claimed what is ours, so it cannot be reproduced."""
+        verdict = self.judgement.verdict
+        return _OURS.get(verdict, verdict.value) if self.claim.ours else verdict.value
 
 
 @dataclass(frozen=True, slots=True)

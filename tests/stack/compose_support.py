@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from experiments.records_tail import Tail
 from experiments.testbed import PROJECT, Stack
 
 ROOT = Path(__file__).parents[2]
+# One worker for all: they share the machine's engine, and its cores with everybody else's tests.
+MARKS = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 PATIENCE = 240.0  # seconds; reached only where something hangs
 
 

@@ -1,25 +1,14 @@
-"""A real engine for the stack tests; they share one worker, since they share the machine's containers."""
+"""A real engine for the stack tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import ConfigurationError
 from experiments.testbed import connect
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.stack)
-            item.add_marker(pytest.mark.xdist_group("stack"))
-            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

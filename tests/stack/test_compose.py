@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.stack.compose_support import PATIENCE, ROOT, assert_applied_exactly_once, compose
+from tests.stack.compose_support import MARKS, PATIENCE, ROOT, assert_applied_exactly_once, compose
 
-pytestmark = pytest.mark.usefixtures("images")
+pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 SLOW = "links=[{delay_ms = 20.0}]; testbed.resend_after=0.5"  # 25 updates a second and edge at most
 
 
@@ -94,9 +94,32 @@ def test_edges_come_and_go_while_the_training_runs(engine: Any, tmp_path: Path) 
     assert len({event["edge"] for event in late}) == 8
 
 
+def test_all_are_healthy_while_they_train_and_a_stop_keeps_the_records(engine: Any, tmp_path: Path) -> None:
+    with compose(engine, tmp_path / "runs", EDGES="2", ITERATIONS="1000000", SET=SLOW) as project:
+        project.up(2)
+
+        def healthy() -> bool:
+            containers = [project.stack.container(name) for name in ("broker", "cloud", "edge-1", "edge-2")]
+            return all(c.attrs["State"]["Health"]["Status"] == "healthy" for c in containers)
+
+        project.stack.until(healthy, PATIENCE, "four healthy containers")
+        for name in ("edge-1", "edge-2"):
+            assert project.stack.container(name).attrs["Config"]["User"] == "10001:10001"
+        project.until_updates(20)
+        project("stop", "cloud")
+        assert project.stack.wait("cloud", 60.0) == 130
+        for name in ("edge-1", "edge-2"):
+            assert project.stack.wait(name, 60.0) == 0, project.stack.last_words()
+        summary = project.records.summary()
+        assert summary is not None
+        assert summary["reason"] == "interrupted"
+        assert_applied_exactly_once(project.records, summary["updates"])
+
+
 def test_make_up_ends_by_itself_with_the_clouds_code_and_takes_everything_down(
     engine: Any, tmp_path: Path
 ) -> None:
+    before = {volume.name for volume in engine.volumes.list()}
     with compose(engine, tmp_path / "runs", ITERATIONS="100") as project:
         environment = {**os.environ, **project.environment, "COMPOSE_PROJECT_NAME": project.stack.project}
         command = ["make", "up", "EDGES=3"]
@@ -113,6 +136,8 @@ def test_make_up_ends_by_itself_with_the_clouds_code_and_takes_everything_down(
         )
         assert done.returncode != 0
         assert project.stack.containers() == []
+        ledgers = {f"{project.stack.project}_{part}" for part in ("data", "state", "shared")}
+        assert {volume.name for volume in engine.volumes.list()} - before == ledgers
 
 
 def test_the_example_environment_is_the_default_one(engine: Any, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from experiments.faults import FaultKind
-from tests.stack.compose_support import Compose, assert_applied_exactly_once, compose
+from tests.stack.compose_support import MARKS, Compose, assert_applied_exactly_once, compose
 
-pytestmark = pytest.mark.usefixtures("images")
+pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 SLOW = "links=[{delay_ms = 25.0}]; testbed.resend_after=0.5; testbed.silent_after=4.0"
 AWAY = 3.0  # seconds; long against resend_after
 

@@ -16,9 +16,9 @@ from common.mqtt import MqttChannel
 from common.quantities import EdgeId, RunId
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic
 from experiments.brokers import free_port
-from tests.stack.compose_support import PATIENCE, ROOT, Compose, assert_applied_exactly_once, compose
+from tests.stack.compose_support import MARKS, PATIENCE, ROOT, Compose, assert_applied_exactly_once, compose
 
-pytestmark = pytest.mark.usefixtures("images")
+pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 GATEWAY = "host.docker.internal"  # this machine, as its containers call it
 
 

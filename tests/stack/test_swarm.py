@@ -13,9 +13,9 @@ import pytest
 
 from experiments.brokers import free_port
 from experiments.testbed import Stack
-from tests.stack.compose_support import PATIENCE, ROOT
+from tests.stack.compose_support import MARKS, PATIENCE, ROOT
 
-pytestmark = pytest.mark.usefixtures("images")
+pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 
 
 def docker(*words: str, **environment: str) -> str:

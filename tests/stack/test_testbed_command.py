@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from experiments.testbed import PROJECT
-from tests.stack.compose_support import PATIENCE, ROOT
+from tests.stack.compose_support import MARKS, PATIENCE, ROOT
 
-pytestmark = pytest.mark.usefixtures("images")
+pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 
 
 def mapa(*words: str) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,9 @@ import pytest
 
 from common.connection import BrokerAddress
 from tests.broker.testbed_support import assert_applied_exactly_once, open_testbed, scenario
+from tests.stack.compose_support import MARKS
+
+pytestmark = MARKS
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from experiments.reproduce.catalogue import catalogue
 from experiments.reproduce.results import Results, mean
-from experiments.reproduce.verdicts import Case, Judgement, by_cases
+from experiments.reproduce.verdicts import Case, Judgement, Verdict, by_cases
 
 
 def iterations_to(results: Results, panel: str, variant: str, edges: float, threshold: float) -> float | None:
@@ -62,8 +62,12 @@ def csgd_needs_fewest(results: Results) -> Judgement:
 
 
 def _faster(results: Results, than: str, edges: Sequence[float], factor: float, why: str) -> Judgement:
-    """Judge how many times faster MAPA is; a rival that never got there counts with T, a lower bound."""
-    cases = []
+    """Judge whether MAPA needs fewer updates everywhere, and by the factor that is claimed.
+
+    A rival that never got there counts with T, so that the factor is a lower bound; where neither did, T was
+    too short to tell and the case is left out.
+    """
+    cases, shown, undecided = [], 0, 0
     for panel in results.panels("convergence"):
         last = horizon(results, panel)
         for x in edges:
@@ -74,8 +78,18 @@ def _faster(results: Results, than: str, edges: Sequence[float], factor: float, 
             ratio = min(theirs, float(last)) / min(ours, float(last))
             sign = ">" if math.isinf(theirs) else "<" if math.isinf(ours) else ""
             words = f"{count(ours, last)} against {count(theirs, last)} ({sign}{ratio:.2g}×)"
-            cases.append(Case(f"{results.title(panel)} K={x:g}", ratio >= factor, words))
-    return by_cases(cases, why)
+            cases.append(Case(f"{results.title(panel)} K={x:g}", ours < theirs, words))
+            shown += ratio >= factor
+            undecided += ratio < factor and math.isinf(theirs)
+    found = by_cases(cases, why)
+    if factor <= 1 or found.verdict is Verdict.NOT_RUN:
+        return found
+    words = f"{found.measured}. At least {factor:g} times: shown in {shown} of {len(cases)}"
+    words += f", open in {undecided}, where T ended before the rival got there" if undecided else ""
+    verdict = found.verdict
+    if verdict is Verdict.REPRODUCED and shown < len(cases):
+        verdict = Verdict.PARTLY
+    return Judgement(verdict, words, why if verdict is not Verdict.REPRODUCED else "")
 
 
 def mapa_is_faster_than_audp(results: Results) -> Judgement:
@@ -84,8 +98,8 @@ def mapa_is_faster_than_audp(results: Results) -> Judgement:
         "audp",
         (10, 100),
         10,
-        "Faster nearly everywhere against a bound as large as the largest gradient, but by less than the tenfold "
-        "that is claimed, or T ended before AUDP did. Against a bound chosen for AUDP see the claim after next.",
+        "How much faster depends on AUDP's bound alone, which the paper does not give; here it is as large as the "
+        "largest gradient. With a bound chosen for AUDP the lead is gone (the last claim of this figure).",
     )
 
 
@@ -95,8 +109,8 @@ def mapa_is_faster_than_asgd(results: Results) -> Judgement:
         "asgd",
         (100, 1000),
         30,
-        "γ of ASGD falls with (τ_max+1)², MAPA's with τ_max+1. Where ASGD did not get there within T, the ratio is "
-        "a lower bound; where MAPA did not either, T was too short to tell and the case is left out.",
+        "γ of ASGD falls with (τ_max+1)², MAPA's with τ_max+1, so the lead grows with K; "
+        "how large it is at K = 1000 takes more updates than T to see.",
     )
 
 
@@ -105,6 +119,6 @@ def mapa_is_faster_than_fair_audp(results: Results) -> Judgement:
         results,
         "audp-fair",
         (10, 100),
-        1.0 + 1e-9,
+        1.0,
         "γ_t⁻¹ of AUDP is L(τ_max+1) + √(Δ_b+1)√t: with a small bound Δ_b is small and γ_t above MAPA's.",
     )

@@ -74,7 +74,9 @@ def robust_to_sigma_and_delta(results: Results) -> Judgement:
             width, words = _range(entries)
             cases.append(Case(symbol, width <= ROBUST, words))
     return by_cases(
-        cases, "σ enters Δ_b, hence P and γ: a large one makes every step smaller. δ only sets ΔS₁."
+        cases,
+        "σ enters Δ_b, hence P and γ; σ and δ set ΔS₁, and with it which rung of ΔS₁·θˢ the later stages "
+        "stand on. T_s grows fast there, so one rung more or less decides at this T.",
     )
 
 
@@ -119,6 +121,6 @@ def sensitive_to_epsilon_and_theta(results: Results) -> Judgement:
         cases.append(Case("larger θ lowers it", ahead(low, high), words))
     return by_cases(
         cases,
-        "P has θ² below the line, so a larger θ gives a larger γ, not a smaller one; what it costs is more "
-        "stages until ΔS is small.",
+        "P has θ² below the line, so a larger θ gives a larger γ. Read as a stronger reduction, which is a smaller "
+        "θ, the paper's sentence fits its own reason and what we measured.",
     )
