@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +17,7 @@ from common.errors import ConfigurationError
 
 ENGINES = ("cores", "ray")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_LOST = "the process that ran it was killed"
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -54,6 +55,24 @@ def sweep(
 
 
 def _on_cores(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[Done[T, R]]:
+    """A worker that is killed takes every waiting task of its pool along: they get another, then one each."""
+    lost: list[T] = []
+    for done in _in_pool(work, tasks, jobs):
+        if done.error == _LOST:
+            lost.append(done.task)
+        else:
+            yield done
+    lost_again: list[T] = []
+    for done in _in_pool(work, lost, jobs) if lost else ():
+        if done.error == _LOST:
+            lost_again.append(done.task)
+        else:
+            yield done
+    for task in lost_again:
+        yield from _in_pool(work, [task], 1)
+
+
+def _in_pool(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[Done[T, R]]:
     before = set(multiprocessing.active_children())
     with _environment(ONE_THREAD):  # read when a child imports numpy, so it must be there before
         pool = ProcessPoolExecutor(
@@ -66,6 +85,8 @@ def _on_cores(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator
                 error = future.exception()
                 if error is None:
                     yield Done(task, future.result())
+                elif isinstance(error, BrokenExecutor):
+                    yield Done(task, error=_LOST)
                 else:
                     yield Done(task, error=f"{type(error).__name__}: {error}")
         except BaseException:  # Ctrl-C, or nobody wants the rest: do not wait for what is running

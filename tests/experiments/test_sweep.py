@@ -13,7 +13,7 @@ import pytest
 
 from common.errors import ConfigurationError
 from experiments.sweep import ONE_THREAD, sweep
-from tests.sweep_support import one_thread_here, square, where_it_ran
+from tests.sweep_support import die_if_negative, one_thread_here, square, where_it_ran
 
 
 def test_every_task_comes_back_with_its_value() -> None:
@@ -27,6 +27,12 @@ def test_a_task_that_fails_is_told_in_words_and_the_others_go_on() -> None:
     assert done[-1].value is None
     assert done[-1].error == "ValueError: -1: no square of a negative"
     assert (done[1].value, done[3].value) == (1, 9)
+
+
+def test_a_worker_that_is_killed_costs_its_own_task_alone() -> None:
+    done = {one.task: one for one in sweep(die_if_negative, [1, -1, 2, 3, 4], jobs=2)}
+    assert done[-1].error == "the process that ran it was killed"
+    assert {task: one.value for task, one in done.items() if task > 0} == {1: 1, 2: 4, 3: 9, 4: 16}
 
 
 def test_tasks_run_in_other_processes_with_one_blas_thread() -> None:
