@@ -23,6 +23,8 @@ COMMANDS = {
     "attack": "experiments.commands.attack:attack_command",
     "observe": "experiments.commands.observe:observe_command",
     "audit": "experiments.commands.audit:audit_command",
+    "reproduce": "experiments.commands.reproduce:reproduce_command",
+    "compare": "experiments.commands.compare:compare_command",
 }
 GROUPS = {
     "scenario": "experiments.commands.scenario:app",
