@@ -18,7 +18,7 @@ import numpy as np
 from common.errors import ConfigurationError
 from common.messages import GradientArrived
 from common.randomness import CounterStreams, Purpose
-from common.scenario import DelaysTable
+from common.tables import DelaysTable
 
 Trip = tuple[float, float, float]  # downlink, compute, uplink in seconds
 

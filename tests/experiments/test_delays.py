@@ -16,7 +16,7 @@ from common.errors import ConfigurationError
 from common.messages import GradientArrived
 from common.quantities import EdgeId, NoisyGradient
 from common.randomness import CounterStreams
-from common.scenario import DelaysTable
+from common.tables import DelaysTable
 from experiments.delays import (
     Arrivals,
     CyclicArrivals,

@@ -1,0 +1,56 @@
+"""What is wrong with a scenario, in words that name the key, the value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+
+def explain(error: ValidationError, root: type[BaseModel]) -> str:
+    """Return one line for every wrong key: the key, its value, and what is allowed."""
+    return "\n".join(_line(item, root) for item in error.errors())
+
+
+def _line(item: Any, root: type[BaseModel]) -> str:
+    location = item["loc"]
+    key = ".".join(str(part) for part in location)
+    message = str(item["msg"]).removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    match item["type"]:
+        case "extra_forbidden":
+            allowed = ", ".join(_table(root, location[:-1]).model_fields)
+            return f"{key} = {item['input']!r}: unknown key; allowed are {allowed}"
+        case "missing":
+            return f"{key}: missing"
+        case "value_error":
+            return (
+                message
+                if not key or message.startswith(key) or "." in message.split(":")[0]
+                else f"{key}: {message}"
+            )
+        case _:
+            return f"{key} = {item['input']!r}: {message}{_range(root, location)}"
+
+
+def _table(root: type[BaseModel], location: tuple[object, ...]) -> type[BaseModel]:
+    """Return the table that a location lies in."""
+    table = root
+    for part in location:
+        annotation = table.model_fields[str(part)].annotation if str(part) in table.model_fields else None
+        if get_origin(annotation) is list:
+            (annotation,) = get_args(annotation)
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            table = annotation
+    return table
+
+
+def _range(root: type[BaseModel], location: tuple[object, ...]) -> str:
+    """Return the allowed range of a number in words, from the JSON schema."""
+    names = [str(part) for part in location if isinstance(part, str)]
+    schema = _table(root, tuple(names[:-1])).model_json_schema()["properties"].get(names[-1], {})
+    flat = [schema, *schema.get("anyOf", [])]
+    flat += [part["items"] for part in flat if "items" in part]
+    words = {"exclusiveMinimum": "> ", "minimum": "≥ ", "exclusiveMaximum": "< ", "maximum": "≤ "}
+    limits = [f"{sign}{part[word]}" for part in flat for word, sign in words.items() if word in part]
+    return f" (allowed: {' and '.join(limits)})" if limits else ""

@@ -1,0 +1,182 @@
+"""The tables of a scenario file, each with the checks that need no other table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from common.errors import ConfigurationError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+PerEdge = Annotated[
+    list[Positive],
+    BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    Field(min_length=1, max_length=100_000),
+]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # `edges = true` is not one edge
+
+
+class DataTable(Table):
+    """[data]"""
+
+    set: str = Field("mnist-5k", min_length=1, description="mnist, usps, mnist-5k or package.module:Class")
+    partition: Literal["iid", "dirichlet", "label", "shared"] = "iid"
+    alpha: Positive = Field(0.5, description="concentration of the dirichlet partition")
+    labels_per_edge: int = Field(2, ge=1, le=1000, description="of the label partition")
+    sampler: Literal["poisson", "shuffled", "with-replacement"] = "poisson"
+    holdout: int = Field(
+        0, ge=0, description="training records in no shard, evaluated on instead of the test set: for tuning"
+    )
+
+
+class ModelTable(Table):
+    """[model]"""
+
+    name: str = Field(
+        "lr", min_length=1, description="lr, svm, softmax, scattering, cnn or package.module:Class"
+    )
+    regularization: NonNegative = Field(1e-4, description="λ of λ/2·‖x‖²")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="lr: positive = [labels]; cnn: activation; scattering: landmarks"
+    )
+
+
+class AlgorithmTable(Table):
+    """[algorithm]; what is left open follows from the model and the data set where they are known."""
+
+    name: Literal["csgd", "asgd", "audp", "mapa", "constant"] = "mapa"
+    theta: Fraction = Field(0.5, description="θ, reduction ratio")
+    smoothness: Positive | None = Field(None, description="L")
+    sigma: NonNegative | None = Field(None, description="σ")
+    delta: Fraction = Field(1e-3, description="δ of Theorem 3 alone; the privacy δ is privacy.total_delta")
+    tau_max: int | None = Field(None, ge=0, le=10_000_000, description="τ_max; absent: the number of edges")
+    tau_max_from: Literal["configured", "measured"] = "configured"
+    loss_gap: Positive | None = Field(None, description="f₀ = f(x₁) − f(x*)")
+    radius: Positive | None = Field(None, description="R")
+    first_clip: Positive | None = Field(None, description="AUDP's bound, MAPA's first one; absent: Theorem 3")
+    rule: Literal["theta", "table"] = Field(
+        "theta", description="how ΔS shrinks: θΔS, or the parameter table's"
+    )
+    rate: Positive | None = Field(None, description="ρ of `constant`: γ_t = ρ/C with C = first_clip")
+    rate_decay: Literal["none", "linear"] = Field("none", description="linear: ρ falls to 0 over T updates")
+
+    @model_validator(mode="after")
+    def _rate(self) -> Self:
+        if self.name == "constant":
+            for key in ("rate", "first_clip"):
+                if getattr(self, key) is None:
+                    raise ValueError(f"algorithm.{key}: needed with algorithm.name = 'constant'")
+        elif self.rate is not None or self.rate_decay != "none":
+            key = "rate_decay" if self.rate is None else "rate"
+            value = getattr(self, key)
+            raise ValueError(f"algorithm.{key} = {value!r}: goes with algorithm.name = 'constant' alone")
+        return self
+
+
+class PrivacyTable(Table):
+    """[privacy]"""
+
+    noise: Literal["gaussian", "gamma-norm", "exponential-norm"] = "gaussian"
+    epsilon: PerEdge | None = Field(None, description="ε_k of one release; a list is cycled over edges")
+    noise_multiplier: PerEdge | None = Field(None, description="z_k of the gaussian law, instead of epsilon")
+    clipping: Literal["per-sample", "batch-mean"] = "per-sample"
+    scope: Literal["all", "first-conv"] = "all"
+    total_epsilon: Positive | None = Field(None, description="budget of each edge for the whole run")
+    total_delta: Fraction = Field(1e-5, description="the privacy δ")
+    releases: int | None = Field(
+        None, ge=1, description="gradients of one edge that total_epsilon must cover"
+    )
+    epsilon_floor: NonNegative = Field(0.0, description="the cloud refuses a hello with a smaller ε_k")
+    noise_multiplier_ceiling: Positive | None = Field(None, description="likewise for z_k")
+
+    @model_validator(mode="after")
+    def _one_parameter(self) -> Self:
+        if self.noise == "gaussian":
+            if self.epsilon is not None:
+                raise ValueError(
+                    "privacy.epsilon goes with gamma-norm and exponential-norm; gaussian takes z"
+                )
+            if self.noise_multiplier is None and self.total_epsilon is None:
+                raise ValueError("noise = 'gaussian' needs privacy.noise_multiplier or privacy.total_epsilon")
+            if self.noise_multiplier is not None and self.releases is not None:
+                raise ValueError(
+                    "privacy.releases goes with total_epsilon alone: it is what z is calibrated for"
+                )
+        else:
+            if self.noise_multiplier is not None:
+                raise ValueError(f"privacy.noise_multiplier goes with gaussian; {self.noise} takes epsilon")
+            if self.epsilon is None:
+                raise ValueError(f"noise = {self.noise!r} needs privacy.epsilon")
+        return self
+
+    def parameter(self, index: int) -> float:
+        """Return ε_k, or z_k for the gaussian law."""
+        given = self.noise_multiplier if self.noise == "gaussian" else self.epsilon
+        if given is None:
+            raise ConfigurationError("privacy.total_epsilon: not yet calibrated to a noise multiplier")
+        return given[index % len(given)]
+
+
+class DelaysTable(Table):
+    """[delays]: how the simulator makes gradients stale. Times are virtual seconds."""
+
+    kind: Literal["cyclic", "constant", "uniform", "exponential", "lognormal", "recorded"] = "cyclic"
+    compute: NonNegative = Field(0.01, description="mean time of a gradient at speed 1")
+    network: NonNegative = Field(0.02, description="mean one-way time")
+    spread: NonNegative = Field(
+        0.5, description="uniform: ± this share of the mean; lognormal: σ of the logarithm"
+    )
+    speeds: list[Positive] = Field(
+        default_factory=lambda: [1.0], min_length=1, description="cycled over edges"
+    )
+    file: str | None = Field(None, description="recorded: CSV with columns edge,compute,up,down in seconds")
+
+    @model_validator(mode="after")
+    def _file(self) -> Self:
+        if (self.kind == "recorded") != (self.file is not None):
+            raise ValueError("delays.file goes with delays.kind = 'recorded', and is needed there")
+        if self.kind == "uniform" and self.spread > 1:
+            raise ValueError(f"delays.spread = {self.spread}: must be at most 1 with kind = 'uniform'")
+        return self
+
+
+class EvaluationTable(Table):
+    """[evaluation]"""
+
+    every: int = Field(500, ge=0, description="updates between evaluations on the test set; 0: only the last")
+
+
+class RecordsTable(Table):
+    """[records]"""
+
+    events: bool = Field(True, description="write events.jsonl")
+    diagnostics: bool = Field(False, description="record gradient norms before noise: NOT private")
+
+
+class LinkTable(Table):
+    """One of links: a preset's name, or numbers, or both."""
+
+    name: str | None = None
+    delay_ms: NonNegative | None = None
+    jitter_ms: NonNegative | None = None
+    distribution: Literal["constant", "uniform", "normal", "exponential", "lognormal", "pareto"] | None = None
+    rate_kbps: Positive | None = None
+    partitions: list[Annotated[tuple[NonNegative, Positive], Field(strict=False)]] = Field(
+        default_factory=list, description="[start, duration] in seconds since the edge began"
+    )
+
+
+class TestbedTable(Table):
+    """[testbed]: what only a real network needs."""
+
+    __test__ = False  # pytest: not a test class
+
+    edges_at_least: int = Field(1, ge=1, description="hellos to wait for before the first update")
+    silent_after: Positive = Field(30.0, description="seconds after which a silent edge is reported gone")
+    resend_after: Positive = Field(5.0, description="seconds after which an unanswered message is sent again")
