@@ -26,6 +26,10 @@ class BlockStreams:
         self.noise = np.random.Generator(np.random.SFC64([_word(entropy), 2]))
         self.norms = np.random.Generator(np.random.SFC64([_word(entropy), 3]))
 
+    def batches(self, shard_sizes: Indices, batch_size: int) -> Indices:
+        """Return a batch with replacement for each shard; the very numbers that `batch` gives one by one."""
+        return self._batches.integers(0, shard_sizes[:, None], (len(shard_sizes), batch_size))
+
     def batch(self, sampling: Sampling, shard_size: int, batch_size: int) -> Indices:
         if sampling is Sampling.WITH_REPLACEMENT:
             return self._batches.integers(0, shard_size, batch_size)

@@ -8,29 +8,21 @@ With the same random numbers the two agree to float32's rounding; `block` stream
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
 from common.journal import Journal
-from common.messages import GradientApplied
 from common.models.linear import LinearModel
-from common.noise import Clipping, NoiseLaw, Sampling
-from common.quantities import EdgeId, Indices, Vector
-from common.randomness import Purpose
+from common.noise import Clipping
+from common.quantities import Indices
 from common.scenario import Scenario
-from common.tally import Tally, finite_or_none
-from edge.samplers import draw_batch
-from experiments.blocks import BlockStreams, noise_block
-from experiments.plan import Plan, plan_for
 from experiments.simulator import Outcome, Progress, interrupt_between_events
+from experiments.vectorised_run import Matrix, VectorisedRun
 from experiments.world import World
 
 _BATCH_BYTES = 1 << 20  # of gathered samples in one stretch: about what stays in the cache
-
-Matrix = npt.NDArray[np.float32]
 
 
 def simulate_rounds(
@@ -50,7 +42,7 @@ def simulate_many(
     """Run scenarios that differ in seed, algorithm, ε or bound, but share data, model, K, b and T."""
     check_vectorised(worlds, blocks=blocks)
     sheets = journals or [None] * len(worlds)
-    runs = [_Run.of(world, journal, blocks) for world, journal in zip(worlds, sheets, strict=True)]
+    runs = [VectorisedRun.of(world, journal, blocks) for world, journal in zip(worlds, sheets, strict=True)]
     rounds = _Rounds(runs)
     last = worlds[0].scenario.iterations
     with interrupt_between_events() as interrupted:
@@ -59,7 +51,7 @@ def simulate_many(
             if progress is not None:
                 progress(runs[0].tally)
         reason = "finished" if rounds.done >= last else "interrupted"
-        return [run.outcome(rounds, r, reason) for r, run in enumerate(runs)]
+        return [run.outcome(rounds.x[r], rounds.done, reason) for r, run in enumerate(runs)]
 
 
 def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
@@ -97,117 +89,10 @@ def _shape(s: Scenario) -> tuple[object, ...]:
     return s.data.set, s.model, s.workers, s.batch_size, s.iterations, s.evaluation.every
 
 
-@dataclass(slots=True)
-class _Run:
-    """One of the runs that advance together."""
-
-    world: World
-    journal: Journal | None
-    plan: Plan
-    laws: list[NoiseLaw | None]
-    tally: Tally
-    blocks: BlockStreams | None
-
-    @classmethod
-    def of(cls, world: World, journal: Journal | None, blocks: bool) -> _Run:
-        scenario = world.scenario
-        laws = [scenario.law(k) for k in range(scenario.workers)]
-        run = cls(
-            world,
-            journal,
-            plan_for(world, laws),
-            laws,
-            Tally(),
-            BlockStreams(scenario.seed) if blocks else None,
-        )
-        for fact in run.plan.joins:
-            run.tally.observe(fact)
-            if journal is not None:
-                journal.fact(fact)
-        run._open_stages(1)
-        return run
-
-    def batch(self, k: int, n: int) -> Indices:
-        s, rows = self.world.scenario, self.world.rows[k]
-        sampling = Sampling(s.data.sampler)
-        if self.blocks is not None:
-            return rows[self.blocks.batch(sampling, len(rows), s.batch_size)]
-        return rows[draw_batch(sampling, self.world.streams, k, n, len(rows), s.batch_size)]
-
-    def perturb(self, gradients: Matrix, first: int, n: int, sensitivities: npt.NDArray[np.float64]) -> None:
-        """Add η to the gradients of edges first, first+1, … in place."""
-        if self.laws[first] is None:
-            return
-        if self.blocks is not None:
-            laws = [law for law in self.laws[first : first + len(gradients)] if law is not None]
-            noise_block(gradients, laws, sensitivities, self.blocks)
-            return
-        for i, gradient in enumerate(gradients):
-            law = self.laws[first + i]
-            assert law is not None
-            eta = law.draw(
-                float(sensitivities[i]), gradient.size, self.world.streams.at(first + i, Purpose.NOISE, n)
-            )
-            eta += gradient
-            gradient[:] = eta
-
-    def applied(self, first: int, n: int, start: int, count: int) -> None:
-        """Record updates start … start+count−1, made by edges first, first+1, …"""
-        plan, workers = self.plan, self.world.scenario.workers
-        for i in range(count):
-            k, t = first + i, start + i
-            version = 1 if n == 1 else t - workers + 1
-            fact = GradientApplied(
-                k,
-                EdgeId(f"edge-{k}"),
-                n,
-                version,
-                t,
-                t - version,
-                int(plan.stages[version]),
-                float(plan.sensitivities[version]),
-            )
-            self.tally.observe(fact)
-            if self.journal is not None:
-                self.journal.fact(fact)
-            if t < self.world.scenario.iterations:
-                self._open_stages(t + 1)
-
-    def evaluate(self, x: Vector, t: int) -> None:
-        evaluation = self.world.evaluator.evaluate(x, t, int(self.plan.stages[t]))
-        self.tally.evaluated(evaluation)
-        if self.journal is not None:
-            fields = {
-                "t": t,
-                "stage": evaluation.stage,
-                "loss": finite_or_none(evaluation.loss),
-                "accuracy": evaluation.accuracy,
-            }
-            self.journal.write("evaluated", fields)
-
-    def _open_stages(self, t: int) -> None:
-        fact = self.plan.openings.get(t)
-        if fact is not None:
-            self.tally.observe(fact)
-            if self.journal is not None:
-                self.journal.fact(fact)
-
-    def outcome(self, rounds: _Rounds, r: int, reason: str) -> Outcome:
-        done, workers = rounds.done, self.world.scenario.workers
-        if not self.tally.evaluations or self.tally.evaluations[-1].updates != done:
-            self.evaluate(rounds.x[r], done)
-        if self.journal is not None:
-            self.journal.write("halted", {"t": done, "reason": reason})
-        releases = [self.tally.edges[k].applied + 1 for k in range(workers)]
-        if reason == "finished":
-            releases[(done - 1) % workers] -= 1  # the edge of the last update was told to halt
-        return Outcome(tally=self.tally, x=rounds.x[r].copy(), releases=releases, reason=reason)
-
-
 class _Rounds:
     """x and the K held models of every run, advanced a stretch of edges at a time."""
 
-    def __init__(self, runs: Sequence[_Run]) -> None:
+    def __init__(self, runs: Sequence[VectorisedRun]) -> None:
         world = runs[0].world
         assert isinstance(world.model, LinearModel)
         self.runs = runs
@@ -219,6 +104,9 @@ class _Rounds:
         self.iterations = world.scenario.iterations
         self.every = world.scenario.evaluation.every
         self.done = 0
+        self.clips = [run.clips for run in runs]
+        self.rates = np.stack([run.plan.rates for run in runs])  # R × (T+1)
+        self.sensitivities = np.stack([run.plan.sensitivities for run in runs])
         self.x: Matrix = np.stack([run.plan.first_model for run in runs])  # R × N
         self.held: npt.NDArray[np.float32] = np.repeat(self.x[:, None], self.workers, axis=1)  # R × K × N
         sample_bytes = self.model.inputs * 4 * self.batch_size * len(runs)
@@ -232,9 +120,9 @@ class _Rounds:
         steps = np.empty((len(self.runs), count + 1, self.model.dimension), np.float32)
         steps[:, 0] = self.x
         times = slice(self.done + 1, self.done + 1 + count)
-        for r, run in enumerate(self.runs):
-            np.multiply(gradients[r], -run.plan.rates[times, None], out=steps[r, 1:])
-        np.cumsum(steps, axis=1, out=steps)
+        np.multiply(gradients, -self.rates[:, times, None], out=steps[:, 1:])
+        for i in range(count):  # cumsum along this axis takes ten times as long, and adds in the same order
+            np.add(steps[:, i], steps[:, i + 1], out=steps[:, i + 1])
         self.held[:, first : first + count] = steps[:, 1:]
         self.x = steps[:, -1].copy()
         start = self.done + 1
@@ -256,9 +144,8 @@ class _Rounds:
         d = self.model.score_gradient(scores, self.targets[rows])
         if present is not None:
             d *= present[..., None]
-        versions = [1 if n == 1 else self.done + 1 + i - self.workers + 1 for i in range(count)]
-        sensitivities = np.stack([run.plan.sensitivities[versions] for run in self.runs])
-        per_sample = [r for r, run in enumerate(self.runs) if _clips(run) is Clipping.PER_SAMPLE]
+        sensitivities = self._sensitivities(n, count)
+        per_sample = [r for r, clips in enumerate(self.clips) if clips is Clipping.PER_SAMPLE]
         if per_sample:
             bounds = (self.batch_size * sensitivities[per_sample, :, None] / 2).astype(np.float32)
             norms = np.sqrt(np.vecdot(d[per_sample], d[per_sample])) * self.row_norms[rows[per_sample]]
@@ -266,8 +153,8 @@ class _Rounds:
         gradients: npt.NDArray[np.float32] = np.matmul(d.swapaxes(-1, -2), samples)
         gradients = gradients.reshape(*shape, self.model.dimension)
         gradients /= np.float32(self.batch_size)
-        for r, run in enumerate(self.runs):
-            if _clips(run) is Clipping.BATCH_MEAN:
+        for r, clips in enumerate(self.clips):
+            if clips is Clipping.BATCH_MEAN:
                 bounds = (self.batch_size * sensitivities[r] / 2).astype(np.float32)
                 norms = np.sqrt(np.vecdot(gradients[r], gradients[r]))
                 gradients[r] *= (bounds / np.maximum(norms, bounds))[:, None]
@@ -276,9 +163,19 @@ class _Rounds:
             run.perturb(gradients[r], first, n, sensitivities[r])
         return gradients
 
+    def _sensitivities(self, n: int, count: int) -> npt.NDArray[np.float64]:
+        """Return R × count ΔS, each sent with the model that the gradient was made of."""
+        if n == 1:
+            return np.repeat(self.sensitivities[:, 1:2], count, axis=1)
+        oldest = self.done + 2 - self.workers
+        return self.sensitivities[:, oldest : oldest + count]
+
     def _batches(self, n: int, first: int, count: int) -> tuple[Indices, Matrix | None]:
         """Return the rows R × count × width, and for batches of differing size which of them are there."""
-        drawn = [[run.batch(k, n) for k in range(first, first + count)] for run in self.runs]
+        drawn = [run.batches(first, n, count) for run in self.runs]
+        alike = [batches for batches in drawn if isinstance(batches, np.ndarray)]
+        if len(alike) == len(drawn):
+            return np.stack(alike), None
         width = max(len(batch) for run in drawn for batch in run)
         if all(len(batch) == width for run in drawn for batch in run):
             return np.array(drawn).reshape(len(drawn), count, width), None
@@ -289,7 +186,3 @@ class _Rounds:
                 rows[r, i, : len(batch)] = batch
                 present[r, i, : len(batch)] = 1
         return rows, present
-
-
-def _clips(run: _Run) -> Clipping | None:
-    return Clipping(run.world.scenario.privacy.clipping) if run.world.scenario.private else None

@@ -33,8 +33,8 @@ def reproduce_command(
         list[str] | None,
         typer.Argument(
             metavar="[FIGURE]...",
-            help="attack norms accuracy convergence testbed sensitivity bounds "
-            "sound stragglers, ours (the last three), or 1 to 7; all where none is named",
+            help="attack norms accuracy convergence testbed sensitivity bounds heldout "
+            "sound constants stragglers, ours (the last five), or 1 to 7; all where none is named",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="minutes, on the embedded images (default)")] = False,
@@ -45,6 +45,12 @@ def reproduce_command(
     engine: Annotated[str, typer.Option(help="cores or ray")] = "cores",
     ray_address: Annotated[
         str | None, typer.Option(help="of a Ray cluster; absent: one on this machine")
+    ] = None,
+    testbed: Annotated[
+        str, typer.Option(help="containers, processes, or auto: containers at --full where they can run")
+    ] = "auto",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="at most so many for every point, whatever the size says")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="runs at a time on this machine's cores")] = None,
     resume: Annotated[
@@ -77,6 +83,8 @@ def reproduce_command(
         jobs=jobs,
         ray_address=ray_address,
         resume=resume,
+        most_seeds=seeds,
+        testbed=testbed,
     )
     console = Console(stderr=True)
     with _bar(console) as bar:

@@ -14,7 +14,7 @@ from experiments.scenario_files import SHIPPED
 
 FIGURES = SHIPPED / "figures"
 SIZES = ("tiny", "quick", "full")
-OURS = "ours"  # the three experiments of number 7 together
+OURS = "ours"  # the experiments of number 7 together
 
 Engine = Literal["block", "events", "synchronous", "testbed", "attack"]
 
@@ -39,6 +39,7 @@ class Size(_Table):
     values: list[int | float | str] = Field(default_factory=list)
     set: list[str] = Field(default_factory=list)
     lines: list[str] | None = None  # fewer than the block has
+    engine: Engine | None = None  # another than the block's
 
 
 class Block(_Table):
@@ -49,6 +50,7 @@ class Block(_Table):
     engine: Engine
     sweep: str | None = None
     x: list[float] | None = None
+    first_seed: int = Field(0, ge=0)
     tiny: Size
     quick: Size
     full: Size
@@ -56,6 +58,9 @@ class Block(_Table):
     def size(self, name: str) -> Size:
         found: Size = getattr(self, name)
         return found
+
+    def engine_at(self, size: Size) -> Engine:
+        return size.engine or self.engine
 
     def files(self, size: Size) -> list[Path]:
         found = [

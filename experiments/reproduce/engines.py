@@ -62,7 +62,7 @@ def _together(task: Task) -> list[Result]:
 
 
 def _alone(engine: str, point: Point, task: Task) -> Result:
-    if engine == "testbed":
+    if engine in ("testbed", "containers"):
         return run_live(point, data_dir=task.data_dir, runs=task.runs)
     world = world_for(point.scenario, task.data_dir)
     if engine == "attack":
@@ -83,7 +83,9 @@ def _alone(engine: str, point: Point, task: Task) -> Result:
 
 def world_for(scenario: Scenario, data_dir: Path) -> World:
     """Return a scenario's world; data, features and test set are those of the last one where they can be."""
-    pool = _pool(scenario.data.set, scenario.model.model_dump_json(), data_dir, scenario)
+    pool = _pool(
+        f"{scenario.data.set} {scenario.data.holdout}", scenario.model.model_dump_json(), data_dir, scenario
+    )
     rows = deal(scenario, pool.dataset)
     sizes = [len(shard) for shard in rows]
     if scenario.private and scenario.privacy.total_epsilon is not None:

@@ -1,20 +1,23 @@
-"""Experiment 5: one point between real processes over real MQTT, as `mapa run` does it."""
+"""A point on the testbed: between real processes as `mapa run` does it, or containers as `mapa testbed` does."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import MapaError
 from experiments.local import one_thread_each
 from experiments.records import read_run
-from experiments.reproduce.points import Point
+from experiments.reproduce.points import PROCESSES, Point
 from experiments.reproduce.results import Result
 
 _SECONDS_AN_UPDATE = 0.5  # far beyond any: a run that takes longer hangs
-_PROCESSES = 4  # that share the edges: every one of them imports torch
+_GRACE = 120.0  # seconds in which a run that was interrupted takes its containers down
 
 
 class LiveRunError(MapaError):
@@ -23,22 +26,8 @@ class LiveRunError(MapaError):
 
 def run_live(point: Point, *, data_dir: Path, runs: Path) -> Result:
     """Run the point in a process of its own and read its records."""
-    command = [sys.executable, "-m", "experiments.cli", "run", point.file, "--json"]
-    for change in point.changes:
-        command += ["--set", change]
-    command += ["--seed", str(point.seed), "--runs-dir", str(runs), "--data-dir", str(data_dir)]
-    command += ["--processes", str(_PROCESSES)]
-    patience = 180 + _SECONDS_AN_UPDATE * point.scenario.iterations
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=patience, env=one_thread_each(), check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise LiveRunError(f"{point.line}: not done after {patience:.0f} s") from error
-    if done.returncode != 0:
-        raise LiveRunError(f"{point.line}: exit code {done.returncode}: {done.stderr.strip()[-500:]}")
-    summary = json.loads(done.stdout)
-    run = read_run(Path(summary["path"]))
+    summary = json.loads(_said_by(live_command(point, data_dir=data_dir, runs=runs), point))
+    run = read_run(runs / summary["run"])
     seen = [one for one in run.evaluations if one.updates]
     b = point.scenario.batch_size
     return Result(
@@ -53,3 +42,51 @@ def run_live(point: Point, *, data_dir: Path, runs: Path) -> Result:
         clips=[(stage["t"], b * stage["sensitivity"] / 2) for stage in run.stages],
         run=summary["run"],
     )
+
+
+def live_command(point: Point, *, data_dir: Path, runs: Path) -> list[str]:
+    """Return the command; containers get the data folder only where there is one, since it is mounted."""
+    word = "testbed" if point.engine == "containers" else "run"
+    command = [sys.executable, "-m", "experiments.cli", word, point.file, "--json"]
+    for change in point.changes:
+        command += ["--set", change]
+    command += ["--seed", str(point.seed), "--runs-dir", str(runs)]
+    if word == "run":
+        return [*command, "--data-dir", str(data_dir), "--processes", str(PROCESSES)]
+    command += ["--data-dir", str(data_dir)] if data_dir.is_dir() else []
+    return [*command, "--timeout", f"{patience(point):g}"]
+
+
+def patience(point: Point) -> float:
+    """Return the seconds after which a run is given up."""
+    return 180 + _SECONDS_AN_UPDATE * point.scenario.iterations
+
+
+def _said_by(command: Sequence[str], point: Point) -> str:
+    """Return what the command printed. However we end, it is interrupted once and may tidy up."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=one_thread_each(),
+        start_new_session=True,  # a second Ctrl-C of the terminal's would leave containers behind
+    ) as child:
+        try:
+            out, errors = child.communicate(timeout=2 * patience(point))  # `mapa testbed` has its own
+        except subprocess.TimeoutExpired as error:
+            _interrupt(child)
+            raise LiveRunError(f"{point.line}: not done after {2 * patience(point):.0f} s") from error
+        except BaseException:
+            _interrupt(child)
+            raise
+    if child.returncode != 0:
+        raise LiveRunError(f"{point.line}: exit code {child.returncode}: {errors.strip()[-500:]}")
+    return out
+
+
+def _interrupt(child: subprocess.Popen[str]) -> None:
+    child.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.communicate(timeout=_GRACE)
+    child.kill()

@@ -1,4 +1,4 @@
-"""The pictures of the attack, and of gradient norms under their bounds."""
+"""The pictures of the attack, of gradient norms under their bounds, and of stragglers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.figures import curve, look, panels, save
-from experiments.reproduce.results import Results
+from experiments import figures
+from experiments.figures import Look, curve, look, panels, save, shared_legend
+from experiments.reproduce.judges.ours import TARGET, seconds_to_target
+from experiments.reproduce.results import Results, mean
 
 _GROUPS = (
     ("ASGD", ["asgd"]),
@@ -82,3 +84,45 @@ def draw_norms(results: Results, folder: Path) -> list[Path]:
         axes[0, 0].set_ylabel("‖g‖ before clipping (dashed: bound C)")
         axes[1, 0].set_ylabel("test accuracy")
         return save(figure, folder / "norms")
+
+
+def draw_stragglers(results: Results, folder: Path) -> list[Path]:
+    xs = results.xs("stragglers")
+    styles = {
+        ("asgd", "events"): Look("ASGD, asynchronous", figures.GREEN, "-", "^"),
+        ("asgd", "synchronous"): Look("SGD, synchronous", figures.GREEN, "--", "v"),
+        ("mapa", "events"): Look("MAPA, asynchronous", figures.BLUE, "-", "o"),
+        ("mapa", "synchronous"): Look("MAPA, synchronous", figures.BLUE, "--", "s"),
+    }
+    with panels(1, 3, width=3.1) as (figure, axes):
+        times, *over = axes[0]
+        for (variant, engine), how in styles.items():
+            needed = {
+                x: [s for s in seconds_to_target(results, variant, engine, x) if s is not None] for x in xs
+            }
+            known = [x for x in xs if needed[x]]
+            times.plot(
+                known,
+                [mean(needed[x]) for x in known],
+                color=how.colour,
+                linestyle=how.dash,
+                marker=how.marker,
+                label=how.label,
+            )
+            for axis, x in zip(over, (xs[0], xs[-1]), strict=True):
+                entries = results.of("stragglers", variant=variant, engine=engine, x=x)
+                if entries:
+                    axis.plot(
+                        entries[0].result.seconds,
+                        entries[0].result.accuracy,
+                        color=how.colour,
+                        linestyle=how.dash,
+                    )
+                axis.set_title("all edges alike" if x == 1 else f"one edge {x:g}× slower")
+                axis.set_xlabel("virtual seconds")
+        times.set_xlabel("slowest of ten edges, times slower")
+        times.set_ylabel(f"virtual seconds to {TARGET:.0%}")
+        times.set_ylim(bottom=0)
+        over[0].set_ylabel("test accuracy")
+        shared_legend(figure, axes)
+        return save(figure, folder / "stragglers")

@@ -11,10 +11,9 @@ from experiments import figures
 from experiments.figures import Look, curve, level, look, panels, save, shared_legend
 from experiments.reproduce.catalogue import catalogue
 from experiments.reproduce.judges.convergence import horizon, iterations_to
-from experiments.reproduce.judges.ours import TARGET, seconds_to_target
 from experiments.reproduce.judges.testbed import by_value
-from experiments.reproduce.pictures import draw_attack, draw_norms
-from experiments.reproduce.results import Entry, Results, mean
+from experiments.reproduce.pictures import draw_attack, draw_norms, draw_stragglers
+from experiments.reproduce.results import Entry, Results
 
 _SYMBOLS = {
     "privacy.epsilon": "ε",
@@ -23,6 +22,15 @@ _SYMBOLS = {
     "algorithm.smoothness": "L",
     "algorithm.delta": "δ",
     "algorithm.theta": "θ",
+}
+_LOOKS = {
+    "audp-0.1": Look("AUDP, ε = 0.1", figures.ORANGE, "--", "s"),
+    "audp-0.5": Look("AUDP, ε = 0.5", figures.VERMILION, "-.", "D"),
+    "audp-sound": Look("AUDP, sound, total ε = 2", figures.PURPLE, ":", "^"),
+    "mapa-sound": Look("MAPA (first bound), sound, total ε = 2", figures.BLUE, "-", "o"),
+    "measured": Look("MAPA, σ and L measured", figures.BLUE, "-", "o"),
+    "paper": Look("MAPA, σ = 30, L = 10", figures.VERMILION, "--", "s"),
+    "theorem3": Look("MAPA, σ = 30, L = 10, Theorem 3's first bound", figures.PURPLE, "-.", "D"),
 }
 
 
@@ -37,7 +45,8 @@ def draw_all(results: Results, experiments: Sequence[str], folder: Path) -> dict
 
 
 def _panel_grid(names: Sequence[str]) -> tuple[int, int]:
-    columns = min(3, len(names))
+    # a column for each model, so a row for each data set
+    columns = len({name.split("-")[0] for name in names})
     return math.ceil(len(names) / columns), columns
 
 
@@ -48,7 +57,13 @@ def _ordered(names: Sequence[str]) -> list[str]:
 
 
 def _against_x(
-    results: Results, experiment: str, xlabel: str, folder: Path, *, log: bool = False
+    results: Results,
+    experiment: str,
+    xlabel: str,
+    folder: Path,
+    *,
+    log: bool = False,
+    ylabel: str = "final test accuracy",
 ) -> list[Path]:
     """Draw final accuracy over the swept key, a panel for each model and data set."""
     names = _ordered(results.panels(experiment))
@@ -59,7 +74,7 @@ def _against_x(
         for axis, panel in zip(axes.flat, names, strict=False):
             for place, variant in enumerate(results.variants(experiment, panel)):
                 entries = results.of(experiment, panel=panel, variant=variant)
-                how = look(variant, place)
+                how = _LOOKS.get(variant) or look(variant, place)
                 if variant == "audp" and not results.of(experiment, panel=panel, variant="audp-fair"):
                     how = replace(how, label="AUDP")  # its bound is what is swept, or a fair one
                 xs = sorted({e.point.x for e in entries if e.point.x is not None})
@@ -74,7 +89,7 @@ def _against_x(
             if log:
                 axis.set_xscale("log")
         for line in axes:
-            line[0].set_ylabel("final test accuracy")
+            line[0].set_ylabel(ylabel)
         shared_legend(figure, axes)
         return save(figure, folder / experiment)
 
@@ -89,6 +104,15 @@ def draw_accuracy(results: Results, folder: Path) -> list[Path]:
 
 def draw_bounds(results: Results, folder: Path) -> list[Path]:
     return _against_x(results, "bounds", "bound C (MAPA: the first)", folder, log=True)
+
+
+def draw_heldout(results: Results, folder: Path) -> list[Path]:
+    label = "accuracy on held-out records"
+    return _against_x(results, "heldout", "bound C (MAPA: the first)", folder, log=True, ylabel=label)
+
+
+def draw_constants(results: Results, folder: Path) -> list[Path]:
+    return _against_x(results, "constants", "ε of one release", folder)
 
 
 def draw_sound(results: Results, folder: Path) -> list[Path]:
@@ -182,48 +206,6 @@ def draw_sensitivity(results: Results, folder: Path) -> list[Path]:
         return save(figure, folder / "sensitivity")
 
 
-def draw_stragglers(results: Results, folder: Path) -> list[Path]:
-    xs = results.xs("stragglers")
-    styles = {
-        ("asgd", "events"): Look("ASGD, asynchronous", figures.GREEN, "-", "^"),
-        ("asgd", "synchronous"): Look("SGD, synchronous", figures.GREEN, "--", "v"),
-        ("mapa", "events"): Look("MAPA, asynchronous", figures.BLUE, "-", "o"),
-        ("mapa", "synchronous"): Look("MAPA, synchronous", figures.BLUE, "--", "s"),
-    }
-    with panels(1, 3, width=3.1) as (figure, axes):
-        times, *over = axes[0]
-        for (variant, engine), how in styles.items():
-            needed = {
-                x: [s for s in seconds_to_target(results, variant, engine, x) if s is not None] for x in xs
-            }
-            known = [x for x in xs if needed[x]]
-            times.plot(
-                known,
-                [mean(needed[x]) for x in known],
-                color=how.colour,
-                linestyle=how.dash,
-                marker=how.marker,
-                label=how.label,
-            )
-            for axis, x in zip(over, (xs[0], xs[-1]), strict=True):
-                entries = results.of("stragglers", variant=variant, engine=engine, x=x)
-                if entries:
-                    axis.plot(
-                        entries[0].result.seconds,
-                        entries[0].result.accuracy,
-                        color=how.colour,
-                        linestyle=how.dash,
-                    )
-                axis.set_title("all edges alike" if x == 1 else f"one edge {x:g}× slower")
-                axis.set_xlabel("virtual seconds")
-        times.set_xlabel("slowest of ten edges, times slower")
-        times.set_ylabel(f"virtual seconds to {TARGET:.0%}")
-        times.set_ylim(bottom=0)
-        over[0].set_ylabel("test accuracy")
-        shared_legend(figure, axes)
-        return save(figure, folder / "stragglers")
-
-
 DRAWN: dict[str, Callable[[Results, Path], list[Path]]] = {
     "attack": draw_attack,
     "norms": draw_norms,
@@ -232,6 +214,8 @@ DRAWN: dict[str, Callable[[Results, Path], list[Path]]] = {
     "testbed": draw_testbed,
     "sensitivity": draw_sensitivity,
     "bounds": draw_bounds,
+    "heldout": draw_heldout,
     "sound": draw_sound,
+    "constants": draw_constants,
     "stragglers": draw_stragglers,
 }

@@ -16,7 +16,17 @@ from experiments.reproduce.catalogue import Block, Experiment, catalogue
 from experiments.scenario_files import load_scenario
 
 FORMAT = 1  # of what a run leaves in the cache; raised whenever the same scenario would give other numbers
+PROCESSES = 4  # that share the edges of `mapa run`: every one of them imports torch
 _EMBEDDED = "mnist-5k"
+_COMMANDS = {"testbed": "run", "containers": "testbed", "attack": "attack"}
+_RUN_AS = {
+    "block": "vectorised simulation",
+    "events": "simulation",
+    "synchronous": "simulation in rounds",
+    "testbed": "processes",
+    "containers": "containers",
+    "attack": "attack on a simulation",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +35,7 @@ class Point:
 
     experiment: str
     line: str  # name of the scenario file
-    engine: str
+    engine: str  # of the catalogue; `testbed` means processes here, and `containers` the same in containers
     sweep: str | None
     x: float | None  # None: the line does not depend on x
     seed: int
@@ -52,6 +62,10 @@ class Point:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
+    def run_as(self) -> str:
+        return _RUN_AS[self.engine]
+
+    @property
     def stands_in(self) -> bool:
         """Whether the embedded images took the place of the data set that was asked for."""
         return self.scenario.data.set != self.asked
@@ -59,11 +73,7 @@ class Point:
     @property
     def command(self) -> str:
         """Return the command that runs this point alone."""
-        words = [
-            "mapa",
-            {"testbed": "run", "attack": "attack"}.get(self.engine, "simulate"),
-            shown(self.file),
-        ]
+        words = ["mapa", _COMMANDS.get(self.engine, "simulate"), shown(self.file)]
         for change in self.changes:
             words += ["--set", change]
         words += ["--seed", str(self.seed)]
@@ -71,7 +81,11 @@ class Point:
             words += ["--engine", "block"]
         if self.engine == "attack":
             words += ["--iterations", ",".join(map(str, self.updates)), "--clipping", "batch-mean"]
+        if self.engine == "testbed":
+            words += ["--processes", str(PROCESSES)]
         text = shlex.join(words)
+        if self.engine == "containers" and self.scenario.data.set != _EMBEDDED:
+            text += ' --data-dir "${MAPA_DATA_DIR:-data}"'  # containers see nothing of the host by themselves
         return f"{text}  # and its synchronous twin" if self.engine == "synchronous" else text
 
 
@@ -81,15 +95,25 @@ def shown(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-def all_points(experiments: Sequence[Experiment], size: str, data_dir: Path) -> list[Point]:
-    """Return every point of the chosen experiments at a size."""
+def blocks_of(experiments: Sequence[Experiment]) -> list[Block]:
     names = {experiment.name for experiment in experiments}
+    return [block for block in catalogue().block if block.experiment in names]
+
+
+def all_points(
+    experiments: Sequence[Experiment],
+    size: str,
+    data_dir: Path,
+    *,
+    most_seeds: int | None = None,
+    containers: bool = False,
+) -> list[Point]:
+    """Return every point of the chosen experiments at a size; `most_seeds` caps what the size says."""
     present = {known.name for known in describe(data_dir) if known.present}
     return [
         point
-        for block in catalogue().block
-        if block.experiment in names
-        for point in _points(block, size, present)
+        for block in blocks_of(experiments)
+        for point in _points(block, size, present, most_seeds, containers)
     ]
 
 
@@ -106,8 +130,14 @@ def data_set(asked: str, size: str, present: set[str]) -> str:
     return _EMBEDDED
 
 
-def _points(block: Block, size_name: str, present: set[str]) -> list[Point]:
+def _points(
+    block: Block, size_name: str, present: set[str], most_seeds: int | None, containers: bool
+) -> list[Point]:
     size = block.size(size_name)
+    seeds = size.seeds if most_seeds is None else min(size.seeds, most_seeds)
+    engine: str = block.engine_at(size)
+    if engine == "testbed" and containers:
+        engine = "containers"
     points = []
     for path in block.files(size):
         _, plain = load_scenario(str(path))
@@ -117,18 +147,18 @@ def _points(block: Block, size_name: str, present: set[str]) -> list[Point]:
             fixed.append(f"iterations={size.iterations}")
         if size.every is not None:
             fixed.append(f"evaluation.every={size.every}")
-        attacked = tuple(int(value) for value in size.values) if block.engine == "attack" else ()
+        attacked = tuple(int(value) for value in size.values) if engine == "attack" else ()
         if attacked:
             fixed.append(f"iterations={max(attacked)}")
         for x, more in _swept(block, size.values, plain):
-            for seed in range(size.seeds):
+            for seed in range(block.first_seed, block.first_seed + seeds):
                 changes = (*fixed, *more)
                 _, scenario = load_scenario(str(path), changes, seed=seed)
                 points.append(
                     Point(
                         experiment=block.experiment,
                         line=path.stem,
-                        engine=block.engine,
+                        engine=engine,
                         sweep=block.sweep,
                         x=x,
                         seed=seed,

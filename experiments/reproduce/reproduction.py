@@ -12,9 +12,10 @@ import numpy as np
 
 from common.errors import MapaError
 from experiments.reproduce.catalogue import Experiment
+from experiments.reproduce.containers import choose_containers, lacking_here
 from experiments.reproduce.engines import Task, run_task
 from experiments.reproduce.plots import draw_all
-from experiments.reproduce.points import Point, all_points
+from experiments.reproduce.points import Point, all_points, blocks_of
 from experiments.reproduce.report import Story, write_report
 from experiments.reproduce.results import Cache, Result, Results
 from experiments.reproduce.tasks import ALONE, make_tasks
@@ -35,6 +36,8 @@ class Order:
     jobs: int | None = None
     ray_address: str | None = None
     resume: bool = True
+    most_seeds: int | None = None  # for every point, whatever the size says
+    testbed: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,14 @@ Watch = Callable[[float, float, str], None]  # cost done, cost in all, what ende
 def reproduce(order: Order, watch: Watch | None = None) -> Outcome:
     """Run what is missing, then write the report. Interrupted, it goes on where it stopped."""
     began = time.perf_counter()
-    points = all_points(order.experiments, order.size, order.data_dir)
+    containers, no_containers = _containers(order)
+    points = all_points(
+        order.experiments,
+        order.size,
+        order.data_dir,
+        most_seeds=order.most_seeds,
+        containers=containers,
+    )
     cache = Cache(order.out / "cache")
     found: dict[str, Result] = {}
     if order.resume:
@@ -86,7 +96,11 @@ def reproduce(order: Order, watch: Watch | None = None) -> Outcome:
         judged=judged,
         pictures=draw_all(results, names, order.out / "figures"),
         failures=failures,
-        notes=notes(order.size, points, results, failures, cached),
+        notes=[
+            *notes(order, points, no_containers),
+            *([f"{cached} results were taken from the cache."] if cached else []),
+            *shortcomings(results, failures),
+        ],
     )
     files = write_report(story, order.out)
     return Outcome(judged, files, failures, len(found) - cached, cached)
@@ -112,12 +126,17 @@ def machine() -> dict[str, str]:
     }
 
 
-def notes(
-    size: str, points: Sequence[Point], results: Results, failures: dict[str, str], cached: int
-) -> list[str]:
-    """Return what a reader must know before the verdicts."""
+def _containers(order: Order) -> tuple[bool, str]:
+    """Choose between containers and processes; nobody is asked for an engine that no run needs."""
+    blocks = blocks_of(order.experiments)
+    live = any(block.engine_at(block.size(order.size)) == "testbed" for block in blocks)
+    return choose_containers(order.testbed, order.size, lacking_here if live else lambda: None)
+
+
+def notes(order: Order, points: Sequence[Point], no_containers: str = "") -> list[str]:
+    """Return what a reader must know of the runs before the verdicts."""
     said = []
-    if size == "tiny":
+    if order.size == "tiny":
         said.append("This size only shows that everything runs: its verdicts mean nothing.")
     replaced = sorted({point.asked for point in points if point.stands_in})
     if replaced:
@@ -125,10 +144,34 @@ def notes(
             f"The embedded 5,000 MNIST images stand in for {' and '.join(name.upper() for name in replaced)}: "
             "panels of different names may show the same runs."
         )
-    if cached:
-        said.append(f"{cached} results were taken from the cache.")
+    live = {point.experiment: point.run_as for point in points if point.engine in ALONE}
+    if live:
+        why = f" instead of containers: {no_containers}" if no_containers else ""
+        (kind,) = set(live.values())
+        said.append(f"Runs of the testbed ({', '.join(live)}) were {kind} of this machine{why}.")
+    fewer = _fewer_seeds(order)
+    if fewer:
+        said.append(
+            f"Seeds were reduced to at most {order.most_seeds} for a point: {', '.join(fewer)}. "
+            "One seed alone says nothing of a difference of a point or two."
+        )
+    return said
+
+
+def _fewer_seeds(order: Order) -> list[str]:
+    """Return the experiments that --seeds has cut, with the seeds of their size."""
+    cut: dict[str, int] = {}
+    for block in blocks_of(order.experiments):
+        seeds = block.size(order.size).seeds
+        if order.most_seeds is not None and seeds > order.most_seeds:
+            cut[block.experiment] = max(seeds, cut.get(block.experiment, 0))
+    return [f"{name} (of {seeds})" for name, seeds in cut.items()]
+
+
+def shortcomings(results: Results, failures: dict[str, str]) -> list[str]:
+    """Return what is missing, and which runs failed."""
+    said = []
     if results.missing:
         lines = sorted({point.line for point in results.missing})
         said.append(f"{len(results.missing)} points are missing, of: {', '.join(lines)}.")
-    said += [f"Failed: {line}: {error}" for line, error in sorted(failures.items())]
-    return said
+    return said + [f"Failed: {line}: {error}" for line, error in sorted(failures.items())]

@@ -53,6 +53,10 @@ def _row(experiment: str, entries: Sequence[Entry]) -> Row:
                 if len(known) == len(reached)
                 else f"not within T (≤ {value:g})"
             )
+    if point.scenario.data.holdout:
+        row["measured on"] = f"{point.scenario.data.holdout:,} held-out training records"
+    if experiment in ("testbed", "sensitivity"):
+        row["run as"] = point.run_as
     if experiment == "testbed":
         counts = results[0].staleness
         total = sum(counts.values())

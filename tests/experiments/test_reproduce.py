@@ -78,8 +78,8 @@ def test_experiments_are_chosen_by_name_by_number_or_as_ours() -> None:
         return [experiment.name for experiment in catalogue().chosen(list(words))]
 
     assert chosen("norms", "4") == ["norms", "convergence"]
-    assert chosen("ours") == chosen("7") == ["bounds", "sound", "stragglers"]
-    assert len(chosen()) == 9
+    assert chosen("ours") == chosen("7") == ["bounds", "heldout", "sound", "constants", "stragglers"]
+    assert len(chosen()) == 11
     with pytest.raises(ConfigurationError, match="figure = 'fig9': allowed are attack, norms"):
         chosen("fig9")
 
@@ -399,6 +399,7 @@ def test_wrong_options_are_refused_before_anything_runs(tmp_path: Path) -> None:
         ({"engine": "slurm"}, "engine = 'slurm'"),
         ({"ray_address": "auto"}, "--ray-address"),
         ({"full": True}, "mapa data get"),
+        ({"testbed": "cloud"}, "testbed = 'cloud': allowed are auto, containers, processes"),
     ]
     for options, words in wrong:
         with pytest.raises(ConfigurationError, match=words):

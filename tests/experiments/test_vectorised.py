@@ -219,6 +219,25 @@ def test_block_batches_take_every_sample_alike(sampling: Sampling) -> None:
         assert set(sizes.tolist()) == {5}
 
 
+def test_batches_drawn_at_once_are_those_drawn_one_by_one() -> None:
+    sizes = np.array([30, 30, 7, 1, 60_000, 30])
+    one_by_one, at_once = BlockStreams(6), BlockStreams(6)
+    for _ in range(3):  # nothing is left over in the generator, either
+        drawn = [one_by_one.batch(Sampling.WITH_REPLACEMENT, int(size), 5) for size in sizes]
+        np.testing.assert_array_equal(at_once.batches(sizes, 5), drawn)
+
+
+@pytest.mark.parametrize("partition", ["iid", "shared", "dirichlet"])
+def test_a_run_is_the_same_whether_it_is_recorded_or_not(partition: str) -> None:
+    data = {"partition": partition, "sampler": "with-replacement"}
+    world = small_world(data=data, algorithm={"loss_gap": 0.01}, iterations=61)
+    recorded = simulate_rounds(world, Journal(io.StringIO()), blocks=True)
+    plain = simulate_rounds(world, blocks=True)
+    assert plain.x.tobytes() == recorded.x.tobytes()
+    assert plain.tally == recorded.tally
+    assert plain.releases == recorded.releases
+
+
 def test_block_streams_are_statistically_equal_to_counter_streams() -> None:
     changes = [{"seed": seed, "privacy": {"noise": "exponential-norm", "epsilon": 0.5}} for seed in range(40)]
 

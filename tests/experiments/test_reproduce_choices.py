@@ -1,0 +1,384 @@
+"""mapa reproduce: seeds, containers or processes, bounds chosen on held-out records, constants."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigurationError
+from experiments.reproduce import live, reproduction
+from experiments.reproduce.catalogue import FIGURES, catalogue
+from experiments.reproduce.containers import choose_containers, lacking_here
+from experiments.reproduce.engines import Task, world_for
+from experiments.reproduce.judges.ours import MODELS, SOUND, bound_of, held_out
+from experiments.reproduce.live import LiveRunError, live_command, patience
+from experiments.reproduce.points import Point, all_points
+from experiments.reproduce.report import conventions
+from experiments.reproduce.reproduction import Order, notes, reproduce
+from experiments.reproduce.results import Result, Results
+from experiments.reproduce.tables import rows_of
+from experiments.reproduce.tasks import ALONE, make_tasks
+from experiments.reproduce.verdicts import Judgement, Verdict, claims, judge_of
+
+NOWHERE = Path("/nonexistent")  # no data but the embedded images
+
+
+def points(size: str, *names: str, **more: Any) -> list[Point]:
+    return all_points(catalogue().chosen(list(names)), size, NOWHERE, **more)
+
+
+def order(out: Path, *names: str, size: str = "tiny", **more: Any) -> Order:
+    return Order(
+        experiments=catalogue().chosen(list(names)),
+        size=size,
+        out=out,
+        data_dir=NOWHERE,
+        command="mapa reproduce",
+        jobs=1,
+        **more,
+    )
+
+
+def ends_at(accuracy: float, point: Point) -> Result:
+    return Result(
+        key=point.key, digest="d", engine=point.engine, t=[1], accuracy=[accuracy], loss=[1.0], seconds=[1.0]
+    )
+
+
+def judged(name: str, results: Results) -> Judgement:
+    (claim,) = (claim for claim in claims() if claim.name == name)
+    return judge_of(claim)(results)
+
+
+# -- seeds --------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_capped_for_every_point_but_never_raised() -> None:
+    def most(some: list[Point]) -> dict[str, int]:
+        lines = {(p.line, p.engine, p.x, p.sweep): 0 for p in some}
+        for p in some:
+            lines[p.line, p.engine, p.x, p.sweep] += 1
+        return {name: max(n for key, n in lines.items() if key[0] == name) for name, *_ in lines}
+
+    whole, two, many = (points("quick", most_seeds=n) for n in (None, 2, 99))
+    assert max(most(whole).values()) == 3
+    assert max(most(two).values()) == 2
+    assert many == whole
+    assert {p.key for p in two} < {p.key for p in whole}
+    assert {(p.line, p.engine, p.x) for p in two} == {(p.line, p.engine, p.x) for p in whole}
+
+
+def test_the_notes_say_which_seeds_were_left_out(tmp_path: Path) -> None:
+    def said(seeds: int | None, *names: str) -> str:
+        asked = order(tmp_path, *names, size="quick", most_seeds=seeds)
+        return " ".join(notes(asked, points("quick", *names, most_seeds=seeds)))
+
+    assert "at most 1 for a point: norms (of 2), accuracy (of 3)" in said(1, "norms", "accuracy", "attack")
+    assert "attack" not in said(1, "norms", "attack")
+    assert "at most 2 for a point: accuracy (of 3)." in said(2, "norms", "accuracy")
+    for seeds in (None, 3):
+        assert "Seeds" not in said(seeds, "norms", "accuracy")
+
+
+# -- containers or processes --------------------------------------------------------------------------
+
+
+def never() -> str | None:
+    raise AssertionError("an engine was asked for that nobody needs")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "size", "lacking", "chosen"),
+    [
+        ("auto", "tiny", never, (False, "")),
+        ("auto", "quick", never, (False, "")),
+        ("auto", "full", lambda: None, (True, "")),
+        ("auto", "full", lambda: "no engine", (False, "no engine")),
+        ("processes", "full", never, (False, "")),
+        ("containers", "tiny", lambda: None, (True, "")),
+    ],
+)
+def test_containers_are_taken_where_they_are_asked_for_or_fit(
+    wanted: str, size: str, lacking: Callable[[], str | None], chosen: tuple[bool, str]
+) -> None:
+    assert choose_containers(wanted, size, lacking) == chosen
+
+
+def test_containers_that_cannot_be_had_are_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"no image mapa-cloud .* --testbed processes"):
+        choose_containers("containers", "tiny", lambda: "no image mapa-cloud (`make images` builds ours)")
+
+
+class Engine:
+    """What `lacking_here` asks of a Docker client."""
+
+    def __init__(self, *tags: str) -> None:
+        self.images, self.tags, self.closed = self, list(tags), False
+
+    def list(self) -> Sequence[Any]:
+        return [self]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_machine_without_an_engine_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def connect() -> Any:
+        raise ConfigurationError("no Docker engine answers; `make engine` starts one")
+
+    monkeypatch.setattr("experiments.testbed.connect", connect)
+    with pytest.raises(ConfigurationError, match=r"testbed = 'containers': no Docker engine .*make engine"):
+        reproduce(order(tmp_path, "testbed", testbed="containers"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_without_our_images_says_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine("mapa-cloud:latest", "eclipse-mosquitto:2")
+    monkeypatch.setattr("experiments.testbed.connect", lambda: engine)
+    assert lacking_here() == "no image mapa-edge-cnn (`make images` builds ours)"
+    assert engine.closed
+    engine.tags.append("mapa-edge-cnn:latest")
+    assert lacking_here() is None
+
+
+def test_an_engine_is_not_asked_for_where_no_run_needs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reproduction, "lacking_here", never)
+    assert reproduction._containers(order(tmp_path, "norms", testbed="containers")) == (True, "")
+
+
+def test_containers_are_other_runs_than_processes() -> None:
+    (as_processes, *_), (as_containers, *_) = (
+        points("tiny", "testbed", containers=flag) for flag in (False, True)
+    )
+    assert (as_processes.run_as, as_containers.run_as) == ("processes", "containers")
+    assert as_containers == replace(as_processes, engine="containers")
+    assert as_containers.key != as_processes.key
+    assert {as_processes.engine, as_containers.engine} == set(ALONE)
+
+
+def test_only_runs_of_the_testbed_become_containers() -> None:
+    before, after = points("tiny"), points("tiny", containers=True)
+    changed = {b.experiment for a, b in zip(before, after, strict=True) if a != b}
+    assert changed == {"testbed"}
+
+
+def test_the_command_of_a_live_point_is_the_one_that_is_run(tmp_path: Path) -> None:
+    for flag, word in ((False, "run"), (True, "testbed")):
+        for point in points("tiny", "testbed", containers=flag):
+            command = live_command(point, data_dir=tmp_path, runs=tmp_path / "runs")
+            assert command[3:5] == [word, point.file]
+            shown = shlex.split(point.command)
+            assert shown[:2] == ["mapa", word]
+            for words in (command, shown):
+                changes = [words[i + 1] for i, text in enumerate(words) if text == "--set"]
+                assert tuple(changes) == point.changes
+                assert words[words.index("--seed") + 1] == str(point.seed)
+            assert command[command.index("--data-dir") + 1] == str(tmp_path)
+            assert ("--processes" in command) == ("--processes" in shown) == (word == "run")
+
+
+def test_a_data_folder_reaches_the_containers_where_there_is_one(tmp_path: Path) -> None:
+    point = points("tiny", "testbed", containers=True)[0]
+    assert "--data-dir" not in live_command(point, data_dir=NOWHERE, runs=tmp_path)
+    assert "--data-dir" not in point.command  # the images hold the embedded set
+    data = point.scenario.data.model_copy(update={"set": "mnist"})
+    real = replace(point, scenario=point.scenario.model_copy(update={"data": data}))
+    assert real.command.endswith('--data-dir "${MAPA_DATA_DIR:-data}"')
+    command = live_command(real, data_dir=tmp_path, runs=tmp_path)
+    assert float(command[command.index("--timeout") + 1]) == patience(real)
+
+
+@pytest.mark.parametrize(("containers", "words"), [(False, "processes"), (True, "containers")])
+def test_tables_and_notes_say_which_of_the_two_a_run_was(
+    tmp_path: Path, containers: bool, words: str
+) -> None:
+    some = points("tiny", "testbed", "sensitivity", containers=containers)
+    results = Results(some, {p.key: ends_at(0.5, p) for p in some})
+    assert {row["run as"] for row in rows_of(results, "testbed")} == {words}
+    assert {row["run as"] for row in rows_of(results, "sensitivity")} == {"simulation"}
+    asked = order(tmp_path, "testbed", "sensitivity")
+    assert f"Runs of the testbed (testbed) were {words} of this machine." in notes(asked, some)
+    why = " ".join(notes(asked, points("tiny", "testbed"), "no engine"))
+    assert "were processes of this machine instead of containers: no engine." in why
+
+
+def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that hangs is given up; what it does at the end, as taking containers down, is waited for."""
+    tidied = tmp_path / "tidied"
+    script = (
+        "import pathlib, time\n"
+        "try:\n    time.sleep(600)\n"
+        f"finally:\n    time.sleep(0.3)\n    pathlib.Path({str(tidied)!r}).touch()\n"
+    )
+    point = points("tiny", "testbed")[0]
+    monkeypatch.setattr(live, "patience", lambda _: 1.0)
+    monkeypatch.setattr(live, "_GRACE", 0.5)
+    waits: list[float] = []
+
+    class Watched(subprocess.Popen[str]):
+        def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[str, str]:
+            waits.append(timeout or 0)
+            return super().communicate(input, 30 if len(waits) == 2 else timeout)
+
+    monkeypatch.setattr("experiments.reproduce.live.subprocess.Popen", Watched)
+    with pytest.raises(LiveRunError, match="not done after 2 s"):
+        live._said_by([*live_command(point, data_dir=NOWHERE, runs=tmp_path)[:1], "-c", script], point)
+    assert waits == [2.0, 0.5]
+    assert tidied.exists()
+
+
+def test_the_report_says_how_sensitivity_was_run_and_where_bounds_come_from() -> None:
+    for engine, words in (
+        ("events", "Sensitivity: simulation, with delays drawn"),
+        ("testbed", "Sensitivity: processes."),
+    ):
+        some = [replace(p, engine=engine) for p in points("tiny", "sensitivity")]
+        said = " ".join(conventions(Results(some, {p.key: ends_at(0.5, p) for p in some})))
+        assert words in said
+    assert f"LR {bound_of('accuracy-lr-mnist-audp-fair'):g}, SVM" in said
+    assert "never on a test set" in said
+    held = points("tiny", "heldout")
+    rows = rows_of(Results(held, {p.key: ends_at(0.5, p) for p in held}), "heldout")
+    assert {row["measured on"] for row in rows} == {"500 held-out training records"}
+
+
+# -- sensitivity --------------------------------------------------------------------------------------
+
+
+def test_sensitivity_is_of_the_testbed_at_full_size_alone() -> None:
+    blocks = [block for block in catalogue().block if block.experiment == "sensitivity"]
+    assert len(blocks) == 6
+    for block in blocks:
+        assert [block.engine_at(block.size(size)) for size in ("tiny", "quick")] == ["events"] * 2
+        assert block.engine_at(block.full) == "testbed"
+        assert (block.full.seeds, block.full.iterations) == (1, None)  # T is the file's
+    _, *lines = (FIGURES / "sensitivity-cnn-mnist-mapa.toml").read_text(encoding="utf-8").splitlines()
+    assert "iterations = 5000" in lines
+
+
+# -- bounds chosen on held-out records ----------------------------------------------------------------
+
+
+def test_no_bound_is_chosen_on_a_test_set_nor_with_a_seed_of_the_figures() -> None:
+    for size in ("tiny", "quick"):
+        chosen = points(size, "heldout")
+        others = {p.seed for p in points(size) if p.experiment != "heldout"}
+        assert len(chosen) > 20
+        assert all(p.scenario.data.holdout > 0 for p in chosen)
+        assert not {p.seed for p in chosen} & others
+        assert all(p.scenario.data.holdout == 0 for p in points(size) if p.experiment != "heldout")
+    for path in FIGURES.glob("heldout-*.toml"):
+        assert "\nholdout = " in path.read_text(encoding="utf-8")
+
+
+def test_held_out_records_are_in_no_shard_and_take_the_test_sets_place() -> None:
+    point = points("tiny", "heldout")[0]
+    figure = next(p for p in points("tiny", "bounds") if p.panel == point.panel)
+    held, whole = (world_for(p.scenario, NOWHERE) for p in (point, figure))
+    count = point.scenario.data.holdout
+    assert len(held.features) == len(whole.features) - count
+    assert sum(map(len, held.rows)) == len(held.features)
+    assert len(held.dataset.test) == count
+    images = {image.tobytes() for image in whole.dataset.train.images}
+    assert {image.tobytes() for image in held.dataset.test.images} <= images
+
+
+def test_runs_with_other_records_held_out_are_not_one_product() -> None:
+    point = next(p for p in points("tiny", "heldout") if p.engine == "block")
+    data = point.scenario.data.model_copy(update={"holdout": 400})
+    other = replace(point, scenario=point.scenario.model_copy(update={"data": data}))
+    tasks = make_tasks([point, other], NOWHERE, NOWHERE)
+    assert [len(task.points) for task in tasks] == [1, 1]
+    assert isinstance(tasks[0], Task)
+
+
+def test_every_fair_bound_of_a_model_is_the_same() -> None:
+    for model in MODELS:
+        fair = [path.stem for path in FIGURES.glob(f"*-{model}-*-audp-fair.toml")]
+        assert len(fair) >= 4
+        assert len({bound_of(line) for line in fair}) == 1
+    for model in SOUND:
+        for name in ("audp", "mapa"):
+            assert bound_of(f"sound-{model}-mnist-{name}") == bound_of(f"sound-{model}-usps-{name}")
+
+
+def made_up(accuracy: Callable[[Point], float | None], some: list[Point]) -> Results:
+    return Results(some, {p.key: ends_at(value, p) for p in some if (value := accuracy(p)) is not None})
+
+
+def test_a_bound_counts_by_its_mean_over_the_lines_that_were_all_run() -> None:
+    some = [p for p in points("quick", "heldout") if p.line.startswith("heldout-lr-mnist-audp-0")]
+
+    def accuracy(p: Point) -> float | None:
+        if p.x == 30 and p.variant == "audp-0.5":
+            return None  # it would count for ε = 0.1 alone
+        return (0.9 if p.x == 1 else 0.8) - (0.1 if p.variant == "audp-0.1" else 0)
+
+    curve = held_out(made_up(accuracy, some), "lr", ("audp-0.1", "audp-0.5"))
+    assert 30 not in curve
+    assert curve[1.0] == pytest.approx(0.85)
+    assert curve[3.0] == pytest.approx(0.75)
+    assert held_out(made_up(accuracy, some), "svm", ("audp-0.1",)) == {}
+
+
+@pytest.mark.parametrize(
+    ("at_taken", "verdict"), [(0.9, Verdict.REPRODUCED), (0.797, Verdict.REPRODUCED), (0.7, Verdict.NOT)]
+)
+def test_a_fair_bound_must_be_the_best_on_held_out_records(at_taken: float, verdict: Verdict) -> None:
+    def accuracy(p: Point) -> float:
+        name, model = p.variant.split("-")[0], p.line.split("-")[1]
+        sound = p.variant.endswith("sound")
+        line = f"sound-{model}-mnist-{name}" if sound else f"accuracy-{model}-mnist-audp-fair"
+        return at_taken if p.x == bound_of(line) else 0.8
+
+    results = made_up(accuracy, points("quick", "heldout"))
+    for claim in ("held-out choice", "held-out choice, sound"):
+        found = judged(claim, results)
+        assert found.verdict is verdict
+        assert f"{100 * at_taken:.1f} %" in found.measured
+
+
+# -- constants ----------------------------------------------------------------------------------------
+
+
+def test_the_lines_of_a_panel_differ_in_their_constants_alone() -> None:
+    some = points("quick", "constants")
+    for panel in ("lr-mnist", "svm-usps", "cnn-mnist"):
+        lines = {p.variant: p.scenario for p in some if p.panel == panel and p.x == 0.1 and p.seed == 0}
+        assert set(lines) == {"measured", "paper", "theorem3"}
+        assert (lines["paper"].algorithm.sigma, lines["paper"].algorithm.smoothness) == (30.0, 10.0)
+        assert lines["measured"].algorithm.sigma != 30.0
+        assert lines["theorem3"].algorithm.first_clip is None
+        same = {"sigma": None, "smoothness": None, "first_clip": None}
+        bare = {
+            variant: {**s.canonical(), "algorithm": {**s.algorithm.model_dump(), **same}}
+            for variant, s in lines.items()
+        }
+        assert bare["measured"] == bare["paper"] == bare["theorem3"]
+
+
+def test_the_measured_line_is_the_run_of_the_accuracy_figure() -> None:
+    figure = {p.key for p in points("quick", "accuracy") if p.variant == "mapa"}
+    measured = {p.key for p in points("quick", "constants") if p.variant == "measured"}
+    assert measured
+    assert measured <= figure
+
+
+def test_that_measured_constants_are_better_is_judged_by_the_numbers() -> None:
+    some = points("quick", "constants")
+    for paper, verdict in ((0.7, Verdict.REPRODUCED), (0.9, Verdict.NOT)):
+        ends = {p.key: 0.8 if p.variant == "measured" else paper for p in some}
+        found = judged("measured constants", Results(some, {p.key: ends_at(ends[p.key], p) for p in some}))
+        assert found.verdict is verdict
+        assert f"80.0 : {100 * paper:.1f} %" in found.measured
+        assert "Theorem 3's first bound" in found.measured
