@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cloud.schedules import schedule_for
-from cloud.server import CloudServer, Terms
+from cloud.server import CloudServer
+from cloud.terms import Terms
 from common.models.model import Model
 from common.randomness import CounterStreams, Purpose
 from common.scenario import Scenario

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 
 from cloud.stages import Stage, first_stage, initial_sensitivity, next_stage, noise_variance, reopen_stage
 from common.errors import ConfigurationError
+from common.noise import LEAST_BOUND
 from common.problem import Problem, RateDecay
 
 
@@ -65,9 +66,10 @@ class Mapa:
         if t - self.start + 1 < self.current.length:
             return self
         tau_max = max(self.problem.tau_max, tau_seen) if self.measure_tau else self.problem.tau_max
-        return replace(
-            self, current=next_stage(self.current, self.moment, self.problem, tau_max), start=t + 1
-        )
+        following = next_stage(self.current, self.moment, self.problem, tau_max)
+        if following.clip < LEAST_BOUND:  # no edge would work with it, so this stage is the last (D-22)
+            return self
+        return replace(self, current=following, start=t + 1)
 
     def with_moment(self, relative_moment: float, t: int) -> Self:
         stage = reopen_stage(self.current, relative_moment, self.problem, self.current.tau_max)
@@ -77,8 +79,27 @@ class Mapa:
         return self.current
 
 
+class Unstaged:
+    """What the algorithms without stages have in common; those whose rate knows no v say nothing of it."""
+
+    __slots__ = ()
+
+    @property
+    def stage(self) -> int:
+        return 1
+
+    def after(self, t: int, tau_seen: int) -> Self:  # noqa: ARG002
+        return self
+
+    def with_moment(self, relative_moment: float, t: int) -> Self:  # noqa: ARG002
+        return self
+
+    def opened(self) -> Stage | None:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
-class Audp:
+class Audp(Unstaged):
     """γ_t⁻¹ = L(τ_max+1) + √(Δ_b+1)·√t (eq:convex_errorbound_varingrate); ΔS is one constant."""
 
     problem: Problem
@@ -88,28 +109,27 @@ class Audp:
     @classmethod
     def begin(cls, problem: Problem, moment: float) -> Self:
         sensitivity = initial_sensitivity(problem)
-        return cls(problem, sensitivity, noise_variance(sensitivity, moment, problem))
+        return cls(problem, sensitivity, cls._variance(sensitivity, moment, problem))
 
-    @property
-    def stage(self) -> int:
-        return 1
+    @staticmethod
+    def _variance(sensitivity: float, moment: float, problem: Problem) -> float:
+        variance = noise_variance(sensitivity, moment, problem)
+        if not variance < math.inf:  # γ would be 0 for ever
+            raise ConfigurationError(
+                f"Δ_b = {variance} with v = {moment} leaves float64: less noise is needed"
+            )
+        return variance
 
     def learning_rate(self, t: int) -> float:
         steady = self.problem.smoothness * (self.problem.tau_max + 1)
         return 1 / (steady + math.sqrt(self.variance + 1) * math.sqrt(t))
 
-    def after(self, t: int, tau_seen: int) -> Self:  # noqa: ARG002
-        return self
-
     def with_moment(self, relative_moment: float, t: int) -> Self:  # noqa: ARG002
-        return replace(self, variance=noise_variance(self.sensitivity, relative_moment, self.problem))
-
-    def opened(self) -> Stage | None:
-        return None
+        return replace(self, variance=self._variance(self.sensitivity, relative_moment, self.problem))
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Unstaged):
     """γ_t = ρ/C, or ρ/C·(1 − (t−1)/T) where it falls linearly; ΔS is one constant (D-21).
 
     A clipped gradient is at most C long, so ρ bounds what a sample can move x in one update, whatever C is.
@@ -128,25 +148,12 @@ class Constant:
         fall = 1 / problem.iterations if problem.rate_decay is RateDecay.LINEAR else 0.0
         return cls(problem.rate / problem.first_clip, initial_sensitivity(problem), fall)
 
-    @property
-    def stage(self) -> int:
-        return 1
-
     def learning_rate(self, t: int) -> float:
         return self.first_rate * (1 - (t - 1) * self.fall)
 
-    def after(self, t: int, tau_seen: int) -> Self:  # noqa: ARG002
-        return self
-
-    def with_moment(self, relative_moment: float, t: int) -> Self:  # noqa: ARG002
-        return self
-
-    def opened(self) -> Stage | None:
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(Unstaged):
     """ASGD: γ_t⁻¹ = L(τ_max+1)² + √(t+1)·σ/(R√b). CSGD is the same with τ_max = 0. Neither clips nor noises."""
 
     problem: Problem
@@ -159,24 +166,11 @@ class Plain:
         return cls(problem, problem.smoothness * (problem.tau_max + 1) ** 2, growth)
 
     @property
-    def stage(self) -> int:
-        return 1
-
-    @property
     def sensitivity(self) -> float:
         return 0.0
 
     def learning_rate(self, t: int) -> float:
         return 1 / (self.steady + math.sqrt(t + 1) * self.growth)
-
-    def after(self, t: int, tau_seen: int) -> Self:  # noqa: ARG002
-        return self
-
-    def with_moment(self, relative_moment: float, t: int) -> Self:  # noqa: ARG002
-        return self
-
-    def opened(self) -> Stage | None:
-        return None
 
 
 def schedule_for(

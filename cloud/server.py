@@ -13,6 +13,7 @@ import numpy as np
 
 from cloud.fifo import GradientFifo
 from cloud.schedules import Schedule
+from cloud.terms import BelowFloorError, EdgeAccount, Terms
 from common.errors import ConfigurationError
 from common.messages import (
     EdgeGone,
@@ -31,55 +32,8 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.noise import NoiseLaw, noise_law
+from common.noise import NoiseLaw
 from common.quantities import EdgeId, Vector
-
-
-class _BelowFloorError(ConfigurationError):
-    """An edge wants more privacy than the run can bear: everybody's learning rate would be ruined."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What the cloud asks of edges and of itself; the constants of the algorithm are in the schedule."""
-
-    edges: int  # K: how many shards there are to deal
-    iterations: int  # T
-    private: bool  # False for ASGD and CSGD: nobody clips or noises
-    noise: str  # the run's law
-    epsilons: tuple[float, ...] = ()  # ε_k where a hello leaves it open, cycled over k
-    noise_multipliers: tuple[float, ...] = ()  # z_k likewise, for the gaussian law
-    noised_dimension: int = 1  # how many coordinates η has
-    epsilon_floor: float = 0.0
-    noise_multiplier_ceiling: float = float("inf")
-    edges_at_least: int = 1  # hellos to wait for before the first model is sent
-    evaluate_every: int = 0  # 0: never
-    fifo_capacity: int = 1024
-
-    def law(self, hello: Hello, index: int) -> NoiseLaw:
-        """Return how edge k will noise: by its own hello, else as the run's scenario says."""
-        name = hello.noise or self.noise
-        epsilon, multiplier = hello.epsilon, hello.noise_multiplier
-        if epsilon is None and multiplier is None and name == self.noise:
-            if name == "gaussian" and self.noise_multipliers:
-                multiplier = self.noise_multipliers[index % len(self.noise_multipliers)]
-            elif self.epsilons:
-                epsilon = self.epsilons[index % len(self.epsilons)]
-        return noise_law(name, epsilon=epsilon, noise_multiplier=multiplier)
-
-
-@dataclass(slots=True)
-class EdgeAccount:
-    """What the cloud knows of one edge."""
-
-    edge_id: EdgeId
-    index: int  # k
-    last_sequence: int = 0  # last sequence applied (or refused for good)
-    applied: int = 0
-    present: bool = True
-    exhausted: bool = False  # said that its privacy budget is spent
-    moment: float = 0.0  # v_k
-    law: NoiseLaw | None = None  # how it said that it noises
 
 
 @dataclass(slots=True)
@@ -146,55 +100,47 @@ class CloudServer:
             detail = f"the ledger knows {hello.last_sequence} releases, {account.last_sequence} were applied"
             yield Refuse(hello.edge_id, "ledger-lost", detail)
             return
-        index = self._deal(hello) if account is None else account.index
+        index = self._deal(hello) if account is None else self._redeal(hello, account)
         try:
-            law = self._law(hello, index)
-            moment = 0.0 if law is None else law.relative_second_moment(self.terms.noised_dimension)
+            law = self.terms.law(hello, index) if self.terms.private else None
+            moment = 0.0 if law is None else self.terms.moment(law)
             self._try_schedule(moment)
         except ConfigurationError as error:
-            reason = "epsilon-floor" if isinstance(error, _BelowFloorError) else "mechanism"
+            reason = "epsilon-floor" if isinstance(error, BelowFloorError) else "mechanism"
             yield Refuse(hello.edge_id, reason, str(error))
             return
         returned = account is not None
         if account is None:
             account = self.edges[hello.edge_id] = EdgeAccount(hello.edge_id, index)
-            self._dealt.add(index)
+        # an edge that waits says hello again and again: that is no news
+        news = not (returned and account.present and account.law == law and account.index == index)
+        self._dealt.discard(account.index)
+        self._unused = min(self._unused, account.index)
+        self._dealt.add(index)
+        account.index = index
         account.present, account.exhausted, account.moment, account.law = True, False, moment, law
         yield Welcome(hello.edge_id, account.index, account.last_sequence)
-        yield EdgeJoined(
-            edge=account.index,
-            edge_id=hello.edge_id,
-            t=self.t,
-            noise="none" if law is None else law.name,
-            epsilon=getattr(law, "epsilon", None),
-            noise_multiplier=getattr(law, "noise_multiplier", None),
-            returned=returned,
-        )
+        if news:
+            yield _joined(account, self.t, law, returned=returned)
         yield from self._admit(account)
 
-    def _deal(self, hello: Hello) -> int:
-        """Return the index of a newcomer: the one it held before where that is free, else the first unused."""
+    def _deal(self, hello: Hello, otherwise: int | None = None) -> int:
+        """Return the index that a hello asks for where that is free, else what it has, or the first unused."""
         if hello.index is not None and 0 <= hello.index < self.terms.edges and hello.index not in self._dealt:
             return hello.index
+        if otherwise is not None:
+            return otherwise
         while self._unused in self._dealt:
             self._unused += 1
         return self._unused
 
-    def _law(self, hello: Hello, index: int) -> NoiseLaw | None:
-        """Return how edge k noises; raise ConfigurationError where that is unknown or more than the run bears."""
-        if not self.terms.private:
-            return None
-        law = self.terms.law(hello, index)
-        epsilon = getattr(law, "epsilon", None)
-        multiplier = getattr(law, "noise_multiplier", None)
-        if epsilon is not None and epsilon < self.terms.epsilon_floor:
-            raise _BelowFloorError(f"epsilon = {epsilon}: this run's floor is {self.terms.epsilon_floor}")
-        if multiplier is not None and multiplier > self.terms.noise_multiplier_ceiling:
-            ceiling = self.terms.noise_multiplier_ceiling
-            raise _BelowFloorError(
-                f"noise_multiplier = {multiplier}: this run's floor of ε caps it at {ceiling}"
-            )
-        return law
+    def _redeal(self, hello: Hello, account: EdgeAccount) -> int:
+        """Return the index of an edge that is known: another free one if it asks for it before its first release.
+
+        Only a welcome names the data, so an edge may learn late that its ledger is of another shard of it.
+        """
+        begun = account.last_sequence or hello.last_sequence
+        return account.index if begun or hello.index is None else self._deal(hello, account.index)
 
     def _try_schedule(self, moment: float) -> None:
         """Raise ConfigurationError where v_k would leave no schedule: one edge's hello must not stop the cloud."""
@@ -230,7 +176,7 @@ class CloudServer:
         if not account.present and (account.exhausted or not spent):
             return  # gone already; but a silent edge may still say that its budget is spent
         account.present = False
-        account.exhausted = spent
+        account.exhausted = account.exhausted or spent  # a late gradient and then silence do not refill it
         yield EdgeGone(account.index, account.edge_id, self.t, leave.reason)
         nobody_left = all(edge.exhausted for edge in self.edges.values())
         if self.halted is None and nobody_left and len(self.edges) >= self.terms.edges_at_least:
@@ -263,9 +209,9 @@ class CloudServer:
         account.present = True
         if arrived.sequence <= account.last_sequence:
             return "duplicate"
-        if arrived.version > self.t:
+        if not 1 <= arrived.version <= self.t:
             account.last_sequence = arrived.sequence  # of another life of this run: never to be applied
-            return "future"
+            return "future" if arrived.version else "no-such-model"
         return self.fifo.offer(arrived)
 
     def _drain(self) -> list[Effect]:
@@ -338,3 +284,15 @@ class CloudServer:
                 tau_max=stage.tau_max,
                 reopened=reopened,
             )
+
+
+def _joined(account: EdgeAccount, t: int, law: NoiseLaw | None, *, returned: bool) -> EdgeJoined:
+    return EdgeJoined(
+        edge=account.index,
+        edge_id=account.edge_id,
+        t=t,
+        noise="none" if law is None else law.name,
+        epsilon=getattr(law, "epsilon", None),
+        noise_multiplier=getattr(law, "noise_multiplier", None),
+        returned=returned,
+    )

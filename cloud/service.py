@@ -6,21 +6,22 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
 import numpy as np
 
+from cloud.contacts import Contacts
 from cloud.evaluation import Evaluator
+from cloud.records import Records
 from cloud.server import CloudServer
 from common.channel import Channel, Loop
 from common.errors import LocalProtocolError, RemoteProtocolError
-from common.journal import Journal
 from common.messages import (
     EdgeGone,
     EdgeJoined,
     Effect,
     EvaluationDue,
-    Fact,
     GradientApplied,
     GradientRefused,
     Halt,
@@ -30,9 +31,9 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.quantities import EdgeId, RunId
+from common.quantities import RunId
 from common.scenario import Scenario
-from common.tally import Evaluation, Tally, finite_or_none
+from common.tally import Evaluation, Tally
 from common.wire.codec import (
     Admission,
     Presence,
@@ -50,18 +51,7 @@ from common.wire.codec import (
 from common.wire.topics import EdgeTopic, edge_topic, every_edge, halt_topic, parse_edge_topic, presence_topic
 
 _RECORD_EVERY = 0.25  # seconds between two batches of records
-
-
-@dataclass(slots=True)
-class Contact:
-    """What the wire knows of one edge, beside what the server knows of it."""
-
-    nonce: str  # of its process
-    seen: float  # when it last said anything
-    model_topic: str
-    sent: float = 0.0  # when a model was last sent to it
-    turnarounds: int = 0
-    turnaround_sum: float = 0.0  # seconds from a model's sending to the gradient's arrival
+_COMPLAINTS = 50  # hellos that get a line for the operator: anybody can send any number
 
 
 @dataclass(slots=True)
@@ -74,29 +64,28 @@ class CloudService:
     evaluator: Evaluator
     channel: Channel
     loop: Loop
-    journal: Journal | None = None
+    records: Records = field(default_factory=Records)
     on_records: Callable[[], None] = lambda: None  # after each batch of records: a view may look
-    on_idle: Callable[[str], None] = print  # something worth a line for the operator
+    say: Callable[[str], None] = print  # a line for the operator
     gather: float | None = None  # seconds without a new hello after which the training begins; None: never
     evaluations: Executor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="mapa-evaluation")
     )
-    tally: Tally = field(default_factory=Tally)
     dropped: Counter[str] = field(default_factory=Counter)  # hostile messages by leaf
-    contacts: dict[EdgeId, Contact] = field(default_factory=dict)
+    contacts: Contacts = field(default_factory=Contacts)
     nonce: str = field(default_factory=new_nonce)
-    began: float = 0.0
     first_update: float | None = None
     last_update: float | None = None
-    _facts: list[tuple[float, Fact]] = field(default_factory=list)
     _evaluating: int = 0
+    _complaints: int = 0
     _halt: Halt | None = None
+    _over: bool = False  # the loop ends: nobody is here for the edges
 
     # -- life -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Subscribe and announce; a halt left by an earlier run of this name is taken back."""
-        self.began = self.loop.now()
+        self.records.began = self.loop.now()
         subscribe = self.channel.subscribe
         subscribe(every_edge(self.run, EdgeTopic.GRADIENT), self.on_gradient)
         subscribe(every_edge(self.run, EdgeTopic.HELLO), self.on_hello, qos=1)
@@ -108,8 +97,8 @@ class CloudService:
         self.loop.call_later(self.scenario.testbed.silent_after / 2, self._look_for_silence)
 
     def announce(self) -> None:
-        """Say that the cloud is there; again after every reconnect, since its last will said otherwise."""
-        presence = encode_presence(Presence(online=True, nonce=self.nonce))
+        """Say whether the cloud is there; again after every reconnect, since its last will said it is not."""
+        presence = encode_presence(Presence(online=not self._over, nonce=self.nonce))
         self.channel.publish(presence_topic(self.run), presence, qos=1, retain=True)
 
     def interrupt(self) -> None:
@@ -119,6 +108,10 @@ class CloudService:
     @property
     def halted(self) -> Halt | None:
         return self._halt
+
+    @property
+    def tally(self) -> Tally:
+        return self.records.tally
 
     # -- messages -------------------------------------------------------------------------------------
 
@@ -146,18 +139,12 @@ class CloudService:
         except RemoteProtocolError:
             self.dropped["hello"] += 1
             raise
-        model_topic = edge_topic(self.run, edge_id, EdgeTopic.MODEL)
-        known = self.contacts.get(edge_id)
-        if known is not None and known.nonce != greeting.nonce and self._fresh(known):
-            self.on_idle(f"{edge_id}: a second process says hello under this id")
-        if known is None or known.nonce != greeting.nonce:
-            self.contacts[edge_id] = Contact(greeting.nonce, self.loop.now(), model_topic)
-        else:
-            known.seen = self.loop.now()
-        self._perform_all(self.server.receive(greeting.hello))
-        if self.gather is not None and self.server.schedule is None:
-            here = len(self.server.edges)
-            self.loop.call_later(self.gather, lambda: self._begin_unless_more_came(here))
+        before = len(self.server.edges)
+        for effect in self.server.receive(greeting.hello):
+            self._perform(effect, greeting.nonce)
+        here = len(self.server.edges)
+        if self.gather is not None and self.server.schedule is None and here > before:
+            self.loop.call_later(self.gather, partial(self._begin_unless_more_came, here))
 
     def _begin_unless_more_came(self, edges: int) -> None:
         if len(self.server.edges) == edges:
@@ -170,8 +157,7 @@ class CloudService:
         except RemoteProtocolError:
             self.dropped["leave"] += 1
             raise
-        contact = self.contacts.get(address.edge_id)
-        if contact is None or contact.nonce != farewell.nonce:
+        if not self.contacts.speaks(address.edge_id, farewell.nonce):
             return  # the will of a connection that its edge has long replaced
         leave = farewell.leave
         if address.leaf is EdgeTopic.WILL:
@@ -184,7 +170,8 @@ class CloudService:
         for effect in effects:
             self._perform(effect)
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: Effect, nonce: str | None = None) -> None:
+        """Perform one effect; `nonce` is of the hello that it answers, if it answers one."""
         match effect:
             case SendModel():
                 contact = self.contacts.get(effect.edge_id)
@@ -195,15 +182,15 @@ class CloudService:
                 self.last_update = now = self.loop.now()
                 if self.first_update is None:
                     self.first_update = now
-                self._facts.append((now, effect))
+                self.records.facts.append((now, effect))
             case StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
-                self._facts.append((self.loop.now(), effect))
+                self.records.facts.append((self.loop.now(), effect))
             case EvaluationDue():
                 self._evaluate(effect)
             case Welcome():
-                self._welcome(effect)
+                self._welcome(effect, nonce)
             case Refuse():
-                self._refuse(effect)
+                self._refuse(effect, nonce)
             case Halt():
                 self._on_halt(effect)
             case _:
@@ -219,26 +206,35 @@ class CloudService:
         else:
             self.channel.publish(topic, payload)
 
-    def _welcome(self, welcome: Welcome) -> None:
-        contact = self.contacts[welcome.edge_id]
+    def _welcome(self, welcome: Welcome, nonce: str | None) -> None:
+        assert nonce is not None  # only a hello is welcomed
+        edge_id, now = welcome.edge_id, self.loop.now()
+        former = self.contacts.welcomed(edge_id, nonce, now, edge_topic(self.run, edge_id, EdgeTopic.MODEL))
+        if former is not None and now - former.seen < self.scenario.testbed.silent_after:
+            self._complain(f"{edge_id}: a second process says hello under this id")
         admission = Admission(
             welcome=welcome,
             edges=self.server.terms.edges,
             scenario=self.scenario.for_edge(welcome.index),
             seed=self.scenario.seed,
-            nonce=contact.nonce,
+            nonce=nonce,
         )
-        topic = edge_topic(self.run, welcome.edge_id, EdgeTopic.WELCOME)
-        self.channel.publish(topic, encode_welcome(admission), qos=1)
+        self.channel.publish(
+            edge_topic(self.run, edge_id, EdgeTopic.WELCOME), encode_welcome(admission), qos=1
+        )
 
-    def _refuse(self, refuse: Refuse) -> None:
-        contact = self.contacts.get(refuse.edge_id)
-        of_gradient = refuse.reason in ("stranger", "full")
-        refusal = Refusal(refuse, None if of_gradient or contact is None else contact.nonce)
+    def _refuse(self, refuse: Refuse, nonce: str | None) -> None:
         topic = edge_topic(self.run, refuse.edge_id, EdgeTopic.WELCOME)
-        self.channel.publish(topic, encode_refuse(refusal), qos=1)
-        if not of_gradient:
-            self.on_idle(f"{refuse.edge_id}: refused, {refuse.reason}: {refuse.detail}")
+        self.channel.publish(topic, encode_refuse(Refusal(refuse, nonce)), qos=1)
+        if nonce is not None:
+            self._complain(f"{refuse.edge_id}: refused, {refuse.reason}: {refuse.detail}")
+
+    def _complain(self, text: str) -> None:
+        self._complaints += 1
+        if self._complaints <= _COMPLAINTS:
+            self.say(text)
+        if self._complaints == _COMPLAINTS:
+            self.say("further hellos of this kind get no line")
 
     def _on_halt(self, halt: Halt) -> None:
         if self._halt is not None:
@@ -254,23 +250,18 @@ class CloudService:
         self._evaluating += 1
 
         def work() -> None:
-            evaluation = self.evaluator.evaluate(due.model, due.updates, due.stage)
-            self.loop.post(lambda: self._evaluated(evaluation))
+            try:
+                evaluation = self.evaluator.evaluate(due.model, due.updates, due.stage)
+            except BaseException as error:  # the executor's future would keep it to itself
+                self.loop.post(partial(_fail, error))
+            else:
+                self.loop.post(lambda: self._evaluated(evaluation))
 
         self.evaluations.submit(work)
 
     def _evaluated(self, evaluation: Evaluation) -> None:
         self._evaluating -= 1
-        self.record()
-        self.tally.evaluated(evaluation)
-        if self.journal is not None:
-            fields = {
-                "t": evaluation.updates,
-                "stage": evaluation.stage,
-                "loss": finite_or_none(evaluation.loss),
-                "accuracy": evaluation.accuracy,
-            }
-            self.journal.write("evaluated", fields, self.loop.now() - self.began)
+        self.records.evaluated(evaluation, self.loop.now())
         if self._halt is not None:
             self._stop_when_evaluated()
 
@@ -284,23 +275,16 @@ class CloudService:
             stage = 1 if schedule is None else schedule.stage
             self._evaluate(EvaluationDue(self.server.updates, stage, self.server.model.copy()))
             return
-        self.record()
-        if self.journal is not None and self._halt is not None:
-            fields = {"t": self._halt.updates, "reason": self._halt.reason}
-            self.journal.write("halted", fields, self.loop.now() - self.began)
-        self.channel.publish(
-            presence_topic(self.run), encode_presence(Presence(False, self.nonce)), qos=1, retain=True
-        )
+        if self._halt is not None:
+            self.records.halted(self._halt, self.loop.now())
+        self._over = True
+        self.announce()
         self.evaluations.shutdown(wait=False)
         self.loop.stop()
 
     def record(self) -> None:
         """Write the facts that have gathered; the hot path only keeps them."""
-        facts, self._facts = self._facts, []
-        for now, fact in facts:
-            self.tally.observe(fact)
-            if self.journal is not None:
-                self.journal.fact(fact, now - self.began)
+        self.records.write()
 
     def _record_often(self) -> None:
         self.record()
@@ -308,13 +292,15 @@ class CloudService:
         if self._halt is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
-    def _fresh(self, contact: Contact) -> bool:
-        return self.loop.now() - contact.seen < self.scenario.testbed.silent_after
-
     def _look_for_silence(self) -> None:
         """Report edges that have said nothing for too long; nobody waits for them."""
-        for edge_id, contact in self.contacts.items():
-            if not self._fresh(contact):
-                self._perform_all(self.server.receive(Leave(edge_id, "silent")))
+        silent_after = self.scenario.testbed.silent_after
+        for edge_id in self.contacts.silent_since(self.loop.now() - silent_after):
+            self._perform_all(self.server.receive(Leave(edge_id, "silent")))
         if self._halt is None:
-            self.loop.call_later(self.scenario.testbed.silent_after / 2, self._look_for_silence)
+            self.loop.call_later(silent_after / 2, self._look_for_silence)
+
+
+def _fail(error: BaseException) -> None:
+    """Raise in the loop's thread what another thread met, so that the cloud ends with it."""
+    raise error

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from common.errors import LocalProtocolError
-from common.routing import OnMessage, OnViolation, Routes, ignore_violation
+from common.errors import LocalProtocolError, RemoteProtocolError
+from common.routing import UNREAD, OnMessage, OnViolation, Routes, ignore_violation
 from common.wire.topics import topic_matches
 
 
@@ -68,6 +68,9 @@ class Channel(Protocol):
 
     def subscribe(self, topic_filter: str, callback: OnMessage, *, qos: int = 0) -> None:
         """Have messages delivered, now and after every reconnect."""
+
+    def allow(self, max_packet: int) -> None:
+        """Change how many bytes an inbound packet may have; larger ones are skipped and counted."""
 
     def close(self) -> None:
         """Deliver what QoS 1 still owes, say goodbye (no last will) and free everything."""
@@ -205,6 +208,7 @@ class MemoryChannel:
         self._on_connected, self._on_lost = on_connected, on_lost
         self._routes = Routes(on_violation)
         self._owed: list[tuple[str, bytes, bool]] = []  # QoS 1 while away
+        self._max_packet = 1 << 28
 
     @property
     def violations(self) -> int:
@@ -232,8 +236,18 @@ class MemoryChannel:
 
     def take(self, topic: str, payload: bytes) -> None:
         """Receive one message, if a filter asks for it."""
-        if self.connected and any(topic_matches(wanted, topic) for wanted in self._routes.filters):
+        if not self.connected or not any(topic_matches(wanted, topic) for wanted in self._routes.filters):
+            return
+        if len(topic) + len(payload) > self._max_packet:
+            self._routes.violated(
+                UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
+            )
+        else:
             self._routes.deliver(topic.encode(), payload)
+
+    def allow(self, max_packet: int) -> None:
+        """Skip packets beyond so many bytes from now on."""
+        self._max_packet = max_packet
 
     def lose(self, reason: str = "lost") -> None:
         """Break the connection: the last will goes out."""

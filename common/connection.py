@@ -100,7 +100,7 @@ class MqttOptions:
     max_backoff: float = 8.0
     max_inflight: int = 20  # QoS 1 messages without acknowledgement
     max_queued: int = 1000  # QoS 1 messages that wait
-    max_packet: int = 1 << 28  # bytes; larger ones are skipped
+    max_packet: int = 1 << 28  # bytes; larger ones are skipped. MqttChannel.allow changes it later
     max_unsent: int = 1 << 26  # bytes that the broker has not taken; QoS 0 is dropped beyond
 
     def __repr__(self) -> str:  # never the password

@@ -1,5 +1,7 @@
 """The one error tree, branched by who must act."""
 
+from __future__ import annotations
+
 
 class MapaError(Exception):
     """Root of every error that we raise on purpose."""
@@ -23,3 +25,9 @@ class RemoteProtocolError(MapaError):
 
 class BrokerUnavailableError(MapaError):
     """Nobody's fault; the shell retries with backoff."""
+
+
+def require(condition: bool, key: str, value: object, allowed: str) -> None:
+    """Raise ConfigurationError that names the key, its value and what is allowed, unless the condition holds."""
+    if not condition:
+        raise ConfigurationError(f"{key} = {value}: must be {allowed}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -55,6 +55,12 @@ class LinkProfile:
                 raise ConfigurationError(
                     f"link {self.name!r}: partition ({start}, {duration}): start 0 or more, duration above 0"
                 )
+
+    @property
+    def mean_delay_ms(self) -> float:
+        """The one-way delay that is asked for, rate and partitions aside."""
+        one_sided = (Distribution.EXPONENTIAL, Distribution.LOGNORMAL, Distribution.PARETO)
+        return self.delay_ms + (self.jitter_ms if self.distribution in one_sided else 0.0)
 
     @property
     def is_free(self) -> bool:
@@ -153,8 +159,6 @@ class LinkClock:
             (opened + start, opened + start + length) for start, length in profile.partitions
         )
         self._line_free = self._last_due = opened
-        self.asked = 0.0  # seconds of delay
-        self.drawn = 0  # over so many draws
 
     def due(self, now: float, size: int) -> float:
         """Return when a chunk that comes now may go on.
@@ -163,8 +167,6 @@ class LinkClock:
         What falls into a partition is held to its end, as TCP's retransmissions would deliver it.
         """
         delay = self._delays.next()
-        self.asked += delay
-        self.drawn += 1
         sent = max(now, self._line_free)
         if self._rate is not None:
             sent += size / self._rate
@@ -231,8 +233,3 @@ def links_from_csv(path: Path) -> list[LinkProfile]:
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}, line {number}: {error}") from error
     return profiles
-
-
-def link_for(index: int, profiles: Sequence[LinkProfile]) -> LinkProfile | None:
-    """Return the link of edge k: the profiles cycled over the edges; None where there are none."""
-    return profiles[index % len(profiles)] if profiles else None

@@ -24,7 +24,7 @@ class Hello:
     noise_multiplier: float | None = None  # z_k, for the gaussian law
     sampler: str | None = None  # None: the run's
     last_sequence: int = 0  # highest sequence its ledger holds for this run; 0: none
-    index: int | None = None  # k that it held in this run before, where its ledger knows one
+    index: int | None = None  # k that it held before, in this run or another, where its ledger knows one
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,10 @@ class GradientArrived:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """An edge goes on purpose (`budget`, `shutdown`), by its last will (`lost`), or is long silent (`silent`)."""
+    """An edge goes on purpose, by its last will (`lost`), or is long silent (`silent`).
+
+    On purpose: `budget`, `shutdown`, `refused` (it cannot follow the welcome), `failed`.
+    """
 
     edge_id: EdgeId
     reason: str
@@ -125,7 +128,10 @@ class GradientApplied:
 
 @dataclass(frozen=True, slots=True)
 class GradientRefused:
-    """A gradient that was not applied: `duplicate`, `stranger`, `future`, `full`, `after-halt`."""
+    """A gradient that was not applied.
+
+    `duplicate`, `stranger`, `future`, `no-such-model` (version 0), `full`, `after-halt`.
+    """
 
     edge_id: EdgeId
     sequence: int

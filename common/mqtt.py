@@ -1,4 +1,4 @@
-"""MqttChannel: a `Channel` over MQTT 3.1.1; the only paho import."""
+"""MqttChannel: a `Channel` over MQTT 3.1.1 that comes back by itself."""
 
 from __future__ import annotations
 
@@ -8,27 +8,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
-from paho.mqtt.reasoncodes import ReasonCode
-
 from common.channel import Timer
 from common.connection import MqttOptions, open_socket
 from common.errors import BrokerUnavailableError, ConfigurationError, LocalProtocolError, RemoteProtocolError
 from common.loop import READ, WRITE, SelectorLoop
-from common.routing import OnMessage, OnViolation, Routes, ignore_violation
+from common.mqtt_client import MQTTMessage, ReasonCode, StreamClient, is_denial
+from common.routing import UNREAD, OnMessage, OnViolation, Routes, ignore_violation
 from common.stream import PacketStream, publish_head
 
-_DENIED = ("Bad user name or password", "Not authorized")
-
-
-class _StreamClient(paho.Client):
-    """paho on a PacketStream. `_create_socket` is the one private hook that we use."""
-
-    open_stream: Callable[[], PacketStream]
-
-    def _create_socket(self) -> Any:
-        return self.open_stream()
+_NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
 
 
 class MqttChannel:
@@ -63,12 +51,15 @@ class MqttChannel:
         self._attempts = 0
         self._retry: Timer | None = None
         self._upkeep: Timer | None = None
-        self._handed = self._acknowledged = 0  # QoS 1 messages
-        self._unacknowledged: set[int] = set()  # QoS 0 messages that wait behind them in paho
-        self._handing = threading.Lock()
         self._closing = False
         self._closed = threading.Event()
-        self._client = self._make_client()
+        self._max_packet = options.max_packet
+        self._client = StreamClient(options, self._open_stream)
+        self._client.on_connect = self._greet
+        self._client.on_subscribe = self._subscribed
+        self._client.on_message = self._paho_message
+        self._client.on_disconnect = self._disconnected
+        self._client.on_socket_close = lambda *_: self._socket_closing()
 
     @property
     def violations(self) -> int:
@@ -100,10 +91,10 @@ class MqttChannel:
             self.open()
             self._loop.serve(settled, until=until)
         if self._refusal is not None:
-            self.close()
+            self.close(0)
             raise ConfigurationError(f"broker {self.options.address}: {self._refusal}")
         if not self.connected:
-            self.close()
+            self.close(0)
             raise BrokerUnavailableError(
                 f"broker {self.options.address}: no connection within {timeout:g} s ({self.last_error})"
             )
@@ -122,15 +113,29 @@ class MqttChannel:
         """Whether the connection has ended for good."""
         return self._closed.is_set()
 
+    @property
+    def owing(self) -> bool:
+        """Whether something of ours has not reached the broker: QoS 1 without acknowledgement, bytes unsent."""
+        stream = self._stream
+        return self._client.owed > 0 or (stream is not None and stream.unsent > 0)
+
+    def allow(self, max_packet: int) -> None:
+        """Change how many bytes a packet may have, for this connection and the next ones."""
+        self._max_packet = max_packet
+        if self._stream is not None:
+            self._stream.max_packet = max_packet
+
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
         """Hand a message over; False: it is lost (QoS 0 without a connection, or a full queue)."""
         if qos:
-            return self._publish_acknowledged(topic, payload, qos, retain)
+            taken = self._client.publish_acknowledged(topic, payload, qos, retain)
+            self._loop.post(self._write_paho)  # not at once: a callback may hold paho's locks
+            return taken
         stream = self._stream
         if stream is None or not self.connected:
             return False
         if self._client.want_write() and self._loop.here:  # never overtake a QoS 1 message of ours
-            self._unacknowledged.add(self._client.publish(topic, payload, 0, retain).mid)
+            self._client.publish_behind(topic, payload, retain)
             self._loop.post(self._write_paho)
             return True
         try:
@@ -149,7 +154,7 @@ class MqttChannel:
             self._soon(self._write_paho)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Deliver what QoS 1 still owes, say goodbye and end.
+        """Deliver what QoS 1 still owes, say goodbye and end; a broker that is away is waited for meanwhile.
 
         From a callback it only begins; it ends while the loop goes on.
         """
@@ -181,45 +186,13 @@ class MqttChannel:
 
     # connecting
 
-    def _make_client(self) -> _StreamClient:
-        options = self.options
-        client = _StreamClient(
-            CallbackAPIVersion.VERSION2,
-            client_id=options.client_id,
-            clean_session=True,
-            protocol=paho.MQTTv311,
-            reconnect_on_failure=False,
-        )
-        client.open_stream = self._open_stream
-        client.max_inflight_messages_set(options.max_inflight)
-        client.max_queued_messages_set(options.max_queued)
-        if options.username is not None:
-            client.username_pw_set(options.username, options.password)
-        if options.will is not None:
-            will = options.will
-            client.will_set(will.topic, will.payload, will.qos, will.retain)
-        if options.tls is not None:
-            options.tls.context()  # a wrong file is the operator's to mend, before anything connects
-        client.on_connect = self._greet
-        client.on_subscribe = self._subscribed
-        client.on_message = self._paho_message
-        client.on_publish = self._published
-        client.on_disconnect = self._disconnected
-        client.on_socket_close = lambda *_: self._socket_closing()
-        # Its presence keeps paho from writing in the publisher's thread, where packets could mix.
-        client.on_socket_register_write = lambda *_: None
-        client.connect_async(options.address.host, options.address.port, options.keepalive)
-        return client
-
     def _open_stream(self) -> PacketStream:
         options = self.options
-        return PacketStream(
-            open_socket(options), max_packet=options.max_packet, max_unsent=options.max_unsent
-        )
+        return PacketStream(open_socket(options), max_packet=self._max_packet, max_unsent=options.max_unsent)
 
     def _attempt(self) -> None:
         self._retry = None
-        if self._closing or self._stream is not None:
+        if self._ending or self._stream is not None:
             return
         try:
             self._client.reconnect()  # blocks for TCP and TLS, at most connect_timeout each
@@ -237,6 +210,11 @@ class MqttChannel:
         self._loop.watch(stream.fileno(), READ, self._ready)
         self._upkeep = self._loop.call_later(self.options.connect_timeout, self._no_greeting)
         self._write_paho()
+
+    @property
+    def _ending(self) -> bool:
+        """Whether no connection is wanted any more."""
+        return self.closed or (self._closing and not self.owing)
 
     def _later(self, reason: str) -> None:
         """Try again after a while; the jitter keeps a fleet from knocking all at once."""
@@ -258,7 +236,7 @@ class MqttChannel:
     def _greet(self, _client: Any, _userdata: Any, _flags: Any, code: ReasonCode, _properties: Any) -> None:
         if code.is_failure:
             self.last_error = f"refused: {code}"
-            if str(code) in _DENIED:
+            if is_denial(code):
                 self._refusal = f"refused user {self.options.username!r}: {str(code).lower()}"
             return
         for topic_filter, (_callback, qos) in self._routes.filters.items():
@@ -281,7 +259,7 @@ class MqttChannel:
         if self._stream is not None:
             self._loop.unwatch(self._stream.fileno())
         self._stream = None
-        self._unacknowledged.clear()
+        self._client.forget_behind()
         self.connected = self._greeted = False
 
     # the loop's calls
@@ -317,11 +295,11 @@ class MqttChannel:
         if self._client.want_write():
             self._write_paho()
 
-    def _paho_message(self, _client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
+    def _paho_message(self, _client: Any, _userdata: Any, message: MQTTMessage) -> None:
         try:
             topic = message.topic.encode()
         except UnicodeDecodeError:
-            self._routes.violated("?", RemoteProtocolError("a topic that is not UTF-8"))
+            self._routes.violated(UNREAD, RemoteProtocolError("a topic that is not UTF-8"))
             return
         self._routes.deliver(topic, bytes(message.payload))
 
@@ -329,7 +307,7 @@ class MqttChannel:
         count, stream.skipped = stream.skipped, 0
         for _ in range(count):
             self._routes.violated(
-                "?", RemoteProtocolError(f"a packet of more than {self.options.max_packet} bytes")
+                UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
             )
 
     def _read_paho(self) -> None:
@@ -347,9 +325,10 @@ class MqttChannel:
             self._cancel_timers()
             self._upkeep = self._loop.call_later(self._upkeep_period, self._keep_alive)
             self._client.loop_write()  # subscriptions go before whatever on_connected publishes
-            if self._on_connected is not None and self._stream is not None:
+            # whoever closes has said all it had to say: to greet again would contradict its last words
+            if self._on_connected is not None and self._stream is not None and not self._closing:
                 self._on_connected()
-        if self._stream is None and self._retry is None and not self._closing:
+        if self._stream is None and self._retry is None and not self._ending:
             self._cancel_timers()
             lost, self._was_connected = self._was_connected, False
             self._later(self.last_error)
@@ -396,32 +375,11 @@ class MqttChannel:
                 timer.cancel()
         self._retry = self._upkeep = None
 
-    # QoS 1, and the end
-
-    def _publish_acknowledged(self, topic: str, payload: bytes, qos: int, retain: bool) -> bool:
-        with self._handing:
-            self._handed += 1
-        code = self._client.publish(topic, payload, qos, retain).rc
-        if code not in (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN):
-            with self._handing:
-                self._handed -= 1
-            if code == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
-                return False
-            raise LocalProtocolError(f"topic {topic!r}: {paho.error_string(code)}")
-        self._loop.post(self._write_paho)  # not at once: a callback may hold paho's locks
-        return True
-
-    def _published(self, _client: Any, _userdata: Any, mid: int, *_: Any) -> None:
-        if mid in self._unacknowledged:
-            self._unacknowledged.discard(mid)
-        else:
-            self._acknowledged += 1
-
     def _end(self, until: float) -> None:
-        stream = self._stream
-        owing = self._acknowledged < self._handed or (stream is not None and stream.unsent > 0)
-        if self.connected and owing and self._loop.now() < until:
-            self._loop.call_later(0.005, lambda: self._end(until))
+        if self.closed:
+            return
+        if self.owing and self._loop.now() < until:
+            self._loop.call_later(_NEXT_LOOK, lambda: self._end(until))
             return
         self._cancel_timers()
         self._client.disconnect()

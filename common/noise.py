@@ -18,6 +18,15 @@ from common.errors import ConfigurationError
 
 Noise = npt.NDArray[np.float64]
 
+# ε_k and z_k lie between these: accountants square them and divide by that, and η must fit float32.
+LEAST_PARAMETER, LARGEST_PARAMETER = 1e-9, 1e9
+
+# C lies between these. Norms are squared in float32, which loses at most 1.2e-38 of every square: a norm comes
+# out too small by √N·1.1e-19 at most, a millionth of the least C at N = 2²⁶. Far below that C, a gradient
+# passes for one of norm 0 and is not clipped at all. Above the largest, a sum of clipped samples, or of noise,
+# could leave float32.
+LEAST_BOUND, LARGEST_BOUND = 1e-9, 1e9
+
 
 class Clipping(Enum):
     """Where the bound C = bΔS/2 applies.
@@ -209,6 +218,8 @@ def noise_law(name: str, *, epsilon: float | None = None, noise_multiplier: floa
         if epsilon is None or noise_multiplier is not None:
             raise ConfigurationError(f"noise = {name!r} takes epsilon, not noise_multiplier")
         value, parameter = epsilon, "epsilon"
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigurationError(f"{parameter} = {value}: must be finite and greater than 0")
+    if not LEAST_PARAMETER <= value <= LARGEST_PARAMETER:
+        raise ConfigurationError(
+            f"{parameter} = {value}: must be from {LEAST_PARAMETER:g} to {LARGEST_PARAMETER:g}"
+        )
     return law(value)

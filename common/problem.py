@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from common.errors import ConfigurationError
+from common.errors import require
 
 
 class SensitivityRule(Enum):
@@ -46,25 +46,20 @@ class Problem:
     rate_decay: RateDecay = RateDecay.NONE
 
     def __post_init__(self) -> None:
-        _require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
-        _require(self.iterations >= 1, "iterations", self.iterations, "at least 1")
-        _require(self.tau_max >= 0, "tau_max", self.tau_max, "at least 0")
-        _require(0 < self.theta < 1, "theta", self.theta, "between 0 and 1, both excluded")
-        _require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1, both excluded")
-        _require(math.isfinite(self.sigma) and self.sigma >= 0, "sigma", self.sigma, "finite and at least 0")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
+        require(self.iterations >= 1, "iterations", self.iterations, "at least 1")
+        require(self.tau_max >= 0, "tau_max", self.tau_max, "at least 0")
+        require(0 < self.theta < 1, "theta", self.theta, "between 0 and 1, both excluded")
+        require(0 < self.delta < 1, "delta", self.delta, "between 0 and 1, both excluded")
+        require(math.isfinite(self.sigma) and self.sigma >= 0, "sigma", self.sigma, "finite and at least 0")
         for key in ("smoothness", "loss_gap", "radius"):
             value = getattr(self, key)
-            _require(math.isfinite(value) and value > 0, key, value, "finite and greater than 0")
+            require(math.isfinite(value) and value > 0, key, value, "finite and greater than 0")
         if self.first_clip is None:
-            _require(self.sigma > 0, "sigma", self.sigma, "greater than 0 where no first_clip is given")
+            require(self.sigma > 0, "sigma", self.sigma, "greater than 0 where no first_clip is given")
         else:
             valid = math.isfinite(self.first_clip) and self.first_clip > 0
-            _require(valid, "first_clip", self.first_clip, "finite and greater than 0")
+            require(valid, "first_clip", self.first_clip, "finite and greater than 0")
         if self.rate is not None:
             valid = math.isfinite(self.rate) and self.rate > 0
-            _require(valid, "rate", self.rate, "finite and greater than 0")
-
-
-def _require(condition: bool, key: str, value: object, allowed: str) -> None:
-    if not condition:
-        raise ConfigurationError(f"{key} = {value}: must be {allowed}")
+            require(valid, "rate", self.rate, "finite and greater than 0")

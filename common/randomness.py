@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from common.quantities import Indices
+
 _WORD = 2**64
 
 
@@ -70,6 +72,11 @@ class CounterStreams:
 
     def __repr__(self) -> str:
         return f"CounterStreams({'seeded' if self.reproducible else 'secure'})"
+
+
+def permutation_of(bits: np.random.BitGenerator, size: int) -> Indices:
+    """Return a permutation by raw numbers, which no version of numpy changes; Generator.permutation might."""
+    return np.argsort(bits.random_raw(size), kind="stable")
 
 
 def streams_for(seed: int | None) -> CounterStreams:

@@ -11,7 +11,6 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -21,16 +20,6 @@ from common.link import LinkClock, LinkProfile
 
 _T = TypeVar("_T")
 _HELD_LIMIT = 1 << 22  # bytes held one way before the sender is told to wait
-
-
-@dataclass(frozen=True, slots=True)
-class RelayStatistics:
-    """What a relay did so far, both ways together."""
-
-    chunks: int
-    carried_bytes: int
-    asked_delay_ms: float  # mean of the one-way delays that were drawn
-    connections: int
 
 
 class _Way(asyncio.Protocol):
@@ -57,8 +46,6 @@ class _Way(asyncio.Protocol):
         self._relay.transports.add(transport)
 
     def data_received(self, data: bytes) -> None:
-        self._relay.chunks += 1
-        self._relay.carried_bytes += len(data)
         self._hold(data)
         if self._held_bytes > _HELD_LIMIT and not self._paused and self.transport is not None:
             self._paused = True
@@ -72,7 +59,8 @@ class _Way(asyncio.Protocol):
         del exc
         if self.transport is not None:
             self._relay.transports.discard(self.transport)
-        self._hold(None)
+        if self.other is not None:
+            self._hold(None)
 
     def pause_writing(self) -> None:
         if self.other is not None:
@@ -120,7 +108,8 @@ class _Way(asyncio.Protocol):
             out.write_eof()
 
     def abandon(self) -> None:
-        """Forget what is held."""
+        """Forget what is held, and hold nothing more: a timer would keep it until it is due."""
+        self.other = None
         self._held.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -148,7 +137,6 @@ class DelayRelay:
         # One clock a way for all connections: the line is the edge's, not the connection's.
         self.clocks = {way: LinkClock(profile, generator, opened) for way in (True, False)}
         self.transports: set[asyncio.Transport] = set()
-        self.chunks = self.carried_bytes = self.connections = 0
         self._broker = broker
         self._ways: list[_Way] = []
         self._calls: set[asyncio.Task[None]] = set()
@@ -179,13 +167,6 @@ class DelayRelay:
         while self.transports:
             await asyncio.sleep(0)
 
-    def statistics(self) -> RelayStatistics:
-        """Return what was carried so far."""
-        asked = sum(clock.asked for clock in self.clocks.values())
-        drawn = sum(clock.drawn for clock in self.clocks.values())
-        mean = 1000 * asked / max(1, drawn)
-        return RelayStatistics(self.chunks, self.carried_bytes, mean, self.connections)
-
     def _accept(self) -> None:
         # Not asyncio's own server: closed at the wrong moment it leaks the connection it accepts.
         try:
@@ -193,7 +174,6 @@ class DelayRelay:
         except OSError:
             return  # the caller has given up
         connection.setblocking(False)
-        self.connections += 1
         call = self.loop.create_task(self._join(connection))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -211,7 +191,9 @@ class DelayRelay:
                 await self.loop.create_connection(lambda: far, self._broker.host, self._broker.port)
             near.choked = False
             near.release()
-        except OSError:
+        except OSError:  # the broker is away: an edge tries again and again
+            self._ways = [way for way in self._ways if way is not near and way is not far]
+            near.abandon()
             if near.transport is not None:
                 near.transport.abort()
 

@@ -10,6 +10,7 @@ from common.wire.topics import topic_matches
 OnMessage = Callable[[str, bytes], None]  # topic, payload
 OnViolation = Callable[[str, RemoteProtocolError], None]  # topic, what was wrong
 
+UNREAD = "?"  # stands for the topic of a packet that was skipped before its topic was read
 _REMEMBERED = 4096  # topics whose callback is remembered; a flood of topics empties it, no more
 
 

@@ -23,6 +23,10 @@ from common.quantities import Vector
 from common.scenario import Scenario
 
 _BUFFER = 1 << 20
+_PACKAGES = (
+    *("mapa-testbed", "numpy", "scipy", "dp-accounting", "pydantic", "paho-mqtt", "msgpack"),
+    *("safetensors", "mlxtend", "torch"),
+)
 
 
 def new_run_id(name: str, now: datetime | None = None) -> str:
@@ -34,7 +38,7 @@ def new_run_id(name: str, now: datetime | None = None) -> str:
 def versions() -> dict[str, str]:
     """Return what produced a run; torch only where it was used."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in ("mapa-testbed", "numpy", "pydantic", "paho-mqtt", "msgpack", "torch"):
+    for package in _PACKAGES:
         if package == "torch" and "torch" not in sys.modules:
             continue
         try:

@@ -47,9 +47,9 @@ class PacketStream:
         self._view = memoryview(self._buffer)
         self._low = self._high = self._granted = 0
         self._skip = 0
-        self.skipped = 0  # packets larger than max_packet
+        self.skipped = 0  # packets larger than max_packet that would have taken more memory
         self.ended = False
-        self._max_packet = max_packet
+        self.max_packet = max_packet  # bytes; may change. What is whole in the read-ahead passes all the same
         self._max_unsent = max_unsent
         self._unsent = bytearray()
         self._writing = threading.Lock()
@@ -119,16 +119,21 @@ class PacketStream:
         return self._granted > self._low or self.ended
 
     def _make_room(self, packet: int) -> None:
-        if packet > self._max_packet:
+        """Skip a packet that is too large; else see that the next read has room.
+
+        A length is a claim: the buffer grows with the bytes that have come, never ahead of them.
+        """
+        size, held = len(self._buffer), self._high - self._low
+        if packet > self.max_packet:
             self.skipped += 1
             self._skip = packet
             self._discard()
-        elif packet > len(self._buffer) - _ROOM:
+        elif packet > size - _ROOM and held > size - 2 * _ROOM:
             left = self._view[self._low : self._high]
-            self._buffer = bytearray(packet + _READ_AHEAD)
+            self._buffer = bytearray(min(packet + _READ_AHEAD, 2 * size))
             self._view = memoryview(self._buffer)
-            self._view[: len(left)] = left
-            self._low, self._high = 0, len(left)
+            self._view[:held] = left
+            self._low, self._high = 0, held
 
     def _discard(self) -> bool:
         """Drop bytes of a packet that is too large; True: all of it is gone."""

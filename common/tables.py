@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from common.datasets.catalogue import DATA_SETS
+from common.dotted import is_dotted
 from common.errors import ConfigurationError
+from common.link import link_profile
+from common.models.registry import MODELS
+from common.noise import LARGEST_BOUND, LARGEST_PARAMETER, LEAST_BOUND, LEAST_PARAMETER
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 PerEdge = Annotated[
-    list[Positive],
+    list[Annotated[float, Field(ge=LEAST_PARAMETER, le=LARGEST_PARAMETER, allow_inf_nan=False)]],
     BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
     Field(min_length=1, max_length=100_000),
 ]
+
+
+def _named(key: str, known: tuple[str, ...]) -> AfterValidator:
+    """Refuse a name that is neither built in nor a dotted path, before anything is asked about it."""
+
+    def check(name: str) -> str:
+        if name not in known and not is_dotted(name):
+            raise ValueError(f"{key} = {name!r}: allowed are {', '.join(known)} or package.module:Class")
+        return name
+
+    return AfterValidator(check)
 
 
 class Table(BaseModel):
@@ -25,7 +41,9 @@ class Table(BaseModel):
 class DataTable(Table):
     """[data]"""
 
-    set: str = Field("mnist-5k", min_length=1, description="mnist, usps, mnist-5k or package.module:Class")
+    set: Annotated[str, _named("data.set", DATA_SETS)] = Field(
+        "mnist-5k", min_length=1, description="mnist, usps, mnist-5k or package.module:Class"
+    )
     partition: Literal["iid", "dirichlet", "label", "shared"] = "iid"
     alpha: Positive = Field(0.5, description="concentration of the dirichlet partition")
     labels_per_edge: int = Field(2, ge=1, le=1000, description="of the label partition")
@@ -38,7 +56,7 @@ class DataTable(Table):
 class ModelTable(Table):
     """[model]"""
 
-    name: str = Field(
+    name: Annotated[str, _named("model.name", MODELS)] = Field(
         "lr", min_length=1, description="lr, svm, softmax, scattering, cnn or package.module:Class"
     )
     regularization: NonNegative = Field(1e-4, description="λ of λ/2·‖x‖²")
@@ -59,7 +77,13 @@ class AlgorithmTable(Table):
     tau_max_from: Literal["configured", "measured"] = "configured"
     loss_gap: Positive | None = Field(None, description="f₀ = f(x₁) − f(x*)")
     radius: Positive | None = Field(None, description="R")
-    first_clip: Positive | None = Field(None, description="AUDP's bound, MAPA's first one; absent: Theorem 3")
+    first_clip: float | None = Field(
+        None,
+        ge=LEAST_BOUND,
+        le=LARGEST_BOUND,
+        allow_inf_nan=False,
+        description="AUDP's bound, MAPA's first one; absent: Theorem 3",
+    )
     rule: Literal["theta", "table"] = Field(
         "theta", description="how ΔS shrinks: θΔS, or the parameter table's"
     )
@@ -98,22 +122,28 @@ class PrivacyTable(Table):
     @model_validator(mode="after")
     def _one_parameter(self) -> Self:
         if self.noise == "gaussian":
-            if self.epsilon is not None:
-                raise ValueError(
-                    "privacy.epsilon goes with gamma-norm and exponential-norm; gaussian takes z"
-                )
+            for key in ("epsilon", "epsilon_floor"):
+                if getattr(self, key):
+                    raise ValueError(self._of_another_law(key, "'gamma-norm' or 'exponential-norm'"))
             if self.noise_multiplier is None and self.total_epsilon is None:
-                raise ValueError("noise = 'gaussian' needs privacy.noise_multiplier or privacy.total_epsilon")
+                raise ValueError(
+                    "privacy.noise = 'gaussian': needs privacy.noise_multiplier or privacy.total_epsilon"
+                )
             if self.noise_multiplier is not None and self.releases is not None:
                 raise ValueError(
-                    "privacy.releases goes with total_epsilon alone: it is what z is calibrated for"
+                    f"privacy.releases = {self.releases}: goes with privacy.total_epsilon alone,"
+                    " for which it calibrates z; with privacy.noise_multiplier leave it out"
                 )
         else:
-            if self.noise_multiplier is not None:
-                raise ValueError(f"privacy.noise_multiplier goes with gaussian; {self.noise} takes epsilon")
+            for key in ("noise_multiplier", "noise_multiplier_ceiling"):
+                if getattr(self, key) is not None:
+                    raise ValueError(self._of_another_law(key, "'gaussian'"))
             if self.epsilon is None:
-                raise ValueError(f"noise = {self.noise!r} needs privacy.epsilon")
+                raise ValueError(f"privacy.noise = {self.noise!r}: needs privacy.epsilon")
         return self
+
+    def _of_another_law(self, key: str, laws: str) -> str:
+        return f"privacy.{key} = {getattr(self, key)!r}: goes with privacy.noise = {laws}, not with {self.noise!r}"
 
     def parameter(self, index: int) -> float:
         """Return ε_k, or z_k for the gaussian law."""
@@ -139,10 +169,14 @@ class DelaysTable(Table):
 
     @model_validator(mode="after")
     def _file(self) -> Self:
-        if (self.kind == "recorded") != (self.file is not None):
-            raise ValueError("delays.file goes with delays.kind = 'recorded', and is needed there")
+        if self.kind == "recorded" and self.file is None:
+            raise ValueError("delays.file: needed with delays.kind = 'recorded'")
+        if self.kind != "recorded" and self.file is not None:
+            raise ValueError(
+                f"delays.file = {self.file!r}: goes with delays.kind = 'recorded', not with {self.kind!r}"
+            )
         if self.kind == "uniform" and self.spread > 1:
-            raise ValueError(f"delays.spread = {self.spread}: must be at most 1 with kind = 'uniform'")
+            raise ValueError(f"delays.spread = {self.spread}: must be at most 1 with delays.kind = 'uniform'")
         return self
 
 
@@ -170,6 +204,15 @@ class LinkTable(Table):
     partitions: list[Annotated[tuple[NonNegative, Positive], Field(strict=False)]] = Field(
         default_factory=list, description="[start, duration] in seconds since the edge began"
     )
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        """Refuse here what would end every edge that is dealt this link."""
+        try:
+            link_profile(self.model_dump())
+        except ConfigurationError as error:
+            raise ValueError(str(error).removeprefix("link: ")) from error
+        return self
 
 
 class TestbedTable(Table):

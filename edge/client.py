@@ -30,8 +30,8 @@ from common.wire.codec import (
     new_nonce,
 )
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
-from edge.ledger import BudgetExhausted, Ledger
-from edge.preparation import Preparation, Wishes, prepare
+from edge.ledger import BudgetExhausted, Ledger, OtherShardError
+from edge.preparation import Preparation, Wishes, difference, prepare
 from edge.session import (
     EXIT_FAILED,
     EXIT_REFUSED,
@@ -54,6 +54,8 @@ from edge.session import (
 _T = TypeVar("_T")
 _CLOSING = 0.01  # seconds between two looks at a channel that closes
 _LONGEST_WAIT = 60.0  # seconds between two tries, at most
+_MOST_DOUBLINGS = 1000  # 2¹⁰²⁴ is no float
+_LAST_SEQUENCE = 2**48  # no run gets there; a welcome that says so leaves no sequence to go on with
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ class EdgeClient:
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
     resend_after: float = 5.0
+    renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     nonce: str = field(default_factory=new_nonce)
     session: EdgeSession = field(init=False)
     preparation: Preparation | None = None
@@ -87,6 +90,8 @@ class EdgeClient:
     _outbox: bytes | None = None  # the bytes of the last debit
     _looked_at: int = -1  # the last sequence when `well` was last asked
     _early: bytes | None = None  # a model that came before the welcome
+    _admission: Admission | None = None  # the welcome that the preparation follows
+    _wanted: int | None = None  # the shard that the ledger holds of the run's cut
 
     def __post_init__(self) -> None:
         pending = self.ledger.pending(self.run)
@@ -134,8 +139,10 @@ class EdgeClient:
             self._stop(0, f"left: {reason}")
 
     def give_up(self, code: int, text: str) -> None:
-        """End without a word to the cloud: it cannot be reached."""
+        """End for a reason of our own; the cloud is told where it can be reached, lest it wait."""
         self.session.phase = Phase.DONE
+        if self.channel is not None and self.channel.connected:
+            self._say_leave("failed")
         self._stop(code, text)
 
     # -- messages -------------------------------------------------------------------------------------
@@ -144,10 +151,10 @@ class EdgeClient:
         if self.session.phase is Phase.GREETING or self.preparation is None:
             self._early = payload  # QoS 0 may overtake the welcome's QoS 1
             return
-        self._tell(self._decoded("model", lambda: decode_model(self.edge_id, payload, self._dimension)))
+        self._tell(self._decoded("model", lambda: self._read_model(payload)))
 
     def on_answer(self, topic: str, payload: bytes) -> None:
-        answer = self._decoded("welcome", lambda: decode_answer(self.edge_id, payload))
+        answer = self._decoded("welcome", lambda: self._read_answer(payload))
         if isinstance(answer, Refusal):
             if answer.nonce in (None, self.nonce):
                 self._tell(answer)
@@ -180,10 +187,20 @@ class EdgeClient:
             self.dropped[kind] += 1
             raise
 
-    @property
-    def _dimension(self) -> int:
+    def _read_model(self, payload: bytes) -> SendModel:
         assert self.preparation is not None
-        return self.preparation.worker.model.dimension
+        worker = self.preparation.worker
+        sent = decode_model(self.edge_id, payload, worker.model.dimension)
+        worker.check(sent)
+        return sent
+
+    def _read_answer(self, payload: bytes) -> Admission | Refusal:
+        answer = decode_answer(self.edge_id, payload)
+        if isinstance(answer, Admission) and answer.welcome.last_sequence >= _LAST_SEQUENCE:
+            raise RemoteProtocolError(
+                f"welcome: last_sequence = {answer.welcome.last_sequence}: must be below 2**48"
+            )
+        return answer
 
     def _topic(self, leaf: EdgeTopic) -> str:
         return edge_topic(self.run, self.edge_id, leaf)
@@ -203,7 +220,8 @@ class EdgeClient:
                 case MakeGradient():
                     self._make(effect.sequence, effect.sent)
                 case PushOutbox():
-                    self._push(effect.sequence)
+                    if self.session.phase is Phase.PUSHING:  # a welcome that was not followed calls it off
+                        self._push(effect.sequence)
                 case SayLeave():
                     self._say_leave(effect.reason)
                 case NewIdentity():
@@ -220,7 +238,7 @@ class EdgeClient:
             self._timer.cancel()
         self._timer = None
         if self.session.phase is not Phase.DONE:
-            wait = min(self.resend_after * 2**self._tries, _LONGEST_WAIT)
+            wait = min(self.resend_after * 2 ** min(self._tries, _MOST_DOUBLINGS), _LONGEST_WAIT)
             self._timer = self.loop.call_later(wait, self._unanswered)
 
     def _unanswered(self) -> None:
@@ -234,6 +252,8 @@ class EdgeClient:
             self.channel.publish(self._topic(leaf), payload, qos=qos)
 
     def _say_hello(self) -> None:
+        if self.channel is None or not self.channel.connected:
+            return  # it would wait in a queue with all that follow; the next connection begins with one
         hello = Hello(
             edge_id=self.edge_id,
             noise=self.wishes.noise,
@@ -249,31 +269,63 @@ class EdgeClient:
         self._publish(EdgeTopic.LEAVE, encode_leave(Farewell(leave, self.nonce)), qos=1)
 
     def _index(self) -> int | None:
-        """Return the index of an earlier life of this edge in this run."""
+        """Return the shard to ask for: the one whose records this edge's account is of."""
+        if self._wanted is not None:
+            return self._wanted
         account = self.ledger.account(self.run)
+        if account is None:
+            spent = [standing.account for standing in self.ledger.standings() if standing.charges]
+            account = spent[-1] if spent else None
         return None if account is None else account.shard.index
 
     def _prepare(self, admission: Admission) -> None:
-        """Take what the welcome deals; once. A welcome that cannot be followed ends the edge."""
-        if self.preparation is None:
-            try:
-                self.preparation = prepare(admission, self.run, self.wishes, self.ledger, self.load)
-            except ConfigurationError as error:
-                self.session.phase = Phase.DONE
-                self._stop(EXIT_REFUSED, str(error))
+        """Take what the first welcome deals; the later ones must deal the same."""
+        if self.preparation is not None:
+            self._compare(admission)
+            return
+        try:
+            self.preparation = prepare(admission, self.run, self.wishes, self.ledger, self.load)
+        except OtherShardError as error:
+            if self._wanted is not None:
+                self._turn_down(str(error))
                 return
-            self.resend_after = self.preparation.scenario.testbed.resend_after
-            self.session.last_sequence = self.preparation.worker.sequence
-            if self.preparation.link is not None:
-                self._link = self.preparation.link
-                self.session.phase = Phase.GREETING  # nothing counts until the link is in place
-                self.loop.post(self._reroute)
+            self._wanted = error.held  # only a welcome tells which data it is about: now it can be asked for
+            self.session.phase = Phase.GREETING
+            self._say_hello()
+            return
+        except ConfigurationError as error:
+            self._turn_down(str(error))
+            return
+        self._admission = admission
+        self.resend_after = self.preparation.scenario.testbed.resend_after
+        self.session.last_sequence = self.preparation.worker.sequence
+        if self.preparation.link is not None:
+            self._link = self.preparation.link
+            self.session.phase = Phase.GREETING  # nothing counts until the link is in place
+            self.loop.post(self._reroute)
+
+    def _compare(self, admission: Admission) -> None:
+        """Go on under the first welcome's terms, or not at all: a cloud started anew may have dealt our shard again."""
+        assert self._admission is not None
+        other = difference(self._admission, admission)
+        if other:
+            self._turn_down(f"the cloud now welcomes with {other}; an edge keeps the terms it began with")
+        else:
+            self.ledger.catch_up(self.run, admission.welcome.last_sequence)
+
+    def _turn_down(self, text: str) -> None:
+        """End since a welcome cannot be followed; the cloud need not wait for us."""
+        self.session.phase = Phase.DONE
+        self._say_leave("refused")
+        self._stop(EXIT_REFUSED, text)
 
     def _reroute(self) -> None:
         """Connect anew, through the link that the scenario gives this edge.
 
         The old connection ends first: the broker would take a second one for its successor and send its will.
         """
+        if self.session.phase is Phase.DONE:
+            return
         channel = self.channel
         if channel is not None and not channel.closed:
             channel.close()
@@ -314,11 +366,21 @@ class EdgeClient:
             self._publish(EdgeTopic.GRADIENT, self._outbox, qos=0)
 
     def _new_identity(self, detail: str) -> None:
-        """Go on as a newcomer: the old id has debts that this ledger does not know."""
+        """Go on as a newcomer: the old id has debts that this ledger does not know.
+
+        Not with a copy that knows some of them, whose shard the newcomer would leave without charging the rest.
+        """
         old = self.edge_id
+        if not self.renewable or self.ledger.account(self.run) is not None:
+            self.session.phase = Phase.DONE
+            self._stop(
+                EXIT_REFUSED, f"its ledger is lost or an older copy ({detail}); restore the newest one"
+            )
+            return
         new = self.ledger.renew_identity()
         self.say(f"{old}: its ledger was lost ({detail}); goes on as {new}, on a shard that nobody has used")
         self.session, self.preparation, self._outbox = EdgeSession(), None, None
+        self._admission = self._wanted = None
         self.loop.post(self._reroute)
 
     def _stop(self, code: int, text: str) -> None:

@@ -23,6 +23,7 @@ from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
 from common.wire.codec import Farewell, encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
+from edge.accountant import max_charges_apart
 from edge.client import EdgeClient
 from edge.preparation import Wishes
 from edge.session import EXIT_FAILED, EXIT_REFUSED
@@ -95,12 +96,13 @@ class EdgeFleet:
         client = EdgeClient(
             run=self.settings.run,
             wishes=self.settings.wishes,
-            ledger=SqliteLedger(slot.directory, named),
+            ledger=SqliteLedger(slot.directory, named, accountant=max_charges_apart),
             load=self._load,
             loop=self.loop,
             connect=self._connect,
             say=self.say,
             on_stop=self._stopped,
+            renewable=named is None,
         )
         self.clients.append(client)
         client.start()

@@ -8,18 +8,34 @@ the data: releases of other runs that may have touched the same records count ag
 from __future__ import annotations
 
 import secrets
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.datasets.families import records_of
 from common.errors import ConfigurationError, LocalProtocolError, MapaError, RemoteProtocolError
 from common.noise import Adjacency, Sampling
 from common.quantities import EdgeId, RunId
 
+# Says how many charges of a kind a budget permits beside what was spent.
+Accountant = Callable[[Budget, ReleaseKind, tuple[Spent, ...]], int]
+
 
 class BudgetExhausted(MapaError):
     """The next release would pass the budget; the edge leaves with reason `budget`."""
+
+
+class OtherShardError(ConfigurationError):
+    """The ledger belongs to another shard of the same cut than the one that was dealt."""
+
+    def __init__(self, run: RunId, held: ShardIdentity, dealt: ShardIdentity) -> None:
+        self.held = held.index
+        super().__init__(
+            f"run {run}: shard {dealt.index} ({dealt.partition}) was dealt, and this ledger holds shard {held.index}"
+            f" of the same cut; what others have released of shard {dealt.index} it does not know."
+            f" Take part with the ledger of shard {dealt.index}, or while shard {held.index} is free"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +49,12 @@ class ShardIdentity:
 
     def overlaps(self, other: ShardIdentity) -> bool:
         """Tell whether a record may lie in both. Two different cuts of one data set always may."""
-        if self.dataset != other.dataset:
-            return False
-        apart = self.disjoint and self.partition == other.partition and self.index != other.index
-        return not apart
+        return records_of(self.dataset) == records_of(other.dataset) and not self.is_beside(other)
+
+    def is_beside(self, other: ShardIdentity) -> bool:
+        """Tell whether both are shards of one cut, and different ones, so that no record lies in both."""
+        same_cut = (self.dataset, self.partition) == (other.dataset, other.partition)
+        return same_cut and self.disjoint and self.index != other.index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +164,9 @@ class Entry:
 class MemoryLedger:
     """The rules of a ledger, in memory: the twin for tests and for the simulator."""
 
-    def __init__(self, edge_id: EdgeId | None = None) -> None:
+    def __init__(self, edge_id: EdgeId | None = None, *, accountant: Accountant | None = None) -> None:
         self._edge_id = edge_id or new_edge_id()
+        self._accountant = accountant or _ask_here
         self._entries: dict[tuple[EdgeId, RunId], Entry] = {}
         self._active: RunId | None = None
 
@@ -160,10 +179,14 @@ class MemoryLedger:
 
         A budget once set binds every later run on the same records, whatever that run asks for;
         `replace_budget` is the word of whoever owns the data that this one shall bind instead.
+        A ledger that has charged one shard of a cut takes no other of it: OtherShardError.
         """
         known = self._find(account.run)
         if known is not None:
             account = _resume(known.account, account, replace_budget=replace_budget)
+        for entry in reversed(self._entries.values()):
+            if entry.charges and entry.account.shard.is_beside(account.shard):
+                raise OtherShardError(account.run, entry.account.shard, account.shard)
         touching = [
             entry
             for entry in self._entries.values()
@@ -172,7 +195,8 @@ class MemoryLedger:
         if replace_budget:
             touching = [replace(e, account=replace(e.account, budget=account.budget)) for e in touching]
         budgets = {account.budget, *(entry.account.budget for entry in touching)}
-        cap = _cap(account, budgets, tuple(Spent(e.account.kind, e.charges) for e in touching))
+        spent = tuple(Spent(e.account.kind, e.charges) for e in touching)
+        cap = _cap(account, budgets, spent, self._accountant)
         entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)
         entry.cap = cap
         entry.epoch = None  # whoever opens has a new key, and with it a new shuffle
@@ -290,7 +314,9 @@ def _resume(known: Account, asked: Account, *, replace_budget: bool) -> Account:
     return resumed
 
 
-def _cap(account: Account, budgets: Set[Budget | None], spent: tuple[Spent, ...]) -> int | None:
+def _cap(
+    account: Account, budgets: Set[Budget | None], spent: tuple[Spent, ...], accountant: Accountant
+) -> int | None:
     """Return the charges that every budget permits in this run, found once."""
     in_force = [budget for budget in budgets if budget is not None]
     if not in_force:
@@ -300,7 +326,10 @@ def _cap(account: Account, budgets: Set[Budget | None], spent: tuple[Spent, ...]
         raise ConfigurationError(
             f"run {account.run}: total_epsilon = {min(b.epsilon for b in in_force)} cannot be kept: {guarantee.reason}"
         )
-    # An edge without a budget needs no accountant.
-    from common.accounting.budget import max_charges
+    return min(accountant(budget, account.kind, spent) for budget in in_force)
 
-    return min(max_charges(budget, account.kind, spent) for budget in in_force)
+
+def _ask_here(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...]) -> int:
+    from common.accounting.budget import max_charges  # a ledger without a budget needs no accountant
+
+    return max_charges(budget, kind, spent)

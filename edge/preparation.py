@@ -33,6 +33,7 @@ class Wishes:
     epsilon: float | None = None  # ε_k
     noise_multiplier: float | None = None  # z_k
     budget: Budget | None = None  # (ε, δ) of the whole account
+    replace_budget: bool = False  # it binds instead of whatever was set for these records before
     link: LinkProfile | None = None
     allowed: frozenset[str] = field(default_factory=frozenset)  # dotted paths that a run may name
 
@@ -57,10 +58,11 @@ def prepare(
                 f"{key} = {name!r}: the run asks for code of its own; allow it with --allow {name}"
             )
     index, shards = admission.welcome.index, admission.edges
+    if shards != scenario.workers:
+        raise ConfigurationError(
+            f"welcome: edges = {shards}: must be {scenario.workers}, as its scenario says"
+        )
     dataset = with_holdout(load(scenario.data.set), scenario.data.holdout)
-    model = make_model(
-        scenario.model.name, shape=dataset.shape, classes=dataset.classes, options=scenario.model.options
-    )
     rows = shard_rows(
         dataset.train.labels,
         partition=scenario.data.partition if shards > 1 else "shared",
@@ -79,13 +81,13 @@ def prepare(
         budget=wishes.budget or scenario_budget(scenario),
         reproducible=admission.seed is not None,
     )
-    ledger.open(account)
+    images, labels = dataset.train.pixels(rows), dataset.train.labels[rows]
+    shape, classes = dataset.shape, dataset.classes
+    del dataset  # the shard is all that an edge keeps; a model may need the room at once
+    model = make_model(scenario.model.name, shape=shape, classes=classes, options=scenario.model.options)
+    ledger.open(account, replace_budget=wishes.replace_budget)
     ledger.catch_up(run, admission.welcome.last_sequence)
-    shard = Shard(
-        model.features(dataset.train.pixels(rows)),
-        model.targets(dataset.train.labels[rows]),
-        np.arange(len(rows), dtype=np.int64),
-    )
+    shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))
     worker = EdgeWorker(
         edge_id=admission.welcome.edge_id,
         index=index,
@@ -99,9 +101,27 @@ def prepare(
     return Preparation(worker, scenario, None if link is None or link.is_free else link)
 
 
+def difference(first: Admission, later: Admission) -> str:
+    """Say in which term a later welcome differs from the first; '' where it deals the same."""
+    terms = (
+        ("index", first.welcome.index, later.welcome.index),
+        ("edges", first.edges, later.edges),
+        ("seed", first.seed, later.seed),
+    )
+    for key, before, now in terms:
+        if before != now:
+            return f"{key} = {now}, not {before}"
+    return "" if first.scenario == later.scenario else "another scenario"
+
+
 def law_for(scenario: Scenario, wishes: Wishes, index: int) -> NoiseLaw | None:
     """Return how this edge noises: by its operator's word, else as the scenario says for its index."""
     if not scenario.private:
+        if (wishes.noise, wishes.epsilon, wishes.noise_multiplier) != (None, None, None):
+            raise ConfigurationError(
+                f"algorithm.name = {scenario.algorithm.name!r}: this run neither clips nor noises, and this edge's"
+                f" operator asked for noise; take part without --noise, --epsilon and --noise-multiplier, or not at all"
+            )
         return None
     if (
         wishes.epsilon is None

@@ -6,8 +6,17 @@ import math
 
 import numpy as np
 
-from common.noise import Clipping, NoiseLaw
+from common.errors import RemoteProtocolError
+from common.noise import LARGEST_BOUND, LEAST_BOUND, Clipping, NoiseLaw
 from common.quantities import ClippedGradient, NoisyGradient, PerSampleGradients, Vector
+
+
+def check_bound(bound: float) -> None:
+    """Refuse a C = bΔS/2 under which clipping and noise would not do what the ledger books; the cloud chose ΔS."""
+    if not LEAST_BOUND <= bound <= LARGEST_BOUND:
+        raise RemoteProtocolError(
+            f"clipping bound bΔS/2 = {bound:g}: must be from {LEAST_BOUND:g} to {LARGEST_BOUND:g}"
+        )
 
 
 def clip_per_sample(gradients: PerSampleGradients, bound: float, batch_size: int) -> ClippedGradient:
@@ -40,6 +49,7 @@ def clip_batch_mean(gradients: PerSampleGradients, bound: float, batch_size: int
 
 
 def clip(gradients: PerSampleGradients, how: Clipping, bound: float, batch_size: int) -> ClippedGradient:
+    check_bound(bound)
     if how is Clipping.PER_SAMPLE:
         return clip_per_sample(gradients, bound, batch_size)
     return clip_batch_mean(gradients, bound, batch_size)

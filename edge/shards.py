@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, require
 from common.noise import Sampling
 from common.quantities import Indices
-from common.randomness import CounterStreams, Purpose
+from common.randomness import CounterStreams, Purpose, permutation_of
 
 SHARED = "shared"
 _SECOND_STREAMS = 1_000_000  # what is drawn beside a permutation has a stream of its own
@@ -52,7 +52,7 @@ def all_shards(
 ) -> list[Indices]:
     """Return every edge's rows, dealt in one pass; they share memory and are read-only."""
     if partition == SHARED:
-        _require(edges >= 1, "edges", edges, "at least 1")
+        require(edges >= 1, "edges", edges, "at least 1")
         rows = np.arange(len(labels))
         rows.flags.writeable = False
         return [rows] * edges
@@ -101,8 +101,8 @@ def _owners(
         "label": lambda streams: _deal_labels(labels, edges, labels_per_edge, streams),
     }
     allowed = ", ".join((*deals, SHARED))
-    _require(partition in deals, "data.partition", repr(partition), f"one of {allowed}")
-    _require(edges >= 1, "edges", edges, "at least 1")
+    require(partition in deals, "data.partition", repr(partition), f"one of {allowed}")
+    require(edges >= 1, "edges", edges, "at least 1")
     return deals[partition](CounterStreams.seeded(seed))
 
 
@@ -121,7 +121,7 @@ def _deal_dirichlet(
     The label skew of Hsu et al. 2019, drawn a label at a time (Yurochkin et al. 2019), so that every row
     is dealt exactly once; the price is that shards differ in size, the more the smaller α.
     """
-    _require(math.isfinite(alpha) and alpha > 0, "data.alpha", alpha, "finite and greater than 0")
+    require(math.isfinite(alpha) and alpha > 0, "data.alpha", alpha, "finite and greater than 0")
     owners = np.empty(len(labels), np.int64)
     for label in np.unique(labels).tolist():
         rows = np.flatnonzero(labels == label)
@@ -137,7 +137,7 @@ def _deal_labels(
     labels: npt.NDArray[np.int64], edges: int, labels_per_edge: int, streams: CounterStreams
 ) -> Indices:
     """Rows sorted by label, cut into even pieces, `labels_per_edge` pieces an edge (McMahan et al. 2017)."""
-    _require(labels_per_edge >= 1, "data.labels_per_edge", labels_per_edge, "at least 1")
+    require(labels_per_edge >= 1, "data.labels_per_edge", labels_per_edge, "at least 1")
     shuffled = _permutation(streams, 0, len(labels))
     rows = shuffled[np.argsort(labels[shuffled], kind="stable")]
     pieces = edges * labels_per_edge
@@ -154,10 +154,4 @@ def _even(size: int, parts: int) -> Indices:
 
 
 def _permutation(streams: CounterStreams, n: int, size: int) -> Indices:
-    raw = streams.at(0, Purpose.PARTITION, n).bit_generator.random_raw(size)
-    return np.argsort(raw, kind="stable")
-
-
-def _require(condition: bool, key: str, value: object, allowed: str) -> None:
-    if not condition:
-        raise ConfigurationError(f"{key} = {value}: must be {allowed}")
+    return permutation_of(streams.at(0, Purpose.PARTITION, n).bit_generator, size)

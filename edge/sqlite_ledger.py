@@ -14,7 +14,7 @@ from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
 from common.noise import Clipping, Mechanism, Sampling, Scope, noise_law
 from common.quantities import EdgeId, RunId
-from edge.ledger import Account, Entry, MemoryLedger, ShardIdentity, new_edge_id
+from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity, new_edge_id
 
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"
@@ -61,10 +61,12 @@ _DROP = "DELETE FROM outbox WHERE edge_id = ? AND run = ? AND sequence <= ?"
 class SqliteLedger(MemoryLedger):
     """One file in the edge's state directory, held by one process at a time, readable by its owner only."""
 
-    def __init__(self, directory: Path, edge_id: EdgeId | None = None) -> None:
+    def __init__(
+        self, directory: Path, edge_id: EdgeId | None = None, *, accountant: Accountant | None = None
+    ) -> None:
         """Open the ledger of this directory; create it where there is none, with this id or a new one."""
         self.path = directory / FILE_NAME
-        super().__init__()
+        super().__init__(accountant=accountant)
         if not self.path.exists():
             _create(self.path, edge_id or new_edge_id())
         self._connection: sqlite3.Connection | None = _connect(self.path)

@@ -12,7 +12,7 @@ from common.models.model import Features, Model, Targets
 from common.noise import Clipping, NoiseLaw, Sampling
 from common.quantities import EdgeId, Indices, NoisyGradient, Vector
 from common.randomness import CounterStreams, Purpose
-from edge.privacy import clip, perturb
+from edge.privacy import check_bound, clip, perturb
 from edge.samplers import draw_batch
 
 
@@ -55,6 +55,11 @@ class EdgeWorker:
         None  # given n and ‖g‖ before clipping and noise: NOT private
     )
 
+    def check(self, sent: SendModel) -> None:
+        """Raise RemoteProtocolError where no release could be private under the ΔS that was sent."""
+        if self.recipe.law is not None:
+            check_bound(self.recipe.batch_size * sent.sensitivity / 2)
+
     def receive(self, sent: SendModel) -> GradientArrived:
         """Lines 3-8: make the next gradient on the model that was sent."""
         self.sequence += 1
@@ -82,6 +87,9 @@ class EdgeWorker:
             return NoisyGradient(mean)
         bound = recipe.batch_size * sensitivity / 2
         clipped = clip(gradients, recipe.clipping, bound, recipe.batch_size)
-        clipped += np.float32(recipe.regularization) * x  # after clipping: it depends on no sample (D-06)
         rng = self.streams.at(self.index, Purpose.NOISE, n)
-        return perturb(clipped, recipe.law, sensitivity, recipe.noised, rng)
+        released = perturb(clipped, recipe.law, sensitivity, recipe.noised, rng)
+        # It depends on no sample (D-06). Before the noise, a huge x would round the samples' part to steps
+        # that the noise is too small to hide.
+        released += np.float32(recipe.regularization) * x
+        return released

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
+from common.link import links_from_csv
 from common.scenario import Scenario, parse_scenario
 
 SHIPPED = Path(__file__).parent / "scenarios"
@@ -45,10 +47,21 @@ def load_scenario(
     if edges is not None:
         values["edges"] = edges
     _drop_the_other_parameter(values, changed)
-    file = values.get("delays", {}).get("file") if isinstance(values.get("delays"), dict) else None
-    if isinstance(file, str) and "delays.file" not in changed and not Path(file).is_absolute():
-        values["delays"]["file"] = str(path.parent / file)  # beside the scenario that names it
+    # a file that the scenario names lies beside it; one that --set names, where the user is
+    delays, links = values.get("delays"), values.get("links")
+    if isinstance(delays, dict) and isinstance(delays.get("file"), str) and "delays.file" not in changed:
+        delays["file"] = str(path.parent / delays["file"])
+    if isinstance(links, str):
+        values["links"] = _link_tables(Path(links) if "links" in changed else path.parent / links)
     return path.stem, parse_scenario(values)
+
+
+def _link_tables(path: Path) -> list[dict[str, Any]]:
+    """Return the links of a CSV as the scenario's own tables: edges never see the file."""
+    return [
+        {**asdict(link), "distribution": link.distribution.value, "partitions": list(link.partitions)}
+        for link in links_from_csv(path)
+    ]
 
 
 def _split(change: str) -> tuple[str, str]:
@@ -82,7 +95,9 @@ def _drop_the_other_parameter(values: dict[str, Any], changed: dict[str, Any]) -
     if not isinstance(privacy, dict) or not any(key.startswith("privacy.") for key in changed):
         return
     gaussian = privacy.get("noise", "gaussian") == "gaussian"
-    others = ["epsilon"] if gaussian else ["noise_multiplier", "releases"]
+    others = ["noise_multiplier", "noise_multiplier_ceiling", "releases"]
+    if gaussian:
+        others = ["epsilon", "epsilon_floor"]
     if gaussian and "privacy.noise_multiplier" in changed:
         others.append("releases")
     for key in others:

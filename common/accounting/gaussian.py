@@ -21,8 +21,6 @@ from common.accounting.pure import PureReleases
 from common.errors import ConfigurationError
 from common.noise import Adjacency
 
-_BLOCK = 256
-
 
 @dataclass(frozen=True, slots=True)
 class GaussianReleases:
@@ -111,15 +109,6 @@ def pld(
             parameters = library.pld.common.DifferentialPrivacyParameters(release.epsilon, 0.0)
             total = total.compose(loss.from_privacy_parameters(parameters).self_compose(release.count))
         return float(total.get_epsilon_for_delta(delta))
-
-
-def _self_compose(one: Any, count: int) -> Any:
-    """Compose `one` with itself, in blocks where there are many: the library raises its size to that power."""
-    if count <= _BLOCK**2:
-        return one.self_compose(count)
-    blocks, rest = divmod(count, _BLOCK)
-    composed = one.self_compose(_BLOCK).self_compose(blocks)
-    return composed.compose(one.self_compose(rest)) if rest else composed
 
 
 @functools.lru_cache(maxsize=32)

@@ -81,6 +81,7 @@ _LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
     "mnist": mnist.load_mnist,
     "usps": usps.load_usps,
 }
+DATA_SETS = tuple(_LOADERS)
 _FINDERS: Mapping[str, Callable[[Path], tuple[Path, ...]]] = {  # all of the files, or none
     "mnist-5k": _find_embedded,
     "mnist": _find_mnist,
@@ -92,11 +93,6 @@ def data_directory(environ: Mapping[str, str]) -> Path:
     """Return MAPA_DATA_DIR, else `data` under the current directory."""
     chosen = environ.get("MAPA_DATA_DIR", "").strip()
     return Path(chosen).expanduser() if chosen else Path.cwd() / "data"
-
-
-def dataset_names() -> tuple[str, ...]:
-    """Return the names that need no dotted path, the default first."""
-    return tuple(known.name for known in _KNOWN)
 
 
 def describe(data_dir: Path) -> list[Description]:

@@ -18,6 +18,7 @@ from common.datasets.files import damaged, read_content
 from common.datasets.mnist import CLASSES, SHAPE
 from common.errors import DataUnavailableError
 from common.quantities import Indices
+from common.randomness import permutation_of
 
 NAME = "mnist-5k"
 CHECKSUM = "f2ec551111b005f81f350641e34498a5f22ba412b932578ea269b524537dc175"
@@ -108,9 +109,8 @@ def _rows_by_class(labels: npt.NDArray[np.int64]) -> list[Indices]:
 
 
 def _permutation(size: int, key: int) -> Indices:
-    """Return a fixed permutation. Philox's raw numbers never change; Generator.permutation might."""
-    raw = np.random.Philox(key=key).random_raw(size)
-    return np.argsort(raw, kind="stable")
+    """Return a permutation that is fixed for ever."""
+    return permutation_of(np.random.Philox(key=key), size)
 
 
 def _read_prepared(path: Path) -> tuple[Samples, Samples]:

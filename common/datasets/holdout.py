@@ -9,6 +9,7 @@ import numpy as np
 from common.datasets.dataset import Dataset, Samples
 from common.errors import ConfigurationError
 from common.quantities import Indices
+from common.randomness import permutation_of
 
 _KEY = 20_210  # one public choice for all runs: cloud and edges must keep the same records apart
 
@@ -30,8 +31,7 @@ def with_holdout(dataset: Dataset, count: int) -> Dataset:
 
 def split_rows(rows: int, count: int) -> tuple[Indices, Indices]:
     """Return which rows stay and which are held out, both ascending."""
-    # raw numbers, not Generator.permutation: no version of numpy changes them
-    order = np.argsort(np.random.Philox(key=_KEY).random_raw(rows), kind="stable")
+    order = permutation_of(np.random.Philox(key=_KEY), rows)
     return np.sort(order[count:]), np.sort(order[:count])
 
 

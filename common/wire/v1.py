@@ -18,7 +18,6 @@ COLD_LIMIT = 4096  # bytes of hello, refuse, leave, halt, presence
 WELCOME_LIMIT = 65536  # bytes; it carries the scenario
 DEPTH_LIMIT = 8  # nesting of the scenario
 ITEMS_LIMIT = 4096  # entries of a map or list, characters of a text
-DIMENSION_LIMIT = 2**26  # N; MQTT's own limit is 256 MB
 
 # array(6) 1 "g" | 0xcf sequence | 0xcf version read | 0xcf stage | 0xcb ΔS
 # array(6) 1 "m" | 0xcf t | 0xcf stage | 0xcf acknowledged | 0xcb ΔS
@@ -58,7 +57,7 @@ class HelloV1(_Message):
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None  # z_k
     sampler: Word | None
     last_sequence: Count
-    index: Count | None  # k that it held in this run before
+    index: Count | None  # k that it held before
     nonce: Nonce  # of the edge's process: a reconnect keeps it, a second process has another
 
 

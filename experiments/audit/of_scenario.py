@@ -48,7 +48,7 @@ def _setting(world: World, scenario: Scenario, edge: int, dimension: int | None)
         law=law,
         batch_size=mechanism.batch_size,
         shard_size=len(world.rows[edge]),
-        dimension=dimension or default,
+        dimension=default if dimension is None else dimension,
         sampling=mechanism.sampling,
         clipping=mechanism.clipping,
         first_layer_only=partly,

@@ -86,6 +86,8 @@ def audit_one_run(
     scenario = world.scenario
     if not 0 <= edge < scenario.workers:
         raise ConfigurationError(f"edge = {edge}: must be from 0 to {scenario.workers - 1}")
+    if canaries < 1 or iterations < 1:
+        raise ConfigurationError(f"canaries = {canaries}, iterations = {iterations}: must be at least 1")
     count = min(canaries, len(world.rows[edge]) // 2)
     if count < 1:
         raise ConfigurationError(

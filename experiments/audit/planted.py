@@ -25,7 +25,7 @@ from common.noise import (
 )
 from common.quantities import NoisyGradient, PerSampleGradients, Vector
 from common.randomness import CounterStreams, Purpose
-from edge.privacy import perturb
+from edge.privacy import clip_per_sample, perturb
 from edge.samplers import draw_batch
 from edge.worker import EdgeWorker
 from experiments.audit.bounds import Floats
@@ -108,6 +108,19 @@ class ClipsAfterNoise(EdgeWorker):
         return NoisyGradient(noisy / np.float32(max(1.0, float(np.linalg.norm(noisy)) / CLIP)))
 
 
+class ClipsWithoutLimits(EdgeWorker):
+    """Clip to whatever ΔS the cloud sends: where squares leave float32, every norm is 0 and nothing is clipped."""
+
+    def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        recipe, shard = self.recipe, self.shard
+        assert recipe.law is not None
+        batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
+        rows = shard.rows[batch]
+        gradients = self.model.gradients(x, shard.features[rows], shard.targets[rows])
+        clipped = clip_per_sample(gradients, recipe.batch_size * sensitivity / 2, recipe.batch_size)
+        return perturb(clipped, recipe.law, sensitivity, recipe.noised, self.streams.at(0, Purpose.NOISE, n))
+
+
 def planted_games(rounds: int = 3000) -> list[Game]:
     """Return every planted defect; the claim is what the defect's author would print."""
     plain = Setting(law=Gaussian(1.0), batch_size=4, shard_size=4, dimension=16)
@@ -164,6 +177,7 @@ def planted_games(rounds: int = 3000) -> list[Game]:
         _repeated_noise("noise reused for two releases", epoch, rounds),
         _known_noise("noise from a seed that the adversary knows", plain, rounds),
         _clips_after_noise("clipped after the noise", plain, rounds),
+        _vanishing_squares("a ΔS whose squares leave float32", plain, rounds),
     ]
 
 
@@ -273,3 +287,21 @@ def _clips_after_noise(name: str, setting: Setting, rounds: int) -> Game:
         )
 
     return replace(_game(name, setting, _claim(setting), rounds), worker=worker)
+
+
+def _vanishing_squares(name: str, setting: Setting, rounds: int) -> Game:
+    """A hostile model makes gradients of 1e-23, which is 1e7 times the bound and squares to 0."""
+    tiny = 1e-30  # of ΔS and C
+
+    def worker(there: bool, seed: int) -> EdgeWorker:
+        honest = setting.worker(there, seed)
+        honest.shard.features[0] *= np.float32(1e4 * tiny)
+        return ClipsWithoutLimits(
+            honest.edge_id, honest.index, honest.model, honest.shard, honest.recipe, honest.streams
+        )
+
+    def along(releases: Releases, first: int) -> Floats:  # noqa: ARG001
+        return releases[:, 0, -1]
+
+    game = _game(name, setting, _claim(setting), rounds)
+    return replace(game, worker=worker, sensitivity=tiny * setting.sensitivity, score=along)

@@ -18,7 +18,7 @@ from common.rundir import RunDirectory
 from common.scenario import Scenario, parse_scenario
 from experiments.bench.wire_edges import PATIENCE
 from experiments.bench.wire_fleet import BenchFleet
-from experiments.cloud_run import Stage, open_cloud
+from experiments.cloud_run import Setting, open_cloud
 from experiments.live import view_for
 
 
@@ -87,11 +87,11 @@ def serve_cloud(segment: Segment, broker: BrokerAddress, fleet: BenchFleet, dire
     scenario = bench_scenario(segment.edges, segment.updates)
     nothing = Samples(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
     dataset = Dataset("none", (1, 1), 1, nothing, nothing, "none")
-    stage = Stage(scenario, dataset, StubModel(segment.dimension), [12] * segment.edges)
+    setting = Setting(scenario, dataset, StubModel(segment.dimension), [12] * segment.edges)
     with (
         RunDirectory(directory / segment.run) as records,
         open_cloud(
-            stage,
+            setting,
             run=segment.run,
             broker=broker,
             credentials=Credentials(),

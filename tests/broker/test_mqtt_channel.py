@@ -108,6 +108,47 @@ def test_close_delivers_what_qos_1_still_owes(mosquitto: Broker, connect: Connec
     taker.wait(lambda: len(taker.seen) == 50)
 
 
+def test_close_waits_for_a_broker_that_is_away_and_greets_it_no_more(
+    mosquitto: Broker, connect: Connect
+) -> None:
+    """The cloud's halt at T must not be lost to a broker's restart."""
+    cloud = connect(mosquitto, "cloud")
+    mosquitto.stop()
+    cloud.wait(lambda: cloud.losses == 1)
+    assert cloud.channel.publish("mapa/v1/r/halt", b"over", qos=1, retain=True)
+    assert cloud.channel.owing
+    closing = threading.Thread(target=cloud.channel.close, args=(60.0,))
+    closing.start()
+    assert not cloud.channel.closed
+    mosquitto.start()
+    closing.join(60)
+    assert cloud.channel.closed
+    assert not cloud.channel.owing
+    assert cloud.connections == 1  # on_connected would say hello after the goodbye
+    edge = connect(mosquitto, "edge", "mapa/v1/r/halt")
+    edge.wait(lambda: edge.seen == [("mapa/v1/r/halt", b"over")])
+
+
+def test_close_gives_up_a_broker_that_stays_away(mosquitto: Broker, connect: Connect) -> None:
+    cloud = connect(mosquitto, "cloud")
+    mosquitto.stop()
+    cloud.wait(lambda: cloud.losses == 1)
+    cloud.channel.publish("x", b"never", qos=1)
+    cloud.channel.close(0.3)
+    assert cloud.channel.closed
+    assert cloud.channel.owing
+
+
+def test_close_does_not_wait_where_nothing_is_owed(mosquitto: Broker, connect: Connect) -> None:
+    cloud = connect(mosquitto, "cloud")
+    mosquitto.stop()
+    cloud.wait(lambda: cloud.losses == 1)
+    began = cloud.loop.now()
+    cloud.channel.close(600.0)
+    assert cloud.channel.closed
+    assert cloud.loop.now() - began < 60
+
+
 CRASHING_EDGE = """
 import os, sys
 from common.channel import Will
@@ -203,7 +244,7 @@ def test_a_callbacks_messages_keep_their_order_whatever_their_qos(
             edge.channel.publish("up", b"x", qos=qos)
             edge.wait(lambda count=count: len(edge.seen) == 6 * count)
         cloud.close()
-        assert cloud._handed == cloud._acknowledged == 30
+        assert (cloud._client._handed, cloud._client.owed) == (30, 0)
     assert [topic for topic, _ in edge.seen] == [f"down/{number}" for number in range(6)] * 10
 
 
@@ -294,6 +335,24 @@ def test_a_packet_beyond_the_cap_is_skipped_and_counted(mosquitto: Broker, conne
     sender.channel.publish("x", b"after")
     taker.wait(lambda: len(taker.seen) == 2)
     assert [payload for _, payload in taker.seen] == [b"before", b"after"]
+    assert taker.channel.violations == 1
+
+
+def test_the_cap_follows_what_is_allowed_also_over_a_reconnect(mosquitto: Broker, connect: Connect) -> None:
+    taker, sender = connect(mosquitto, "taker", "x", max_packet=200_000), connect(mosquitto, "sender")
+    taker.loop.post(lambda: taker.channel.allow(500_000))
+    sender.channel.publish("x", b"b" * 400_000)
+    taker.wait(lambda: len(taker.seen) == 1)
+    mosquitto.stop()
+    for client in (taker, sender):
+        client.wait(lambda client=client: client.losses == 1)
+    mosquitto.start()
+    for client in (taker, sender):
+        client.wait(lambda client=client: client.connections == 2)
+    for size in (600_000, 450_000):
+        sender.channel.publish("x", b"b" * size)
+    taker.wait(lambda: len(taker.seen) == 2)
+    assert [len(payload) for _, payload in taker.seen] == [400_000, 450_000]
     assert taker.channel.violations == 1
 
 

@@ -148,6 +148,42 @@ def test_an_interrupted_cloud_ends_with_130_and_its_records_are_whole(
     assert {event["event"] for event in after} <= {"gradient_refused"}
 
 
+def test_a_halt_said_while_the_broker_is_away_reaches_the_edges_when_it_is_back(
+    mosquitto: Broker, tmp_path: Path
+) -> None:
+    arguments = ["cloud", "quickstart", "--broker", str(mosquitto.address), "--run", "lab"]
+    arguments += ["--runs-dir", str(tmp_path), "--set", "iterations=1000000"]
+    cloud = subprocess.Popen(
+        [sys.executable, "-m", "experiments.cli", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=ROOT,
+    )
+    arguments = ["edge", "--broker", str(mosquitto.address), "--run", "lab"]
+    arguments += ["--state-dir", str(tmp_path / "state"), "--data-dir", str(data_directory(os.environ))]
+    edge = subprocess.Popen(
+        [sys.executable, "-m", "experiments.cli", *arguments], env=environment(), cwd=ROOT
+    )
+    try:
+        _await_updates(tmp_path)
+        mosquitto.stop(signal.SIGKILL)
+        cloud.send_signal(signal.SIGINT)
+        assert cloud.stderr is not None
+        assert any("waiting for it" in line for line in cloud.stderr)
+        mosquitto.start()
+        assert cloud.wait(PATIENCE) == 130
+        assert edge.wait(PATIENCE) == 0
+    finally:
+        for process in (cloud, edge):
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if cloud.stderr is not None:
+            cloud.stderr.close()
+
+
 def _await_updates(runs: Path) -> None:
     """Wait until a record of an update is on disk; across processes there is nothing to await but the file."""
     until = time.monotonic() + PATIENCE

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.connection import BrokerAddress
+from common.wire.codec import decode_presence
 from experiments.brokers import Broker
 from tests.broker.testbed_support import PATIENCE, assert_applied_exactly_once, open_testbed, scenario
 
@@ -163,6 +164,7 @@ def test_staleness_follows_the_links_delays(mosquitto: Broker, tmp_path: Path) -
         per_edge = assert_applied_exactly_once(bed, 500)
     fast, middle, slow = summary["network"]
     for row, asked in zip(summary["network"], (5.0, 40.0, 200.0), strict=True):
+        assert row["asked_delay_ms"] == asked
         assert row["round_trip_ms"] >= 2 * asked
     assert per_edge[0] > 2 * per_edge[1] > 2 * 2 * per_edge[2]
     assert fast["staleness_mean"] < middle["staleness_mean"] < slow["staleness_mean"]
@@ -173,3 +175,36 @@ def test_an_edge_says_when_the_broker_cannot_be_reached(tmp_path: Path, mosquitt
         lost = bed.edge("--connect-timeout", "0.5", broker=BrokerAddress("127.0.0.1", 1))
         assert lost.wait(PATIENCE) == 1
         assert "no connection" in bed.logs()
+
+
+def test_a_cloud_that_ends_by_an_error_is_told_gone_by_its_last_will(
+    mosquitto: Broker, tmp_path: Path, connect
+) -> None:  # type: ignore[no-untyped-def]
+    observer = connect(mosquitto, "observer", "mapa/v1/test/cloud")
+
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    def serve() -> None:
+        with open_testbed(mosquitto.address, tmp_path, scenario()) as bed:
+            observer.wait(lambda: decode_presence(observer.seen[-1][1]).online if observer.seen else False)
+            bed.cloud.loop.post(fail)
+            bed.cloud.loop.join(PATIENCE)
+
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        serve()
+    observer.wait(lambda: not decode_presence(observer.seen[-1][1]).online)
+
+
+def test_a_packet_larger_than_any_gradient_is_skipped_and_counted(
+    mosquitto: Broker, tmp_path: Path, connect
+) -> None:  # type: ignore[no-untyped-def]
+    with open_testbed(mosquitto.address, tmp_path, scenario(iterations=200)) as bed:
+        attacker = connect(mosquitto, "attacker")
+        for size in (4 * 785 + 40, 1_000_000, 4096):
+            attacker.channel.publish("mapa/v1/test/edge/x/gradient", b"x" * size, qos=1)
+        bed.wait(lambda: sum(bed.cloud.service.dropped.values()) == 3)
+        bed.edge()
+        summary = bed.finish()
+    assert summary["dropped"] == {"gradient": 2, "packet": 1}
+    assert summary["updates"] == 200

@@ -20,7 +20,7 @@ from common.datasets.catalogue import data_directory
 from common.rundir import RunDirectory
 from common.scenario import parse_scenario
 from common.wire.topics import run_id
-from experiments.cloud_run import CloudRun, Stage, open_cloud
+from experiments.cloud_run import CloudRun, Setting, open_cloud
 from experiments.live import PlainView
 from experiments.local import one_thread_each
 from experiments.recording import record_cloud
@@ -117,12 +117,12 @@ def open_testbed(
     edges_at_least: int = 1,
 ) -> Iterator[Testbed]:
     directory.mkdir(parents=True, exist_ok=True)
-    stage = Stage.of(parse_scenario(values), data_directory(os.environ))
-    view = PlainView(stage.scenario, Console(quiet=True))
+    setting = Setting.of(parse_scenario(values), data_directory(os.environ))
+    view = PlainView(setting.scenario, Console(quiet=True))
     with (
         RunDirectory(directory / "records") as records,
         open_cloud(
-            stage,
+            setting,
             run=run_id(run),
             broker=broker,
             credentials=Credentials(),

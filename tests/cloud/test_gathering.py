@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from cloud.schedules import schedule_for
-from cloud.server import CloudServer, Terms
+from cloud.server import CloudServer
+from cloud.terms import Terms
 from common.messages import Halt, Hello, Leave, SendModel, StageOpened
 from common.problem import Problem
 from common.quantities import EdgeId

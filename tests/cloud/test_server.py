@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud.schedules import schedule_for
-from cloud.server import CloudServer, Terms
+from cloud.server import CloudServer
 from cloud.stages import first_stage, next_stage, reopen_stage
+from cloud.terms import Terms
 from common.messages import (
     EdgeGone,
     EdgeJoined,
@@ -98,7 +99,7 @@ def test_a_hello_is_welcomed_with_an_index_and_the_first_model() -> None:
 def test_nobody_gets_a_model_before_enough_edges_have_said_hello() -> None:
     server = cloud(edges_at_least=3)
     assert kinds(server.receive(hello("a"))) == ["Welcome", "EdgeJoined"]
-    assert kinds(server.receive(hello("a"))) == ["Welcome", "EdgeJoined"]  # twice the same is one edge
+    assert kinds(server.receive(hello("a"))) == ["Welcome"]  # twice the same is one edge
     assert kinds(server.receive(hello("b"))) == ["Welcome", "EdgeJoined"]
     effects = server.receive(hello("c"))
     assert kinds(effects) == ["Welcome", "EdgeJoined", "StageOpened", *["SendModel"] * 3]
@@ -125,8 +126,21 @@ def test_a_full_fleet_refuses_a_stranger_and_takes_back_its_own() -> None:
     effects = server.receive(hello("d"))
     assert kinds(effects) == ["Refuse"]
     assert only(Refuse, effects).reason == "fleet-full"
-    assert kinds(server.receive(hello("b"))) == ["Welcome", "EdgeJoined", "SendModel"]
+    assert kinds(server.receive(hello("b"))) == ["Welcome", "SendModel"]
     assert len(server.edges) == 3
+
+
+def test_joining_is_told_when_it_is_news() -> None:
+    """An edge that waits says hello at every `resend_after`; that is one join."""
+    server = cloud(edges_at_least=2)
+    joins = [effect for _ in range(13) for effect in server.receive(hello("a"))]
+    assert kinds(joins).count("EdgeJoined") == 1
+    assert kinds(joins).count("Welcome") == 13
+    changed = only(EdgeJoined, server.receive(hello("a", epsilon=0.5)))
+    assert (changed.epsilon, changed.returned) == (0.5, True)
+    assert kinds(server.receive(hello("a", epsilon=0.5))) == ["Welcome"]
+    server.receive(Leave(EdgeId("a"), "lost"))
+    assert only(EdgeJoined, server.receive(hello("a", epsilon=0.5))).returned
 
 
 def test_an_edge_keeps_its_index_when_it_comes_back_and_goes_on_after_what_was_applied() -> None:
@@ -164,9 +178,23 @@ def test_indices_are_dealt_once_and_lie_below_the_number_of_edges(
     for edge, index in hellos:
         for effect in server.receive(hello(edge, index=index)):
             if isinstance(effect, Welcome):
-                assert dealt.setdefault(edge, effect.index) == effect.index
-    assert len(set(dealt.values())) == len(dealt) <= 4
-    assert all(0 <= index < 4 for index in dealt.values())
+                dealt[edge] = effect.index
+        assert len(set(dealt.values())) == len(dealt) <= 4
+        assert all(0 <= index < 4 for index in dealt.values())
+
+
+def test_an_edge_moves_to_a_free_shard_that_it_asks_for_until_its_first_release() -> None:
+    server = cloud()
+    joined(server, "a", "b")
+    assert only(Welcome, server.receive(hello("a", index=1))).index == 0  # b has it
+    moved = server.receive(hello("a", index=2))
+    assert only(Welcome, moved).index == only(EdgeJoined, moved).edge == 2
+    assert only(Welcome, server.receive(hello("c"))).index == 0
+    server.receive(gradient("b", 1))
+    assert only(Welcome, server.receive(hello("b", last_sequence=1, index=0))).index == 1
+    assert only(Welcome, server.receive(hello("a", last_sequence=1, index=1))).index == 2
+    server.receive(Leave(EdgeId("c"), "done"))
+    assert only(Welcome, server.receive(hello("b", last_sequence=1, index=0))).index == 1
 
 
 def test_an_edge_that_lost_its_ledger_is_refused() -> None:
@@ -183,20 +211,43 @@ def test_an_edge_that_lost_its_ledger_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "fields", "reason", "words"),
     [
-        ({"epsilon_floor": 0.5}, {"epsilon": 0.1}, "epsilon-floor", "epsilon = 0.1: this run's floor is 0.5"),
+        (
+            {"epsilon_floor": 0.5},
+            {"epsilon": 0.1},
+            "epsilon-floor",
+            "epsilon = 0.1: must be at least 0.5, this run's privacy.epsilon_floor",
+        ),
         (
             {"noise_multiplier_ceiling": 2.0},
             {"noise": "gaussian", "noise_multiplier": 3.0},
             "epsilon-floor",
-            "noise_multiplier = 3.0",
+            "noise_multiplier = 3.0: must be at most 2.0, this run's privacy.noise_multiplier_ceiling",
+        ),
+        (  # another law than the run's: γ feels v alone
+            {"epsilon_floor": 0.5},
+            {"noise": "gaussian", "noise_multiplier": 1e6},
+            "epsilon-floor",
+            "E‖η‖²/ΔS² = 2.5e+11, which must be at most 8 by this run's privacy.epsilon_floor",
+        ),
+        (
+            {
+                "noise": "gaussian",
+                "epsilons": (),
+                "noise_multipliers": (1.0,),
+                "noise_multiplier_ceiling": 2.0,
+                "noised_dimension": 3,
+            },
+            {"noise": "gamma-norm", "epsilon": 1e-6},
+            "epsilon-floor",
+            "1.2e+13, which must be at most 3 by this run's privacy.noise_multiplier_ceiling",
         ),
         ({}, {"noise": "laplace", "epsilon": 1.0}, "mechanism", "laplace"),
         ({}, {"noise_multiplier": 1.0}, "mechanism", "takes epsilon"),
         ({}, {"noise": "gaussian"}, "mechanism", "takes noise_multiplier"),
         ({}, {"epsilon": -1.0}, "mechanism", "epsilon = -1.0"),
         ({}, {"epsilon": float("nan")}, "mechanism", "epsilon = nan"),
-        ({}, {"epsilon": 1e-200}, "mechanism", "float64"),
-        ({}, {"noise": "gaussian", "noise_multiplier": 1e200}, "mechanism", "float64"),
+        ({}, {"epsilon": 1e-200}, "mechanism", "epsilon = 1e-200"),
+        ({}, {"noise": "gaussian", "noise_multiplier": 1e200}, "mechanism", "noise_multiplier = 1e+200"),
     ],
 )
 @pytest.mark.parametrize("late", [False, True])
@@ -213,6 +264,46 @@ def test_a_hello_that_the_run_cannot_bear_is_refused_and_changes_nothing(
     assert words in only(Refuse, effects).detail
     assert (len(server.edges), server.moment, server.schedule) == before
     assert only(Welcome, server.receive(hello("b"))).index == (1 if late else 0)
+
+
+@pytest.mark.parametrize(
+    ("run", "fields"),
+    [
+        ({"epsilon_floor": 0.5}, {"epsilon": 0.5}),
+        ({"epsilon_floor": 0.5, "noised_dimension": 2}, {"noise": "gaussian", "noise_multiplier": 4.0}),
+        (
+            {
+                "noise": "gaussian",
+                "epsilons": (),
+                "noise_multipliers": (1.0,),
+                "noise_multiplier_ceiling": 2.0,
+                "noised_dimension": 9,
+            },
+            {"noise_multiplier": 2.0},
+        ),
+        ({"noise": "gaussian", "noise_multipliers": (1.0,), "epsilon_floor": 0.5}, {"noise_multiplier": 9.0}),
+    ],
+)
+def test_the_floor_itself_is_bearable_and_binds_only_what_it_limits(
+    run: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    assert "Welcome" in kinds(cloud(**run).receive(hello("a", **fields)))
+
+
+@pytest.mark.parametrize("algorithm", ["mapa", "audp"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_hello_whose_noise_leaves_float64_is_refused(algorithm: str, late: bool) -> None:
+    """Δ_b = ∞ would be γ = 0 for everybody."""
+    server = cloud(algorithm, problem=replace(PROBLEM, first_clip=1e146))
+    if late:
+        joined(server, "a")
+    effects = server.receive(hello("b", epsilon=1e-9))
+    assert kinds(effects) == ["Refuse"]
+    assert only(Refuse, effects).reason == "mechanism"
+    assert "leaves float64" in only(Refuse, effects).detail
+    joined(server, "c")
+    assert server.schedule is not None
+    assert server.schedule.learning_rate(1) > 0
 
 
 def test_whoever_never_noises_asks_no_epsilon() -> None:
@@ -360,6 +451,17 @@ def test_a_gradient_on_a_model_of_the_future_is_never_applied() -> None:
     assert only(SendModel, effects).acknowledged == 5
     assert only(GradientRefused, server.receive(gradient("a", 5, version=1))).reason == "duplicate"
     assert kinds(server.receive(gradient("a", 6, version=1))) == ["GradientApplied", "SendModel"]
+
+
+def test_a_gradient_on_version_0_is_never_applied() -> None:
+    """Versions count from 1; its staleness would be t, and τ_max as measured would follow it."""
+    server = cloud(measure_tau=True)
+    joined(server, "a")
+    server.receive(gradient("a", 1))
+    effects = server.receive(gradient("a", 2, version=0))
+    assert only(GradientRefused, effects).reason == "no-such-model"
+    assert only(SendModel, effects).acknowledged == 2  # the edge goes on
+    assert (server.updates, server.tau_seen) == (1, 0)
 
 
 def test_a_full_buffer_asks_to_send_the_same_again_later() -> None:
@@ -567,6 +669,17 @@ def test_a_silent_edge_may_still_say_that_its_budget_is_spent() -> None:
     server.receive(Leave(EdgeId("a"), "silent"))
     assert kinds(server.receive(Leave(EdgeId("a"), "budget"))) == ["EdgeGone", "Halt"]
     assert server.receive(Leave(EdgeId("a"), "budget")) == []
+
+
+def test_a_late_duplicate_and_silence_do_not_refill_a_spent_budget() -> None:
+    server = cloud()
+    joined(server, "a", "b")
+    server.receive(gradient("a", 1))
+    server.receive(Leave(EdgeId("a"), "budget"))
+    server.receive(gradient("a", 1))  # overtaken by the leave
+    server.receive(Leave(EdgeId("a"), "silent"))
+    assert kinds(server.receive(Leave(EdgeId("b"), "budget"))) == ["EdgeGone", "Halt"]
+    assert server.halted == Halt("no-budget", 1)
 
 
 def test_no_budget_does_not_halt_a_run_that_still_waits_for_edges() -> None:

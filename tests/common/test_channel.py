@@ -140,3 +140,18 @@ def test_two_services_talk_without_recursion() -> None:
     edge.publish("gradient", b"g")
     broker.run()
     assert count == 5000
+
+
+def test_a_packet_beyond_what_is_allowed_is_skipped_and_counted() -> None:
+    broker = MemoryBroker()
+    taker, seen = listener(broker, "t")
+    taker.allow(10)
+    sender = channel(broker)
+    sender.publish("t", b"x" * 10)
+    sender.publish("t", b"x" * 9)
+    broker.settle()
+    taker.allow(100)
+    sender.publish("t", b"x" * 10)
+    broker.settle()
+    assert [len(payload) for _, payload in seen] == [9, 10]
+    assert taker.violations == 1

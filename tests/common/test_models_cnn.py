@@ -163,14 +163,3 @@ def test_what_cannot_be_built_is_refused() -> None:
         Cnn(shape=MNIST, classes=1)
     with pytest.raises(ConfigurationError, match="10"):
         Cnn(shape=MNIST, classes=10).targets(np.array([10]))
-
-
-def test_importing_leaves_torchs_threads_alone_and_they_can_be_set() -> None:
-    from common.models.cnn import set_threads
-
-    threads = torch.get_num_threads()
-    try:
-        set_threads(1)
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(threads)

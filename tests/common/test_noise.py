@@ -111,10 +111,12 @@ def test_laws_by_name() -> None:
         ("gaussian", {}, "takes noise_multiplier"),
         ("gamma-norm", {"noise_multiplier": 1.0}, "takes epsilon, not noise_multiplier"),
         ("exponential-norm", {}, "takes epsilon"),
-        ("gamma-norm", {"epsilon": 0.0}, "epsilon = 0.0: must be finite and greater than 0"),
+        ("gamma-norm", {"epsilon": 0.0}, r"epsilon = 0.0: must be from 1e-09 to 1e\+09"),
         ("gamma-norm", {"epsilon": math.nan}, "epsilon = nan"),
         ("gaussian", {"noise_multiplier": math.inf}, "noise_multiplier = inf"),
         ("gaussian", {"noise_multiplier": -1.0}, "noise_multiplier = -1.0"),
+        ("gaussian", {"noise_multiplier": 1e-170}, r"noise_multiplier = 1e-170: must be from 1e-09"),
+        ("gamma-norm", {"epsilon": 1e300}, r"epsilon = 1e\+300: must be from 1e-09 to 1e\+09"),
     ],
 )
 def test_a_wrong_law_or_parameter_is_refused_by_name(

@@ -170,18 +170,50 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
         ({"algorithm__delta": 0.0}, ["algorithm.delta = 0.0", "> 0"]),
         ({"algorithm__smoothness": float("inf")}, ["algorithm.smoothness = inf", "finite"]),
         ({"algorithm__tau_max": -1}, ["algorithm.tau_max = -1", "≥ 0"]),
-        ({"algorithm__first_clip": 0}, ["algorithm.first_clip = 0", "> 0"]),
+        ({"algorithm__first_clip": 0}, ["algorithm.first_clip = 0", "≥ 1e-09"]),
         ({"algorithm__first_clip": None, "algorithm__sigma": 0}, ["algorithm.sigma = 0", "greater than 0"]),
-        ({"privacy__epsilon": 0}, ["privacy.epsilon.0 = 0", "> 0"]),
-        ({"privacy__epsilon": [0.1, -2]}, ["privacy.epsilon.1 = -2", "> 0"]),
+        ({"privacy__epsilon": 0}, ["privacy.epsilon.0 = 0", "≥ 1e-09"]),
+        ({"privacy__epsilon": [0.1, -2]}, ["privacy.epsilon.1 = -2", "≥ 1e-09"]),
+        ({"privacy__epsilon": 1e300}, ["privacy.epsilon.0 = 1e+300", "≤ 1000000000.0"]),
+        ({"links": [{"name": "lan"}, {"name": "nowhere"}]}, ["links.1", "name = 'nowhere'", "lan, wifi, 5g"]),
+        ({"links": [{"jitter_ms": 5.0, "distribution": "constant"}]}, ["links.0", "jitter_ms = 5.0"]),
         ({"privacy__epsilon": "much"}, ["privacy.epsilon.0 = 'much'", "number"]),
-        ({"privacy__epsilon": None}, ["privacy.epsilon", "'exponential-norm'"]),
-        ({"privacy__noise": "gaussian"}, ["privacy.epsilon", "gaussian takes z"]),
-        ({"privacy__noise_multiplier": 1.0}, ["privacy.noise_multiplier", "exponential-norm takes epsilon"]),
+        ({"privacy__epsilon": None}, ["privacy.noise = 'exponential-norm': needs privacy.epsilon"]),
+        (
+            {"privacy__noise": "gaussian"},
+            ["privacy.epsilon = [0.1]: goes with", "'gamma-norm'", "'gaussian'"],
+        ),
+        ({"privacy__noise_multiplier": 1.0}, ["privacy.noise_multiplier = [1.0]: goes with", "'gaussian'"]),
+        (
+            {"privacy__noise_multiplier_ceiling": 2.0},
+            ["privacy.noise_multiplier_ceiling = 2.0: goes with", "'gaussian'", "'exponential-norm'"],
+        ),
+        (
+            {
+                "privacy__noise": "gaussian",
+                "privacy__epsilon": None,
+                "privacy__noise_multiplier": 1.0,
+                "privacy__epsilon_floor": 5.0,
+            },
+            ["privacy.epsilon_floor = 5.0: goes with", "'gamma-norm' or 'exponential-norm'", "'gaussian'"],
+        ),
+        (
+            {"privacy__noise": "gaussian", "privacy__epsilon": None},
+            ["privacy.noise = 'gaussian': needs privacy.noise_multiplier or privacy.total_epsilon"],
+        ),
+        (
+            {
+                "privacy__noise": "gaussian",
+                "privacy__epsilon": None,
+                "privacy__noise_multiplier": 1.0,
+                "privacy__releases": 9,
+            },
+            ["privacy.releases = 9: goes with privacy.total_epsilon"],
+        ),
         ({"privacy__clipping": "none"}, ["privacy.clipping = 'none'", "'per-sample'", "'batch-mean'"]),
         ({"privacy__total_delta": 1.0}, ["privacy.total_delta = 1.0", "< 1"]),
-        ({"delays__kind": "recorded"}, ["delays.file", "'recorded'"]),
-        ({"delays__file": "x.csv"}, ["delays.file", "'recorded'"]),
+        ({"delays__kind": "recorded"}, ["delays.file: needed with delays.kind = 'recorded'"]),
+        ({"delays__file": "x.csv"}, ["delays.file = 'x.csv': goes with", "'recorded'", "'cyclic'"]),
         ({"delays__kind": "uniform", "delays__spread": 1.5}, ["delays.spread = 1.5", "at most 1"]),
         ({"delays__speeds": []}, ["delays.speeds = []"]),
         ({"evaluation__every": -1}, ["evaluation.every = -1", "≥ 0"]),
@@ -190,6 +222,14 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
         ({"links": [{"delay": 1}]}, ["links.0.delay = 1", "unknown key", "delay_ms"]),
         ({"data": 5}, ["data = 5"]),
         ({"data__set": ""}, ["data.set = ''"]),
+        *(
+            ({"data__set": "foo", "algorithm__smoothness": known}, ["data.set = 'foo': allowed are", "usps"])
+            for known in (None, 7.0)
+        ),
+        (
+            {"model__name": "foo", "algorithm__smoothness": None},
+            ["model.name = 'foo': allowed are", "cnn", "package.module:Class"],
+        ),
     ],
     ids=str,
 )

@@ -96,6 +96,45 @@ def test_a_packet_larger_than_the_buffer_is_read_and_one_beyond_the_cap_is_skipp
     assert stream.skipped == 1
 
 
+def test_a_length_that_is_only_claimed_takes_no_memory() -> None:
+    stream, theirs = streams(max_packet=1 << 28)
+    before = len(stream._buffer)
+    claim = publish_head("t", 201_000_000, False)
+    with theirs:
+        for part in (claim[:5], claim[5:], b"x" * 60_000):
+            theirs.sendall(part)
+            stream.fill()
+            assert drain(stream) == ([], [])
+        assert len(stream._buffer) == before
+        sent = 60_000
+        while sent < 1_000_000:
+            theirs.sendall(b"x" * 60_000)
+            sent += 60_000
+            stream.fill()
+            assert drain(stream) == ([], [])
+            assert len(stream._buffer) <= 2 * sent + before
+    stream.close()
+
+
+def test_the_cap_may_change_while_the_connection_lives() -> None:
+    stream, theirs = streams(max_packet=1000)
+    body = b"b" * 5000
+    wire = publish_head("t", len(body), False) + body
+    with theirs:
+        seen = []
+        for cap in (1000, 6000, 1000):
+            stream.max_packet = cap
+            theirs.sendall(wire[:100])
+            stream.fill()
+            seen += drain(stream)[0]
+            theirs.sendall(wire[100:])
+            stream.fill()
+            seen += drain(stream)[0]
+    stream.close()
+    assert seen == [(b"t", body)]
+    assert stream.skipped == 2
+
+
 def test_what_the_socket_does_not_take_is_kept_in_order_up_to_a_cap() -> None:
     stream, theirs = streams(max_unsent=3_000_000)
     accepted = []

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from common.connection import BrokerAddress
 from common.errors import ConfigurationError
-from common.quantities import EdgeId
+from common.messages import Refuse
+from common.quantities import EdgeId, RunId
+from common.wire.codec import Refusal, encode_refuse
+from edge.fleet import EdgeFleet, FleetSettings
+from edge.session import EXIT_REFUSED
 from edge.slots import take_slot
 from edge.sqlite_ledger import SqliteLedger
 from experiments.commands.options import account_passwords
@@ -50,3 +55,29 @@ def test_a_folder_without_accounts_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ConfigurationError, match="--accounts"):
             account_passwords(folder)
+
+
+def test_a_lost_ledger_ends_its_edge_alone_and_the_name_stays(tmp_path: Path) -> None:
+    accounts = {"lab-0": "zero", "lab-1": "one"}
+    settings = FleetSettings(
+        run=RunId("r"),
+        broker=BrokerAddress("127.0.0.1", 1),
+        data_dir=tmp_path,
+        state_dir=tmp_path / "state",
+        count=2,
+        accounts=accounts,
+    )
+    said: list[str] = []
+    for _ in range(2):  # the second time as the first: nothing was saved that a restart trips over
+        fleet = EdgeFleet(settings, said.append)
+        fleet._enlist()
+        fleet._enlist()
+        loser, other = fleet.clients
+        refuse = Refuse(loser.edge_id, "ledger-lost", "the ledger knows 0 releases, 5 were applied")
+        loser.on_answer("welcome", encode_refuse(Refusal(refuse, loser.nonce)))
+        fleet.loop.serve(lambda: False, until=fleet.loop.now() + 0.05)
+        assert (loser.exit_code, other.exit_code) == (EXIT_REFUSED, None)
+        assert [client.edge_id for client in fleet.clients] == ["lab-0", "lab-1"]
+        other.leave("shutdown")
+        fleet._release()
+    assert "restore" in said[0]

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from common.accounting.releases import Budget, ReleaseKind
+from common.datasets import embedded, mnist
 from common.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from common.noise import Clipping, ExponentialNorm, GammaNorm, Mechanism, NoiseLaw, Sampling, Scope
 from common.quantities import RunId
-from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, ShardIdentity
+from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, OtherShardError, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 
 RUN = RunId("lab1")
@@ -149,7 +150,6 @@ def test_only_the_owner_of_the_data_replaces_a_budget(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("other", "shared"),
     [
-        (replace(SHARD, index=3), False),
         (replace(SHARD, dataset="sha256:2"), False),
         (replace(SHARD, partition="iid K=20 seed=0", index=3), True),  # another cut of the same data
         (replace(SHARD, disjoint=False, index=3), True),
@@ -162,6 +162,34 @@ def test_shards_share_an_account_where_a_record_may_lie_in_both(
     ledger.open(account(shard=replace(SHARD, disjoint=other.disjoint)))
     spend(ledger, 4)
     assert ledger.open(account(run=RunId("lab2"), shard=other)).cap == (0 if shared else 4)
+
+
+def test_a_ledger_that_has_charged_one_shard_of_a_cut_takes_no_other_of_it(ledger: Ledger) -> None:
+    """Another ledger may have charged that one: neither would know when its records' budget is spent."""
+    beside, later = replace(SHARD, index=3), RunId("lab2")
+    assert not SHARD.overlaps(beside)
+    ledger.open(account())
+    spend(ledger, 1)
+    with pytest.raises(
+        OtherShardError, match=r"shard 3 .* was dealt, and this ledger holds shard 2"
+    ) as caught:
+        ledger.open(account(run=later, shard=beside))
+    assert caught.value.held == 2
+    assert [standing.account.run for standing in ledger.standings()] == [RUN]
+    assert ledger.open(account(run=later)).cap == 3
+
+
+def test_a_shard_that_was_never_charged_binds_nobody(ledger: Ledger) -> None:
+    ledger.open(account())
+    assert ledger.open(account(run=RunId("lab2"), shard=replace(SHARD, index=3))).cap == 4
+
+
+def test_mnist_5k_is_part_of_mnist() -> None:
+    whole, part = replace(SHARD, dataset=mnist.CHECKSUM), replace(SHARD, dataset=embedded.CHECKSUM, index=0)
+    assert whole.overlaps(part)
+    assert part.overlaps(whole)
+    assert not part.overlaps(replace(part, index=1))
+    assert not part.overlaps(SHARD)
 
 
 def test_a_run_keeps_its_terms(ledger: Ledger) -> None:

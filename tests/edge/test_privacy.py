@@ -7,9 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.models.gradients import RowGradients
-from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, NoiseLaw
-from common.quantities import ClippedGradient
+from common.errors import RemoteProtocolError
+from common.models.gradients import OuterGradients, RowGradients
+from common.noise import (
+    LARGEST_BOUND,
+    LEAST_BOUND,
+    Clipping,
+    ExponentialNorm,
+    GammaNorm,
+    Gaussian,
+    NoiseLaw,
+)
+from common.quantities import ClippedGradient, PerSampleGradients
 from edge.privacy import clip, perturb
 
 LAWS: list[NoiseLaw] = [ExponentialNorm(0.5), GammaNorm(0.5), Gaussian(2.0)]
@@ -47,6 +56,32 @@ def test_noise_on_a_part_leaves_the_other_coordinates_untouched(law: NoiseLaw, n
 def test_a_clipped_gradient_never_exceeds_its_bound(b: int, bound: float, how: Clipping) -> None:
     rows = np.random.default_rng(b).normal(0, 1e3, (b, 5)).astype(np.float32)
     assert np.linalg.norm(clip(RowGradients(rows), how, bound, b)) <= bound * (1 + 1e-5)
+
+
+def in_either_form(d: list[float], x: list[float]) -> list[PerSampleGradients]:
+    """Return one sample's gradient d ⊗ x, factored and as a row."""
+    factors = np.array([d], np.float32), np.array([x], np.float32)
+    return [OuterGradients(*factors), RowGradients(np.outer(*factors).astype(np.float32))]
+
+
+@pytest.mark.parametrize("how", list(Clipping))
+@pytest.mark.parametrize("bound", [0.0, -1.0, 1e-30, 9e-10, 1.1e9, 1e300, float("inf"), float("nan")])
+def test_a_bound_under_which_float32_misjudges_norms_is_refused(how: Clipping, bound: float) -> None:
+    with pytest.raises(RemoteProtocolError, match="clipping bound"):
+        clip(RowGradients(np.ones((2, 3), np.float32)), how, bound, 2)
+
+
+@pytest.mark.parametrize("how", list(Clipping))
+@pytest.mark.parametrize("bound", [LEAST_BOUND, 1.0, LARGEST_BOUND])
+@pytest.mark.parametrize("size", [1e-45, 1e-30, 1e-23, 1e-20, 1e-12, 1e-9, 1e-6, 1.0, 1e12, 1e18, 1e20, 3e38])
+def test_within_the_allowed_bounds_no_gradient_is_too_small_or_too_large_to_be_clipped(
+    how: Clipping, bound: float, size: float
+) -> None:
+    """Squares underflow below 1e-19 and overflow above 1e19: one that vanishes is within the bound, or counts as 0."""
+    for gradients in in_either_form([size, -size], [1.0] * 400):
+        with np.errstate(over="ignore", invalid="ignore"):
+            clipped = clip(gradients, how, bound, 1).astype(np.float64)
+        assert np.linalg.norm(clipped) <= bound * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("how", list(Clipping))

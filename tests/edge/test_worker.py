@@ -105,6 +105,28 @@ def test_the_regulariser_is_added_after_the_clipping() -> None:
     np.testing.assert_allclose(gradient, 50 * X, atol=1e-4)
 
 
+class Given(Pull):
+    """F(x; ξ) = ⟨x, ξ⟩, whose gradient is ξ at every x."""
+
+    def gradients(self, x: Vector, features: Features, targets: Targets) -> RowGradients:  # noqa: ARG002
+        return RowGradients(features)
+
+
+def test_a_huge_model_does_not_round_the_samples_part_before_the_noise_hides_it() -> None:
+    """Beside λx = 2²² float32 has steps of 0.5: which one a mean of 0.25 falls to is the noise's to decide."""
+    x = np.zeros(DIMENSION, np.float32)
+    x[0] = 2.0**22
+    upper = []
+    for mean in (0.249, 0.251):
+        edge = worker(law=Gaussian(0.1), regularization=1.0, sampling=Sampling.SHUFFLED, batch_size=2)
+        edge.model = Given()
+        rows = np.zeros((2, DIMENSION), np.float32)
+        rows[:, 0] = mean
+        edge.shard = Shard(rows, np.zeros(2, np.int64), np.arange(2))
+        upper.append(sum(edge.gradient(x, 1.0, n)[0] > x[0] for n in range(1, 201)))
+    assert 60 < upper[0] <= upper[1] < 140
+
+
 def test_without_a_law_nothing_is_clipped_or_noised() -> None:
     edge = worker(law=None, regularization=0.1)
     batch = ROWS[draw_batch(Sampling.WITH_REPLACEMENT, CounterStreams.seeded(11), 2, 1, len(ROWS), 5)]

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
+from cloud.records import Records
 from cloud.service import CloudService
+from common.accounting.total import total
 from common.channel import MemoryBroker, MemoryChannel, Will
 from common.link import LinkProfile
 from common.messages import Fact, GradientApplied, Leave
@@ -29,7 +31,7 @@ from common.wire.topics import EdgeTopic, edge_topic
 from edge.client import EdgeClient
 from edge.ledger import MemoryLedger
 from edge.preparation import Wishes
-from edge.session import EXIT_FULL
+from edge.session import EXIT_FULL, EXIT_REFUSED
 from experiments.simulator import simulate
 from experiments.world import World
 from tests.core_support import small_dataset, small_scenario
@@ -83,6 +85,7 @@ class Talk:
     share: float = 0.0  # of messages with a fault
     seed: int = 0
     edges_at_least: int = 1
+    run_id: RunId = RUN
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     clients: list[EdgeClient] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -93,7 +96,7 @@ class Talk:
         self.scenario = world.scenario
         self.faults = random.Random(self.seed)
         self.service = CloudService(
-            run=RUN,
+            run=self.run_id,
             scenario=self.scenario,
             server=server_for(
                 self.scenario,
@@ -104,16 +107,16 @@ class Talk:
             evaluator=Evaluator.of(world.model, world.dataset.test, 0.0),
             channel=(channel := LossyChannel(self.broker, self.faults, self.share)),
             loop=self.broker,
-            on_idle=self.said.append,
+            say=self.said.append,
             evaluations=AtOnce(),
-            tally=AppliedTally(applied=self.applied),
+            records=Records(tally=AppliedTally(applied=self.applied)),
         )
         channel.connect()
         self.service.start()
 
     def edge(self, wishes: Wishes | None = None, ledger: MemoryLedger | None = None) -> EdgeClient:
         client = EdgeClient(
-            run=RUN,
+            run=self.run_id,
             wishes=wishes or Wishes(),
             ledger=ledger or MemoryLedger(),
             load=lambda name: small_dataset(),  # noqa: ARG005
@@ -133,7 +136,7 @@ class Talk:
             self.broker,
             self.faults,
             self.share,
-            will=Will(edge_topic(RUN, client.edge_id, EdgeTopic.WILL), farewell),
+            will=Will(edge_topic(self.run_id, client.edge_id, EdgeTopic.WILL), farewell),
             on_connected=client.on_connected,
             on_lost=client.on_lost,
         )
@@ -252,6 +255,49 @@ def test_an_edge_whose_ledger_was_lost_goes_on_as_a_newcomer_on_an_unused_shard(
     assert first.preparation is not None
     assert impostor.preparation.worker.index != first.preparation.worker.index
     run.assert_exactly_once()
+
+
+def test_an_edge_whose_shard_a_cloud_started_anew_has_dealt_again_stops() -> None:
+    scenario = talk(seed=None, iterations=200)
+    before = Talk(scenario)
+    first = before.edge()
+    before.until(lambda: first.pushed > 3)
+    assert isinstance(before.service.channel, MemoryChannel)
+    before.service.channel.lose()
+    after = Talk(scenario, broker=before.broker)  # it knows nothing
+    newcomer = after.edge()
+    before.until(lambda: newcomer.pushed > 0)
+    assert isinstance(first.channel, MemoryChannel)
+    first.channel.lose()
+    first.channel.restore()
+    before.until(lambda: first.exit_code is not None)
+    assert first.exit_code == EXIT_REFUSED
+    assert any("index = 1, not 0" in line for line in before.said)
+    after.run()
+    assert not after.service.server.edges[first.edge_id].present
+    assert {fact.edge_id for fact in after.applied} == {newcomer.edge_id}
+
+
+def test_a_budget_holds_over_two_runs_in_whatever_order_the_edges_come() -> None:
+    privacy = {"noise": "gaussian", "noise_multiplier": 3.0, "total_epsilon": 2.0, "total_delta": 1e-5}
+    scenario = talk(
+        seed=None, edges=2, iterations=100_000, batch_size=60, data={"sampler": "poisson"}, privacy=privacy
+    )
+    ledgers = [MemoryLedger(), MemoryLedger()]
+    for run_id, order in (("one", (0, 1)), ("two", (1, 0))):
+        run = Talk(scenario, edges_at_least=2, run_id=RunId(run_id))
+        for place in order:
+            run.edge(ledger=ledgers[place])
+            if place == order[0]:
+                run.broker.settle()
+        run.run()
+        assert run.service.halted is not None
+        assert run.service.halted.reason == "no-budget"
+    for index, ledger in enumerate(ledgers):
+        assert {standing.account.shard.index for standing in ledger.standings()} == {index}
+        spent = [standing.spent for standing in ledger.standings()]
+        assert sum(one.charges for one in spent) > 0
+        assert total(spent, 1e-5).epsilon <= 2.0
 
 
 def test_a_fleet_that_is_full_turns_the_next_edge_away() -> None:

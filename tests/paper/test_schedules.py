@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cloud.schedules import Mapa, Schedule, schedule_for
 from cloud.stages import first_stage, next_stage, open_stage
 from common.errors import ConfigurationError
+from common.noise import LEAST_BOUND
 from common.problem import Problem, RateDecay
 
 PROBLEM = Problem(
@@ -146,6 +147,16 @@ def test_a_measured_delay_counts_only_when_the_next_stage_opens_and_never_lowers
     assert high == open_stage(2, 0.5 * stage.sensitivity, MOMENT, short, 40)
     configured = Mapa.begin(short, MOMENT).after(1, 40).opened()
     assert configured == low
+
+
+def test_the_bound_never_shrinks_below_what_an_edge_accepts() -> None:
+    schedule = Mapa.begin(replace(PROBLEM, loss_gap=1e-200), MOMENT)
+    for t in range(1, 201):
+        schedule = schedule.after(t, 0)
+    last = schedule.opened()
+    assert last is not None
+    assert LEAST_BOUND <= last.clip < 2 * LEAST_BOUND
+    assert schedule.after(201, 0) is schedule
 
 
 def test_a_reopened_stage_counts_its_updates_from_one_again() -> None:

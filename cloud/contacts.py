@@ -1,0 +1,45 @@
+"""What the wire knows of each edge, beside what the server knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.quantities import EdgeId
+
+
+@dataclass(slots=True)
+class Contact:
+    """The process that speaks for one edge id."""
+
+    nonce: str  # of its process
+    seen: float  # when it last said anything
+    model_topic: str
+    sent: float = 0.0  # when a model was last sent to it
+    turnarounds: int = 0
+    turnaround_sum: float = 0.0  # seconds from a model's sending to the gradient's arrival
+
+
+class Contacts(dict[EdgeId, Contact]):
+    """One contact for each edge that was welcomed, so never more than the run has shards.
+
+    A hello that was refused makes none and replaces none: whoever posed as an edge must not be able
+    to make the cloud deaf to that edge's own leave.
+    """
+
+    def welcomed(self, edge_id: EdgeId, nonce: str, now: float, model_topic: str) -> Contact | None:
+        """Note a welcomed hello; return the contact of another process that it takes the place of."""
+        known = self.get(edge_id)
+        if known is not None and known.nonce == nonce:
+            known.seen = now
+            return None
+        self[edge_id] = Contact(nonce, now, model_topic)
+        return known
+
+    def speaks(self, edge_id: EdgeId, nonce: str) -> bool:
+        """Tell whether this process is the one that speaks for the edge."""
+        known = self.get(edge_id)
+        return known is not None and known.nonce == nonce
+
+    def silent_since(self, moment: float) -> list[EdgeId]:
+        """Return the edges that have said nothing after a moment."""
+        return [edge_id for edge_id, contact in self.items() if contact.seen <= moment]

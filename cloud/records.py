@@ -1,0 +1,51 @@
+"""The records of a run as it goes: the hot path keeps facts, and they are written in batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.journal import Journal
+from common.messages import Fact, GradientRefused, Halt
+from common.tally import Evaluation, Tally, finite_or_none
+
+
+@dataclass(slots=True)
+class Records:
+    """Tally and journal of one run. Times are the loop's; the journal's count from `began`."""
+
+    journal: Journal | None = None  # None: only the tally
+    tally: Tally = field(default_factory=Tally)
+    began: float = 0.0
+    facts: list[tuple[float, Fact]] = field(default_factory=list)  # not written yet
+
+    def write(self) -> None:
+        """Write the facts that have gathered."""
+        facts, self.facts = self.facts, []
+        for now, fact in facts:
+            self.tally.observe(fact)
+            if self.journal is not None and not _of_a_stranger(fact):
+                self.journal.fact(fact, now - self.began)
+
+    def evaluated(self, evaluation: Evaluation, now: float) -> None:
+        """Write an evaluation, after the facts before it."""
+        self.write()
+        self.tally.evaluated(evaluation)
+        if self.journal is not None:
+            fields = {
+                "t": evaluation.updates,
+                "stage": evaluation.stage,
+                "loss": finite_or_none(evaluation.loss),
+                "accuracy": evaluation.accuracy,
+            }
+            self.journal.write("evaluated", fields, now - self.began)
+
+    def halted(self, halt: Halt, now: float) -> None:
+        """Write the end."""
+        self.write()
+        if self.journal is not None:
+            self.journal.write("halted", {"t": halt.updates, "reason": halt.reason}, now - self.began)
+
+
+def _of_a_stranger(fact: Fact) -> bool:
+    """Tell what anybody can cause without end: it is counted, not written line by line."""
+    return type(fact) is GradientRefused and fact.reason == "stranger"

@@ -1,0 +1,173 @@
+"""How mapa run ends when it is not left to finish: signals, a dead broker, nothing to begin with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from common.scenario import parse_scenario
+from experiments.brokers import free_port
+from tests.broker.test_run_command import environment, mapa
+from tests.broker.testbed_support import PATIENCE, ROOT
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+RECORDS = {"manifest.json", "events.jsonl", "summary.json", "model.safetensors"}
+LONG = ("quickstart", "--set", "iterations=1000000", "--edges", "4", "--processes", "2", "--json")
+
+
+@contextlib.contextmanager
+def started(runs: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run mapa in a session of its own, as a terminal does, and wait for its first update."""
+    command = [sys.executable, "-m", "experiments.cli", "run", *arguments, "--runs-dir", str(runs)]
+    with (runs.parent / "printed").open("wb") as printed:
+        child = subprocess.Popen(
+            command, stdout=printed, stderr=printed, env=environment(), cwd=ROOT, start_new_session=True
+        )
+    try:
+        eventually(lambda: child.poll() is not None or trained(runs), "an update")
+        assert child.poll() is None, (runs.parent / "printed").read_text()
+        yield child
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    """Wait for another process's doing; there is no event to await."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"in vain: {what}"
+        time.sleep(0.02)
+
+
+def trained(runs: Path) -> bool:
+    return any('"gradient_applied"' in path.read_text() for path in runs.glob("*/events.jsonl"))
+
+
+def offspring(parent: int) -> dict[int, str]:
+    """Return the children of a process and their names; those that ended and wait to be buried are not among them."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = path.read_text().partition("(")[2].rpartition(")")
+            state, ppid = rest.split()[:2]
+            if int(ppid) == parent and state != "Z":
+                found[int(path.parent.name)] = name
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def only_run(runs: Path) -> Path:
+    (path,) = runs.iterdir()
+    return path
+
+
+@pytest.mark.parametrize("broker", ["mosquitto", "embedded"])
+def test_ctrl_c_at_a_terminal_ends_soon_with_every_record(
+    broker: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if broker == "mosquitto":
+        request.getfixturevalue("mosquitto")
+    with started(tmp_path / "runs", *LONG, "--broker", broker) as child:
+        children = offspring(child.pid)
+        assert len(children) == 3
+        began = time.monotonic()
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal: to everybody in the group
+        assert child.wait(PATIENCE) == 130
+        assert time.monotonic() - began < 15
+        assert not any(map(alive, children))
+    path = only_run(tmp_path / "runs")
+    assert {file.name for file in path.iterdir()} >= RECORDS
+    assert json.loads((path / "summary.json").read_text())["reason"] == "interrupted"
+    assert all("the run has ended" in log.read_text() for log in path.glob("edges-*.log"))
+
+
+@pytest.mark.usefixtures("mosquitto")
+def test_two_ctrl_c_in_a_row_leave_nobody_running_and_the_records_whole(tmp_path: Path) -> None:
+    with started(tmp_path / "runs", *LONG, "--broker", "mosquitto") as child:
+        children = offspring(child.pid)
+        os.killpg(child.pid, signal.SIGINT)
+        path = only_run(tmp_path / "runs")
+        eventually(lambda: (path / "summary.json").exists() or child.poll() is not None, "a summary")
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGINT)
+        assert child.wait(PATIENCE) == 130
+        eventually(lambda: not any(map(alive, children)), "the end of the children", 20)
+    assert {file.name for file in path.iterdir()} >= RECORDS
+
+
+@pytest.mark.usefixtures("mosquitto")
+def test_where_its_broker_has_died_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
+    with started(tmp_path / "runs", *LONG, "--broker", "mosquitto") as child:
+        children = offspring(child.pid)
+        (broker,) = (pid for pid, name in children.items() if name == "mosquitto")
+        os.kill(broker, signal.SIGKILL)
+        os.killpg(child.pid, signal.SIGINT)
+        began = time.monotonic()
+        assert child.wait(PATIENCE) == 130
+        assert time.monotonic() - began < 20
+        assert not any(map(alive, children))
+    assert {file.name for file in only_run(tmp_path / "runs").iterdir()} >= RECORDS
+
+
+@pytest.mark.usefixtures("mosquitto")
+def test_a_killed_run_takes_its_children_along_and_its_manifest_is_there(tmp_path: Path) -> None:
+    with started(tmp_path / "runs", *LONG, "--broker", "mosquitto") as child:
+        children = offspring(child.pid)
+        assert sorted(children.values())[0] == "mosquitto"
+        assert len(children) == 3
+        child.kill()
+        child.wait()
+        eventually(lambda: not any(map(alive, children)), "the end of the children", 30)
+    manifest = json.loads((only_run(tmp_path / "runs") / "manifest.json").read_text())
+    assert (manifest["engine"], manifest["scenario"]["edges"]) == ("testbed", 4)
+
+
+@pytest.mark.usefixtures("mosquitto")
+def test_a_scenario_with_a_total_budget_makes_as_many_gradients_as_were_planned_and_no_more(
+    tmp_path: Path,
+) -> None:
+    changes = ["model.name=softmax", "privacy.releases=10", "iterations=1000"]
+    arguments = [part for change in changes for part in ("--set", change)]
+    options = ["--edges", "2", "--processes", "1", "--broker", "mosquitto", "--runs-dir", str(tmp_path)]
+    done = mapa("run", "private-scattering-mnist-5k", *arguments, *options, "--json")
+    assert done.returncode == 3, done.stderr  # no budget left
+    ended = json.loads(done.stdout)
+    assert ended["updates"] == sum(ended["releases"]) == 20
+    manifest = json.loads((Path(ended["path"]) / "manifest.json").read_text())
+    privacy = parse_scenario(manifest["scenario"]).privacy  # what the edges were sent
+    assert (privacy.total_epsilon, privacy.releases) == (2.0, None)
+    assert privacy.noise_multiplier is not None
+    assert mapa("ledger", ended["path"], "--json").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["run", "cloud"])
+def test_a_broker_that_cannot_be_asked_leaves_no_records(command: str, tmp_path: Path) -> None:
+    name = ["--run", "lab"] if command == "cloud" else []
+    done = mapa(command, "quickstart", *name, "--broker", "bogus:99999", "--runs-dir", str(tmp_path / "runs"))
+    assert done.returncode == 2, done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_broker_that_does_not_answer_leaves_no_records(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    options = ["--connect-timeout", "0.2", "--runs-dir", str(tmp_path / "runs")]
+    done = mapa("cloud", "quickstart", "--run", "lab", "--broker", address, *options)
+    assert done.returncode == 1, done.stderr
+    assert list((tmp_path / "runs").iterdir()) == []

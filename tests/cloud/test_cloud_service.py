@@ -1,0 +1,208 @@
+"""CloudService on the in-memory broker, with hellos, leaves and gradients as anybody might send them."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloud.assembly import server_for
+from cloud.evaluation import Evaluator
+from cloud.records import Records
+from cloud.service import CloudService
+from common.channel import MemoryBroker, MemoryChannel
+from common.journal import Journal
+from common.messages import GradientArrived, Halt, Hello, Leave
+from common.quantities import EdgeId, NoisyGradient, RunId, Vector
+from common.randomness import streams_for
+from common.tally import Evaluation
+from common.wire.codec import (
+    Admission,
+    Farewell,
+    Greeting,
+    Refusal,
+    decode_answer,
+    decode_presence,
+    encode_gradient,
+    encode_hello,
+    encode_leave,
+)
+from common.wire.topics import EdgeTopic, edge_topic, presence_topic
+from experiments.world import World
+from tests.core_support import small_dataset, small_scenario
+
+RUN = RunId("service")
+OURS, THEIRS = "a" * 16, "f" * 16  # nonces
+
+
+@dataclass
+class Bed:
+    """A cloud, and one channel that speaks for any edge."""
+
+    changes: dict[str, Any] = field(default_factory=dict)
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
+    said: list[str] = field(default_factory=list)
+    written: io.StringIO = field(default_factory=io.StringIO)
+
+    def __post_init__(self) -> None:
+        scenario = small_scenario(evaluation={"every": 0}, **self.changes)
+        world = World.on(scenario, small_dataset())
+        self.cloud = MemoryChannel(self.broker, on_connected=lambda: self.service.announce())
+        self.service = CloudService(
+            run=RUN,
+            scenario=scenario,
+            server=server_for(scenario, world.model, streams_for(7), edges_at_least=1),
+            evaluator=Evaluator.of(world.model, world.dataset.test, 0.0),
+            channel=self.cloud,
+            loop=self.broker,
+            records=Records(Journal(self.written)),
+            say=self.said.append,
+        )
+        self.cloud.connect()
+        self.broker.advance(1.0)  # 0 stands for "never" in a contact
+        self.service.start()
+        self.edge = MemoryChannel(self.broker)
+        self.answers: list[tuple[str, Admission | Refusal]] = []
+        self.edge.subscribe(edge_topic(RUN, EdgeId("+"), EdgeTopic.WELCOME), self._take)
+        self.edge.connect()
+
+    def _take(self, topic: str, payload: bytes) -> None:
+        edge_id = topic.split("/")[4]
+        self.answers.append((edge_id, decode_answer(EdgeId(edge_id), payload)))
+
+    def hello(self, edge: str, nonce: str = OURS, **fields: Any) -> Admission | Refusal:
+        greeting = Greeting(Hello(edge_id=EdgeId(edge), **fields), nonce)
+        return self.send(edge, EdgeTopic.HELLO, encode_hello(greeting))[-1]
+
+    def leave(self, edge: str, reason: str, nonce: str = OURS) -> None:
+        farewell = encode_leave(Farewell(Leave(EdgeId(edge), reason), nonce))
+        self.send(edge, EdgeTopic.LEAVE, farewell)
+
+    def gradient(self, edge: str, sequence: int) -> list[Admission | Refusal]:
+        g = NoisyGradient(np.zeros(self.service.server.model.size, np.float32))
+        arrived = GradientArrived(EdgeId(edge), sequence, 1, 1, 1.0, g)
+        return self.send(edge, EdgeTopic.GRADIENT, encode_gradient(arrived))
+
+    def send(self, edge: str, leaf: EdgeTopic, payload: bytes) -> list[Admission | Refusal]:
+        self.edge.publish(edge_topic(RUN, EdgeId(edge), leaf), payload, qos=1)
+        self.broker.settle()
+        return [answer for name, answer in self.answers if name == edge]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        self.service.record()
+        lines = map(json.loads, self.written.getvalue().splitlines())
+        return [event for event in lines if event["event"] == name]
+
+
+# -- who speaks for an edge -------------------------------------------------------------------------------
+
+
+def test_a_refused_hello_is_answered_and_the_edge_itself_still_heard() -> None:
+    bed = Bed({"edges": 1})
+    assert isinstance(bed.hello("a"), Admission)
+    bed.gradient("a", 1)
+    refusal = bed.hello("a", THEIRS)  # a second process under this id, with an empty ledger
+    assert isinstance(refusal, Refusal)
+    assert (refusal.refuse.reason, refusal.nonce) == ("ledger-lost", THEIRS)
+    bed.leave("a", "budget", THEIRS)
+    assert bed.service.halted is None
+    bed.leave("a", "budget")
+    assert bed.service.halted == Halt("no-budget", 1)
+
+
+def test_a_second_process_that_is_welcomed_takes_the_first_ones_place() -> None:
+    bed = Bed({"edges": 1})
+    bed.hello("a")
+    answer = bed.hello("a", THEIRS)
+    assert isinstance(answer, Admission)
+    assert answer.nonce == THEIRS
+    assert any("a second process" in line for line in bed.said)
+    bed.leave("a", "budget")  # of the process that was replaced
+    assert bed.service.halted is None
+    bed.leave("a", "budget", THEIRS)
+    assert bed.service.halted == Halt("no-budget", 0)
+
+
+def test_a_hello_said_again_keeps_the_contact_and_what_it_measured() -> None:
+    bed = Bed()
+    bed.hello("a")
+    bed.gradient("a", 1)
+    contact = bed.service.contacts[EdgeId("a")]
+    assert contact.turnarounds == 1
+    bed.hello("a", last_sequence=1)
+    assert bed.service.contacts[EdgeId("a")] is contact
+    assert bed.said == []
+
+
+def test_strangers_leave_nothing_behind_but_counts() -> None:
+    bed = Bed({"edges": 1})
+    bed.hello("a")
+    before = bed.written.tell()
+    for number in range(200):
+        refusal = bed.hello(f"h{number}", THEIRS)
+        assert isinstance(refusal, Refusal)
+        assert (refusal.refuse.reason, refusal.nonce) == ("fleet-full", THEIRS)
+        assert isinstance(bed.gradient(f"h{number}", 1)[-1], Refusal)
+    assert list(bed.service.contacts) == ["a"]
+    assert list(bed.service.server.edges) == ["a"]
+    assert len(bed.said) < 60
+    assert bed.events("gradient_refused") == []
+    assert bed.service.tally.refused == {"stranger": 200}
+    assert bed.written.tell() < before + 1000
+    bed.gradient("a", 1)
+    bed.gradient("a", 1)
+    assert [event["reason"] for event in bed.events("gradient_refused")] == ["duplicate"]
+
+
+# -- evaluation -------------------------------------------------------------------------------------------
+
+
+class BrokenEvaluator:
+    def evaluate(self, x: Vector, updates: int, stage: int) -> Evaluation:  # noqa: ARG002
+        raise ZeroDivisionError("the evaluation failed")
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_error_in_the_evaluation_ends_the_cloud_with_it(interrupted: bool) -> None:
+    """In a thread of its own a future would keep it, and the halted cloud would wait for ever."""
+    bed = Bed({"iterations": 1})
+    bed.service.evaluator = BrokenEvaluator()  # type: ignore[assignment]
+    bed.hello("a")
+
+    def halt() -> None:
+        bed.service.interrupt() if interrupted else bed.gradient("a", 1)
+        assert bed.service.halted is not None
+        bed.service.evaluations.shutdown(wait=True)  # now the error is posted, or it never will be
+        bed.broker.settle()
+
+    with pytest.raises(ZeroDivisionError, match="the evaluation failed"):
+        halt()
+
+
+# -- the end ----------------------------------------------------------------------------------------------
+
+
+def test_a_cloud_that_is_over_does_not_announce_itself_to_a_broker_that_comes_back() -> None:
+    bed = Bed()
+    seen: list[bool] = []
+    bed.edge.subscribe(presence_topic(RUN), lambda _, payload: seen.append(decode_presence(payload).online))
+    bed.hello("a")
+    bed.cloud.lose()
+    bed.cloud.restore()
+    bed.broker.settle()
+    assert len(seen) > 1
+    assert all(seen)
+    seen.clear()
+    bed.cloud.lose()
+    bed.service.interrupt()
+    bed.service.evaluations.shutdown(wait=True)
+    bed.broker.settle()
+    assert bed.service.halted is not None
+    bed.cloud.restore()
+    bed.broker.settle()
+    assert seen
+    assert not any(seen)

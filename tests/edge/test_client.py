@@ -1,0 +1,343 @@
+"""One edge against a cloud that says whatever the test has it say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.accounting.releases import Budget
+from common.channel import MemoryBroker, MemoryChannel
+from common.datasets.dataset import Dataset
+from common.errors import RemoteProtocolError
+from common.link import LinkProfile
+from common.messages import Hello, Refuse, SendModel, Welcome
+from common.quantities import RunId
+from common.scenario import Scenario
+from common.wire.codec import (
+    Admission,
+    Refusal,
+    decode_hello,
+    decode_leave,
+    encode_model,
+    encode_refuse,
+    encode_welcome,
+)
+from common.wire.topics import EdgeTopic, edge_topic
+from edge.client import EdgeClient
+from edge.ledger import MemoryLedger
+from edge.preparation import Wishes
+from edge.session import EXIT_FAILED, EXIT_REFUSED
+from tests.core_support import small_dataset, small_scenario
+
+RUN = RunId("hostile")
+HOUR = 3600.0
+
+
+def private_scenario(**changes: Any) -> Scenario:
+    return small_scenario(**{"privacy": {"noise": "gaussian", "noise_multiplier": 1.0}, **changes})
+
+
+@dataclass
+class Stage:
+    """An edge that is connected; the cloud's lines are the test's."""
+
+    scenario: Scenario = field(default_factory=private_scenario)
+    ledger: MemoryLedger = field(default_factory=MemoryLedger)
+    wishes: Wishes = field(default_factory=Wishes)
+    run: RunId = RUN
+    renewable: bool = True
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
+    said: list[str] = field(default_factory=list)
+    channels: list[MemoryChannel] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.edge = EdgeClient(
+            run=self.run,
+            wishes=self.wishes,
+            ledger=self.ledger,
+            load=self._load,
+            loop=self.broker,
+            connect=self._connect,
+            say=self.said.append,
+            on_stop=lambda code: None,  # noqa: ARG005
+            renewable=self.renewable,
+        )
+        self.edge.start()
+        self.broker.settle()
+
+    def _load(self, name: str) -> Dataset:  # noqa: ARG002
+        return small_dataset()
+
+    def _connect(self, client: EdgeClient, link: LinkProfile | None) -> MemoryChannel:  # noqa: ARG002
+        channel = MemoryChannel(self.broker, on_connected=client.on_connected, on_lost=client.on_lost)
+        self.channels.append(channel)
+        self.broker.post(channel.connect)
+        return channel
+
+    def welcome(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> None:
+        fields: dict[str, Any] = {
+            "welcome": Welcome(self.edge.edge_id, index, last_sequence),
+            "edges": self.scenario.workers,
+            "scenario": self.scenario.for_edge(0),
+            "seed": self.scenario.seed,
+            "nonce": self.edge.nonce,
+        }
+        self.edge.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
+        self.broker.settle()
+
+    def model(self, sensitivity: float = 0.4, acknowledged: int | None = None, value: float = 0.0) -> None:
+        assert self.edge.preparation is not None
+        x = np.full(self.edge.preparation.worker.model.dimension, value, np.float32)
+        awaited = self.edge.session.awaited if acknowledged is None else acknowledged
+        self.edge.on_model("m", encode_model(SendModel(self.edge.edge_id, 1, 1, sensitivity, awaited, x)))
+        self.broker.settle()
+
+    def published(self, leaf: EdgeTopic) -> list[bytes]:
+        topic = edge_topic(self.run, self.edge.edge_id, leaf)
+        return [payload for name, payload in self.broker.published if name == topic]
+
+    @property
+    def hellos(self) -> list[Hello]:
+        return [decode_hello(self.edge.edge_id, one).hello for one in self.published(EdgeTopic.HELLO)]
+
+    @property
+    def leaves(self) -> list[str]:
+        return [decode_leave(self.edge.edge_id, one).leave.reason for one in self.published(EdgeTopic.LEAVE)]
+
+    def release(self, count: int) -> None:
+        for _ in range(count):
+            self.model()
+
+
+# -- models -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, 5e-324, 1e-30, 1e-10, 1e10, 1e300])
+@pytest.mark.parametrize("clipping", ["per-sample", "batch-mean"])
+def test_a_sensitivity_under_which_clipping_cannot_be_trusted_is_dropped_and_counted(
+    sensitivity: float, clipping: str
+) -> None:
+    privacy = {"noise": "gaussian", "noise_multiplier": 1.0, "clipping": clipping}
+    stage = Stage(private_scenario(privacy=privacy))
+    stage.welcome()
+    stage.release(2)
+    with pytest.raises(RemoteProtocolError, match=r"bΔS/2 = .*from 1e-09 to 1e\+09"):
+        stage.model(sensitivity)
+    assert stage.edge.dropped["model"] == 1
+    assert (stage.ledger.last_sequence(RUN), stage.edge.pushed, stage.edge.exit_code) == (2, 2, None)
+    stage.release(1)  # the service goes on
+    assert stage.ledger.last_sequence(RUN) == 3
+
+
+def test_without_noise_any_sensitivity_is_taken_since_none_is_used() -> None:
+    stage = Stage(private_scenario(algorithm={"name": "asgd"}))
+    stage.welcome()
+    stage.model(0.0)
+    assert stage.ledger.last_sequence(RUN) == 1
+
+
+def test_an_edge_whose_gradient_is_not_finite_tells_the_cloud_that_it_goes() -> None:
+    stage = Stage(small_scenario(algorithm={"name": "asgd"}, model={"regularization": 10.0}))
+    stage.welcome()
+    stage.model(value=3e38)
+    assert stage.edge.exit_code == EXIT_FAILED
+    assert stage.leaves == ["failed"]
+    assert stage.ledger.last_sequence(RUN) == 0
+
+
+# -- welcomes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wishes", [Wishes(epsilon=0.2), Wishes(noise_multiplier=3.0), Wishes(noise="gamma-norm")]
+)
+def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(wishes: Wishes) -> None:
+    stage = Stage(small_scenario(algorithm={"name": "asgd"}), wishes=wishes)
+    stage.welcome()
+    assert stage.edge.exit_code == EXIT_REFUSED
+    assert "algorithm.name = 'asgd'" in stage.said[-1]
+    assert stage.leaves == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"index": 2}, "index = 2, not 0"),
+        ({"edges": 9}, "edges = 9, not 4"),
+        ({"seed": 8}, "seed = 8, not 7"),
+        ({"scenario": private_scenario(iterations=61).for_edge(0)}, "another scenario"),
+    ],
+)
+def test_a_later_welcome_with_other_terms_ends_the_edge(changes: dict[str, Any], words: str) -> None:
+    """A cloud that was started anew may have dealt this shard to somebody else."""
+    stage = Stage()
+    stage.welcome()
+    stage.release(3)
+    stage.welcome(last_sequence=3)
+    assert stage.edge.exit_code is None
+    pushed = stage.edge.pushed
+    stage.welcome(**{"last_sequence": 2, **changes})
+    assert stage.edge.exit_code == EXIT_REFUSED
+    assert words in stage.said[-1]
+    assert (stage.leaves, stage.edge.pushed) == (["refused"], pushed)
+
+
+def test_a_welcome_for_other_shards_than_its_scenario_s_is_refused_before_they_are_dealt() -> None:
+    stage = Stage()
+    stage.welcome(edges=2**40)
+    assert stage.edge.exit_code == EXIT_REFUSED
+    assert f"edges = {2**40}: must be 4" in stage.said[-1]
+
+
+@pytest.mark.parametrize("last_sequence", [2**48, 2**63 - 1])
+def test_a_last_sequence_that_leaves_none_to_go_on_with_is_dropped(last_sequence: int) -> None:
+    stage = Stage()
+    with pytest.raises(RemoteProtocolError, match="last_sequence"):
+        stage.welcome(last_sequence=last_sequence)
+    assert stage.edge.dropped["welcome"] == 1
+    stage.welcome()
+    stage.release(1)
+    assert stage.ledger.last_sequence(RUN) == 1
+
+
+def test_what_a_later_welcome_knows_more_of_is_charged_and_the_edge_goes_on() -> None:
+    stage = Stage()
+    stage.welcome()
+    stage.release(3)
+    stage.welcome(last_sequence=1000)
+    assert stage.ledger.standing(RUN).charges == 1000
+    stage.model(acknowledged=1000)
+    assert (stage.ledger.last_sequence(RUN), stage.edge.pushed) == (1001, 4)
+
+
+# -- the shard that the ledger belongs to -------------------------------------------------------------
+
+
+def released(ledger: MemoryLedger, run: str, index: int, **changes: Any) -> None:
+    """Have the edge of this ledger take part in an earlier run."""
+    stage = Stage(private_scenario(**changes), ledger, run=RunId(run))
+    stage.welcome(index)
+    stage.release(2)
+    assert ledger.last_sequence(RunId(run)) == 2
+
+
+def test_a_hello_asks_for_the_shard_that_the_ledger_has_charged() -> None:
+    ledger = MemoryLedger()
+    released(ledger, "first", 3)
+    stage = Stage(ledger=ledger)
+    assert [hello.index for hello in stage.hellos] == [3]
+    stage.welcome(3)
+    assert stage.edge.preparation is not None
+
+
+def test_an_edge_asks_once_for_its_shard_of_the_run_s_cut_and_takes_no_other() -> None:
+    """Which data a run is about is in the welcome: the first hello may name the shard of other data."""
+    ledger = MemoryLedger()
+    released(ledger, "first", 3)
+    released(ledger, "other-cut", 1, seed=11)
+    stage = Stage(ledger=ledger)
+    stage.welcome(1)
+    assert [hello.index for hello in stage.hellos] == [1, 3]
+    assert (stage.edge.preparation, stage.edge.exit_code) == (None, None)
+    stage.welcome(1)
+    assert stage.edge.exit_code == EXIT_REFUSED
+    assert "shard 1 " in stage.said[-1]
+    assert "holds shard 3" in stage.said[-1]
+    assert stage.leaves == ["refused"]
+
+
+def test_an_edge_that_is_given_its_shard_when_it_asks_again_goes_on() -> None:
+    ledger = MemoryLedger()
+    released(ledger, "first", 3)
+    stage = Stage(ledger=ledger)
+    stage.welcome(0)
+    stage.welcome(3)
+    stage.release(1)
+    assert (ledger.last_sequence(RUN), ledger.standing(RUN).account.shard.index) == (1, 3)
+
+
+def test_an_operator_may_replace_a_budget() -> None:
+    scenario = small_scenario(privacy={"noise": "gamma-norm", "epsilon": 0.1})  # 0.25 a release
+    ledger, larger = MemoryLedger(), Budget(1.5, 0.0)
+    first = Stage(scenario, ledger, Wishes(budget=Budget(1.0, 0.0)))
+    first.welcome()
+    first.release(4)
+    for replace, cap in ((False, 0), (True, 2)):
+        run = RunId(f"replaced-{replace}")
+        stage = Stage(scenario, ledger, Wishes(budget=larger, replace_budget=replace), run)
+        stage.welcome()
+        assert ledger.standing(run).cap == cap
+
+
+# -- a ledger that was lost ---------------------------------------------------------------------------
+
+
+def lost(stage: Stage) -> None:
+    refuse = Refuse(stage.edge.edge_id, "ledger-lost", "the ledger knows 0 releases, 5 were applied")
+    stage.edge.on_answer("welcome", encode_refuse(Refusal(refuse, stage.edge.nonce)))
+    stage.broker.settle()
+
+
+def test_an_edge_with_a_name_takes_no_other_when_its_ledger_is_lost() -> None:
+    stage = Stage(renewable=False)
+    name = stage.edge.edge_id
+    lost(stage)
+    assert (stage.edge.exit_code, stage.edge.edge_id) == (EXIT_REFUSED, name)
+    assert len(stage.channels) == 1
+    assert "restore" in stage.said[-1]
+
+
+def test_an_older_copy_of_a_ledger_does_not_go_on_under_another_id() -> None:
+    ledger = MemoryLedger()
+    released(ledger, RUN, 0)
+    stage = Stage(ledger=ledger)
+    name = stage.edge.edge_id
+    lost(stage)
+    assert (stage.edge.exit_code, stage.edge.edge_id) == (EXIT_REFUSED, name)
+    assert "older copy" in stage.said[-1]
+
+
+# -- time and connections -----------------------------------------------------------------------------
+
+
+def test_an_edge_waits_for_days() -> None:
+    stage = Stage()
+    stage.welcome()
+    stage.release(1)
+    stage.broker.advance(20 * HOUR)
+    assert stage.edge.exit_code is None
+    pushed = stage.edge.pushed
+    stage.broker.advance(HOUR)
+    assert stage.edge.pushed == pushed + 60  # one a minute
+
+
+def test_hellos_do_not_pile_up_while_the_broker_is_away() -> None:
+    stage = Stage()
+    stage.channels[0].lose()
+    stage.broker.advance(HOUR)
+    stage.channels[0].restore()
+    stage.broker.settle()
+    assert len(stage.hellos) == 2  # the first, and that of the new connection
+
+
+def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
+    stage = Stage(private_scenario(links=[{"delay_ms": 5.0}]))
+    stage.edge.on_answer(
+        "welcome",
+        encode_welcome(
+            Admission(
+                welcome=Welcome(stage.edge.edge_id, 0, 0),
+                edges=4,
+                scenario=stage.scenario.for_edge(0),
+                seed=stage.scenario.seed,
+                nonce=stage.edge.nonce,
+            )
+        ),
+    )
+    assert stage.edge.preparation is not None
+    stage.edge.leave("shutdown")
+    stage.broker.advance(HOUR)
+    assert [channel.closed for channel in stage.channels] == [True]
