@@ -15,7 +15,7 @@ from common.scenario import Scenario
 from experiments.reproduce.catalogue import Block, Experiment, catalogue
 from experiments.scenario_files import load_scenario
 
-FORMAT = 1  # of what a run leaves in the cache; raised whenever the same scenario would give other numbers
+FORMAT = 2  # of what a run leaves in the cache; raised whenever the same scenario would give other numbers
 PROCESSES = 4  # that share the edges of `mapa run`: every one of them imports torch
 _EMBEDDED = "mnist-5k"
 _COMMANDS = {"testbed": "run", "containers": "testbed", "attack": "attack"}
