@@ -41,7 +41,7 @@ bench: $(READY)  ## speed, as ratios measured in one run
 clean:  ## remove the environment and caches; keeps runs/ and data/
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 
-EDGES ?= 20
+EDGES ?=
 
 images:  ## build the images of cloud and edges
 	docker compose build --quiet cloud edge

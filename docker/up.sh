@@ -1,12 +1,18 @@
 #!/bin/sh
 # One run on containers from beginning to end: up, the cloud's words, its exit code; then everything is taken down.
 # The volumes stay: they hold the edges' ledgers. Remove them with `docker compose down -v`.
-#   EDGES=20 docker/up.sh
+#   EDGES=20 docker/up.sh          left out: as many edges as the scenario has
 set -eu
-edges=${EDGES:-20}
 patience=${EDGE_PATIENCE:-60} # seconds for the edges to end after the cloud
-export EDGES="$edges"
 cd "$(dirname "$0")/.."
+
+said() { docker compose config | sed -n "s/^ *$1: *\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p" | head -n 1; } # with .env read
+edges=$(said EDGES)
+if [ -z "$edges" ]; then
+  file=${SCENARIOS_DIR:-experiments/scenarios}/$(said SCENARIO | sed 's/\.toml$//').toml
+  [ -f "$file" ] || { echo "EDGES: say how many; $file is not there to be asked" >&2; exit 2; }
+  edges=$(sed -n 's/^edges *= *\([0-9]*\).*/\1/p' "$file")
+fi
 
 down() { docker compose down --remove-orphans >/dev/null 2>&1; }
 trap 'down' EXIT

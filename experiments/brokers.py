@@ -18,8 +18,10 @@ from typing import IO
 
 from common.connection import BrokerAddress, parse_address
 from common.errors import BrokerUnavailableError, ConfigurationError
+from experiments.children import mortal
 
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean session, no client id
+OWN = ("auto", "mosquitto", "embedded")  # what we start ourselves
 _OTHER_PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/bin")
 
 
@@ -63,9 +65,14 @@ class Broker:
     def start(self, timeout: float = 20.0) -> None:
         """Start, and wait until it accepts an MQTT client."""
         with self.log.open("ab") as log:
-            # A closed stdin tells the embedded broker that we are gone, however we went.
+            # A closed stdin tells the embedded broker that we are gone, where the kernel does not.
             self._child = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **_KEEP_PAGES}
+                mortal(self.command),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **_KEEP_PAGES},
+                start_new_session=True,  # Ctrl-C reaches the cloud alone: its halt needs a broker
             )
         until = time.monotonic() + timeout
         while not (self._greets() if self.needs_greeting else self._listens()):
@@ -214,6 +221,14 @@ def _running(broker: Broker) -> Iterator[None]:
         yield
     finally:
         broker.stop()
+
+
+def private(text: str) -> bool:
+    """Tell whether the broker is to be started here; ConfigurationError where the text is no address either."""
+    if text in OWN:
+        return True
+    parse_address(text)
+    return False
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from common.scenario import Scenario
 def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
     """Return the scenario with z filled in, where it gives (total_epsilon, total_delta) in its stead.
 
-    z is found for the smallest shard, whose records are sampled most often.
+    z is found for the smallest shard, whose records are sampled most often. `releases` has done its work then
+    and goes: beside z no scenario may say it, and the cap of an edge is what the budget permits at this z.
     """
     privacy = scenario.privacy
     if not scenario.private or privacy.total_epsilon is None or privacy.noise != "gaussian":
@@ -34,7 +35,7 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
         sampling=Sampling(scenario.data.sampler),
         clipping=Clipping(privacy.clipping),
     )
-    filled = privacy.model_copy(update={"noise_multiplier": [z]})
+    filled = privacy.model_copy(update={"noise_multiplier": [z], "releases": None})
     return scenario.model_copy(update={"privacy": filled})
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version as version_of
+from typing import Annotated
 
 import typer
 
@@ -31,16 +33,25 @@ GROUPS = {
     "data": "experiments.commands.data:app",
 }
 
+_CHEAPEST = "schedule"  # a program needs a command, also where it only says its version
+
 
 def build(arguments: Sequence[str]) -> typer.Typer:
     """Return the program with the one command that the arguments name, or with all of them."""
     app = typer.Typer(name="mapa", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
     @app.callback()
-    def mapa() -> None:
+    def mapa(
+        version: Annotated[
+            bool,
+            typer.Option("--version", callback=_say_version, is_eager=True, help="say which one this is"),
+        ] = False,
+    ) -> None:
         """Asynchronous federated learning with differential privacy: AUDP and MAPA, simulated and on a network."""
 
     wanted = arguments[0] if arguments and arguments[0] in {*COMMANDS, *GROUPS} else None
+    if list(arguments) == ["--version"]:
+        wanted = _CHEAPEST
     for name, place in {**COMMANDS, **GROUPS}.items():
         if wanted in (None, name):
             module, _, attribute = place.partition(":")
@@ -64,6 +75,12 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"mapa {version_of('mapa-testbed')}")
+        raise typer.Exit
 
 
 def _say(text: str) -> None:

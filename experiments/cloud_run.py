@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
+from cloud.records import Records
 from cloud.service import CloudService
 from common.channel import Will
 from common.connection import BrokerAddress, Credentials, MqttOptions
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
+from common.errors import RemoteProtocolError
 from common.health import beat
 from common.loop import SelectorLoop
 from common.models.model import Model
@@ -24,19 +25,22 @@ from common.models.registry import make_model
 from common.mqtt import MqttChannel
 from common.quantities import RunId
 from common.randomness import streams_for
+from common.routing import UNREAD
 from common.rundir import RunDirectory
 from common.scenario import Scenario
 from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
+from common.wire.v1 import COLD_LIMIT, HEADER_BYTES
 from experiments.budget import calibrated
 from experiments.live import View
 from experiments.world import deal
 
 EXIT_CODES = {"finished": 0, "no-budget": 3, "interrupted": 130}
+_GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart takes less
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Setting:
     """A scenario with its data and model loaded, before anything connects."""
 
     scenario: Scenario
@@ -45,7 +49,7 @@ class Stage:
     shard_sizes: list[int]  # n_k
 
     @classmethod
-    def of(cls, scenario: Scenario, data_dir: Path) -> Stage:
+    def of(cls, scenario: Scenario, data_dir: Path) -> Setting:
         dataset = with_holdout(load_dataset(scenario.data.set, data_dir), scenario.data.holdout)
         model = make_model(
             scenario.model.name,
@@ -61,28 +65,55 @@ class Stage:
         """How large a model on the wire is, header and topic included, with room to spare."""
         return 4 * self.model.dimension + 4096
 
+    @property
+    def packet_bytes(self) -> int:
+        """The largest packet that a cloud has any use for, its topic included: a gradient, or a hello at its cap."""
+        return max(4 * self.model.dimension + HEADER_BYTES, COLD_LIMIT) + 1024
+
 
 @dataclass(slots=True)
 class CloudRun:
     """The cloud of one run, connected."""
 
-    stage: Stage
+    setting: Setting
     service: CloudService
     channel: MqttChannel
     loop: SelectorLoop
     directory: RunDirectory
+    patience: float = _GOODBYE  # seconds for what the broker has not taken
+    _hurried: bool = False
 
     def serve(self) -> str:
-        """Serve until the halt; return its reason. SIGINT and SIGTERM end the run early, records intact."""
-        with _signals(self.loop, self.service.interrupt):
+        """Serve until the halt and its delivery; return its reason.
+
+        SIGINT and SIGTERM end the run early, records intact; a second one waits for no broker.
+        """
+        with _signals(self.loop, self._signalled):
             self.loop.run()
+            self._deliver()
         halted = self.service.halted
         return halted.reason if halted is not None else "interrupted"
+
+    def _signalled(self) -> None:
+        self._hurried = self.service.halted is not None
+        self.service.interrupt()
+
+    def _deliver(self) -> None:
+        """Wait until the broker has taken the halt: the edges wait for nothing else."""
+        channel, say = self.channel, self.service.say
+        if channel.owing and not channel.connected:
+            say(
+                f"the broker is away; waiting for it up to {self.patience:g} s, so that the edges get the halt"
+            )
+        until = self.loop.now() + self.patience
+        if not self.loop.serve(lambda: self._hurried or not channel.owing, until=until) or channel.owing:
+            self.patience = 0.0
+            say("the broker has not taken the halt: edges may wait for ever")
 
 
 @contextlib.contextmanager
 def open_cloud(
-    stage: Stage,
+    setting: Setting,
     *,
     run: RunId,
     broker: BrokerAddress,
@@ -94,7 +125,7 @@ def open_cloud(
     gather: float | None = None,
 ) -> Iterator[CloudRun]:
     """Connect the cloud and begin to serve hellos as soon as the loop runs."""
-    scenario, nonce = stage.scenario, new_nonce()
+    scenario, nonce = setting.scenario, new_nonce()
     loop = SelectorLoop()
     options = MqttOptions(
         address=broker,
@@ -103,12 +134,17 @@ def open_cloud(
         password=credentials.password,
         tls=credentials.tls,
         will=Will(presence_topic(run), encode_presence(Presence(False, nonce)), retain=True),
+        max_packet=setting.packet_bytes,
     )
     started: list[CloudService] = []
 
     def announce_again() -> None:
         for service in started:
             service.announce()
+
+    def count_packets(topic: str, error: RemoteProtocolError) -> None:  # noqa: ARG001
+        for service in started if topic == UNREAD else ():  # what was read the service counts itself
+            service.dropped["packet"] += 1
 
     def records_written() -> None:
         directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
@@ -119,17 +155,18 @@ def open_cloud(
         loop,
         on_connected=announce_again,
         on_lost=lambda reason: view.say(f"the broker is gone ({reason}); retrying"),
+        on_violation=count_packets,
     )
     service = CloudService(
         run=run,
         scenario=scenario,
-        server=server_for(scenario, stage.model, streams_for(scenario.seed), edges_at_least=edges_at_least),
-        evaluator=Evaluator.of(stage.model, stage.dataset.test, scenario.model.regularization),
+        server=server_for(scenario, setting.model, streams_for(scenario.seed), edges_at_least=edges_at_least),
+        evaluator=Evaluator.of(setting.model, setting.dataset.test, scenario.model.regularization),
         channel=channel,
         loop=loop,
-        journal=directory.journal if scenario.records.events else None,
+        records=Records(directory.journal if scenario.records.events else None),
         on_records=records_written,
-        on_idle=view.say,
+        say=view.say,
         gather=gather,
         nonce=nonce,
     )
@@ -139,14 +176,18 @@ def open_cloud(
     started.append(service)
     beat(loop, lambda: channel.connected)
     try:
-        yield CloudRun(stage, service, channel, loop, directory)
+        cloud = CloudRun(setting, service, channel, loop, directory)
+        yield cloud
+        channel.close(cloud.patience)
+    except BaseException:
+        channel.abort()  # as a crash would: the last will tells the edges that nobody is here
+        raise
     finally:
-        channel.close()
         loop.close()
 
 
 @contextlib.contextmanager
-def _signals(loop: SelectorLoop, interrupt: Any) -> Iterator[None]:
+def _signals(loop: SelectorLoop, interrupt: Callable[[], None]) -> Iterator[None]:
     """Let SIGINT and SIGTERM call `interrupt` in the loop's thread."""
     before = {
         number: signal.signal(number, lambda *_: loop.post(interrupt))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +18,12 @@ from common.errors import MapaError
 from common.loop import SelectorLoop
 from common.quantities import RunId
 from common.scenario import Scenario
+from experiments.children import mortal
 from experiments.live import View
 
 _LOOK_EVERY = 0.5  # seconds between two looks at the children
-_GRACE = 20.0  # seconds for edges to end after the halt
+_GRACE = 20.0  # seconds for edges to end after the halt, all of them together
+_LAST = 5.0  # seconds for those that were told to go
 
 
 class EdgesFailedError(MapaError):
@@ -40,6 +43,7 @@ class EdgeProcesses:
 
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
+    patience: float = _GRACE  # seconds to wait for them at the end; 0: no halt can reach them
 
     @property
     def all_ended(self) -> bool:
@@ -83,7 +87,7 @@ def edge_processes(
                 arguments = edge_arguments(scenario, run, broker, directory / "state", data_dir, count)
                 running.children.append(
                     subprocess.Popen(
-                        [*arguments, *extra],
+                        mortal([*arguments, *extra]),
                         stdin=subprocess.DEVNULL,
                         stdout=stream,
                         stderr=stream,
@@ -93,8 +97,11 @@ def edge_processes(
                 )
                 running.logs.append(log)
             yield running
+        except BaseException:
+            running.patience = 0.0
+            raise
         finally:
-            _end(running.children)
+            _end(running.children, running.patience)
 
 
 def edge_arguments(
@@ -114,15 +121,23 @@ def one_thread_each() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def _end(children: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(children: Sequence[subprocess.Popen[bytes]], patience: float) -> None:
+    """Wait for all together; stop whoever is left, at once where the wait itself is interrupted."""
+    try:
+        _await(children, patience)
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.terminate()
+        _await(children, _LAST)
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+
+
+def _await(children: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    until = time.monotonic() + seconds
     for child in children:
-        try:
-            child.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            child.terminate()
-    for child in children:
-        try:
-            child.wait(5)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, until - time.monotonic()))

@@ -39,7 +39,7 @@ def plan_for(world: World, laws: Sequence[NoiseLaw | None]) -> Plan:
     assert schedule is not None
     rates = np.zeros(last + 1)
     sensitivities = np.zeros(last + 2)
-    stages = np.zeros(last + 2, np.int64)
+    stages = np.ones(last + 2, np.int64)
     openings = {fact.t: fact for fact in facts if isinstance(fact, StageOpened)}
     for t in range(1, last + 1):
         sensitivities[t], stages[t] = schedule.sensitivity, schedule.stage

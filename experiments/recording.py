@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, MapaError
+from common.link import link_profile
 from common.models.model import Model
 from common.noise import NoiseLaw
 from common.rundir import RunDirectory, new_run_id
@@ -26,6 +29,26 @@ ENGINES = ("events", "vectorised", "block")
 _STREAMS = {True: "secure", False: "philox key (seed, k), counter (0, 0, purpose, n)"}
 
 
+class RecordsError(MapaError):
+    """The run's directory cannot be made."""
+
+
+@contextlib.contextmanager
+def open_records(path: Path) -> Iterator[RunDirectory]:
+    """Open a run's directory. A run that ends before it has a manifest never began: nothing is left of it."""
+    try:
+        directory = RunDirectory(path)
+    except OSError as error:
+        raise RecordsError(f"--runs-dir {path.parent}: no records can be written there: {error}") from error
+    try:
+        with directory:
+            yield directory
+    except BaseException:
+        if not (path / "manifest.json").exists():
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
 def record_simulation(
     world: World,
     *,
@@ -39,7 +62,7 @@ def record_simulation(
     check_world(world)
     if engine != "events":
         check_vectorised([world], blocks=engine == "block")
-    with RunDirectory(runs / new_run_id(name)) as directory:
+    with open_records(runs / new_run_id(name)) as directory:
         write_manifest(directory, scenario, world.dataset, name=name, engine=engine)
         journal = directory.journal if scenario.records.events else None
         began = time.perf_counter()
@@ -74,15 +97,15 @@ def record_simulation(
 
 
 def record_cloud(cloud: CloudRun, *, name: str, reason: str, engine: str) -> dict[str, Any]:
-    """Write the records of a run on the testbed, return its summary."""
-    stage, service, directory = cloud.stage, cloud.service, cloud.directory
+    """Write the records of a run on the testbed, return its summary. The manifest is there: it was the first."""
+    setting, service, directory = cloud.setting, cloud.service, cloud.directory
     service.record()
-    write_manifest(directory, stage.scenario, stage.dataset, name=name, engine=engine)
+    directory.flush()
     first, last = service.first_update, service.last_update
     seconds = last - first if first is not None and last is not None else 0.0
     summary = summarise(
-        stage.scenario,
-        stage.model,
+        setting.scenario,
+        setting.model,
         service.tally,
         name=name,
         engine=engine,
@@ -98,15 +121,16 @@ def record_cloud(cloud: CloudRun, *, name: str, reason: str, engine: str) -> dic
     summary["releases"] = [
         a.last_sequence + (a.present or tallies[a.index].gone not in ("budget", "shutdown")) for a in accounts
     ]
+    _write_model(directory, setting.scenario, setting.model, service.server.model, service.server.updates)
+    directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
     summary["privacy"] = privacy_of(
-        stage.scenario,
+        setting.scenario,
         [
-            (a.index, a.edge_id, a.law, stage.shard_sizes[a.index], releases)
+            (a.index, a.edge_id, a.law, setting.shard_sizes[a.index], releases)
             for a, releases in zip(accounts, summary["releases"], strict=True)
         ],
     )
     directory.summary(summary)
-    _write_model(directory, stage.scenario, stage.model, service.server.model, service.server.updates)
     return summary
 
 
@@ -135,12 +159,16 @@ def privacy_of(
 
 
 def network(cloud: CloudRun) -> list[dict[str, Any]]:
-    """Return, per edge, the delay that was asked for and what was measured."""
-    scenario, service = cloud.stage.scenario, cloud.service
+    """Return, per edge, the one-way delay that the scenario asks for, and what was measured.
+
+    An edge whose operator gave it a link of its own keeps that to itself.
+    """
+    scenario, service = cloud.setting.scenario, cloud.service
     rows = []
     for account in sorted(service.server.edges.values(), key=lambda account: account.index):
         contact = service.contacts.get(account.edge_id)
         link = scenario.links[account.index % len(scenario.links)] if scenario.links else None
+        profile = None if link is None else link_profile(link.model_dump())
         tally = service.tally.edges.get(account.index)
         measured = contact is not None and contact.turnarounds
         rows.append(
@@ -148,6 +176,7 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
                 "edge": account.index,
                 "edge_id": account.edge_id,
                 "link": None if link is None else link.model_dump(exclude_none=True, exclude_defaults=True),
+                "asked_delay_ms": None if profile is None else profile.mean_delay_ms,
                 "round_trip_ms": (
                     contact.turnaround_sum / contact.turnarounds * 1e3
                     if contact is not None and measured

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+
+import numpy as np
 
 from cloud.assembly import server_for
 from common.errors import ConfigurationError
@@ -53,9 +56,12 @@ def simulate(
     *,
     progress_every: int = 200,
 ) -> Outcome:
-    """Run the scenario to T. Ctrl-C halts it as `interrupted` and what was done stays valid."""
+    """Run the scenario to T, or until the model diverges.
+
+    SIGINT or SIGTERM halts it as `interrupted` and what was done stays valid.
+    """
     run = _Simulation(world, journal)
-    with interrupt_between_events() as interrupted:
+    with interrupt_between_events() as interrupted, quiet_overflow():
         run.begin()
         while (due := run.arrivals.next()) is not None and run.halt is None and not interrupted():
             when, arrived = due
@@ -66,33 +72,54 @@ def simulate(
             if progress is not None and run.tally.updates % progress_every == 0:
                 progress(run.tally)
         if run.halt is None and interrupted():
-            for effect in run.server.halt("interrupted"):
-                run.perform(effect)
+            run.stop("interrupted")
         return run.outcome()
+
+
+class _Request:
+    """A signal that asks for the end; it is answered where nothing is half done."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+    def __call__(self, *_: object) -> None:
+        if self.made:
+            raise KeyboardInterrupt  # twice: whoever asks does not want to wait
+        self.made = True
 
 
 @contextmanager
 def interrupt_between_events() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C into a question asked between two events.
+    """Turn SIGINT and SIGTERM into a question asked between two events.
 
     An exception in the midst of one would leave x ahead of the records, or a record half written.
+    Within another of its kind it hands on the outer one's answer: who writes the records begins earlier
+    and ends later than the engine.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield lambda: False
         return
-    asked = False
-
-    def ask(*_: object) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt  # twice: whoever asks does not want to wait
-        asked = True
-
-    before = signal.signal(signal.SIGINT, ask)
+    outer = signal.getsignal(signal.SIGINT)
+    if isinstance(outer, _Request):
+        yield lambda: outer.made
+        return
+    request = _Request()
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked
+        yield lambda: request.made
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def quiet_overflow() -> np.errstate:
+    """A run that diverges says so in its reason; numpy need not say it once more."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
+def is_finite(x: Vector) -> bool:
+    """Tell whether the cloud could send this model: no edge takes an infinite one."""
+    return math.isfinite(np.vdot(x, x)) or bool(np.isfinite(x).all())  # the product alone may overflow
 
 
 def check_world(world: World) -> None:
@@ -154,12 +181,19 @@ class _Simulation:
 
     def serve(self, sent: SendModel) -> None:
         """Let the edge make its next gradient, or leave where its budget is spent."""
+        if not is_finite(sent.model):
+            self.stop("diverged")
+            return
         worker = self.by_id[sent.edge_id]
         cap = self.world.caps[worker.index]
         if cap is None or worker.sequence < cap:
             self.arrivals.send(worker.index, self.now, worker.receive(sent))
             return
         for effect in self.server.receive(Leave(sent.edge_id, "budget")):
+            self.perform(effect)
+
+    def stop(self, reason: str) -> None:
+        for effect in self.server.halt(reason):
             self.perform(effect)
 
     def diagnosed(self, edge: int, n: int, norm: float) -> None:
@@ -188,6 +222,8 @@ class _Simulation:
             stage = server.schedule.stage if server.schedule is not None else 1
             self.evaluate(server.model, server.updates, stage)
         reason = self.halt.reason if self.halt is not None else "starved"
+        if reason == "finished" and not is_finite(server.model):  # the last update is sent to nobody
+            reason = "diverged"
         if self.journal is not None:
             self.journal.write("halted", {"t": server.updates, "reason": reason})
         return Outcome(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,7 +159,10 @@ class Testbed:
     tail: Tail = field(init=False)
 
     def __post_init__(self) -> None:
-        self.runs.mkdir(parents=True, exist_ok=True)
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TestbedError(f"--runs-dir {self.runs}: no records can be written there: {error}") from error
         self.tail = Tail(self.runs)
 
     def up(self, edges: int, timeout: float = 120.0) -> None:
@@ -184,6 +188,17 @@ class Testbed:
             surplus.stop(timeout=20)
         for number in range(highest + 1, highest + 1 + edges - len(running)):
             self._start("edge", number, self.images.edge)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return the run's summary, on record too, with its path on this host: the cloud wrote its container's."""
+        found, path = self.tail.summary(), self.tail.path
+        if found is None or path is None:
+            return None
+        found["path"] = str(path)
+        draft = path / ".summary.json.tmp"
+        draft.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        draft.replace(path / "summary.json")
+        return found
 
     def down(self) -> None:
         """Take away containers, network and volumes; the records stay."""

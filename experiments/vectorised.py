@@ -16,9 +16,9 @@ from common.errors import ConfigurationError
 from common.journal import Journal
 from common.models.linear import LinearModel
 from common.noise import Clipping
-from common.quantities import Indices
+from common.quantities import Indices, Vector
 from common.scenario import Scenario
-from experiments.simulator import Outcome, Progress, interrupt_between_events
+from experiments.simulator import Outcome, Progress, interrupt_between_events, is_finite, quiet_overflow
 from experiments.vectorised_run import Matrix, VectorisedRun
 from experiments.world import World
 
@@ -42,16 +42,21 @@ def simulate_many(
     """Run scenarios that differ in seed, algorithm, ε or bound, but share data, model, K, b and T."""
     check_vectorised(worlds, blocks=blocks)
     sheets = journals or [None] * len(worlds)
-    runs = [VectorisedRun.of(world, journal, blocks) for world, journal in zip(worlds, sheets, strict=True)]
-    rounds = _Rounds(runs)
     last = worlds[0].scenario.iterations
-    with interrupt_between_events() as interrupted:
-        while rounds.done < last and not interrupted():
+    with interrupt_between_events() as interrupted, quiet_overflow():
+        runs = [
+            VectorisedRun.of(world, journal, blocks) for world, journal in zip(worlds, sheets, strict=True)
+        ]
+        rounds = _Rounds(runs)
+        while rounds.done < last and rounds.running and not interrupted():
             rounds.stretch()
             if progress is not None:
                 progress(runs[0].tally)
         reason = "finished" if rounds.done >= last else "interrupted"
-        return [run.outcome(rounds.x[r], rounds.done, reason) for r, run in enumerate(runs)]
+        return [
+            run.outcome(*rounds.diverged.get(r, (rounds.x[r], rounds.done, reason)))
+            for r, run in enumerate(runs)
+        ]
 
 
 def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
@@ -104,6 +109,7 @@ class _Rounds:
         self.iterations = world.scenario.iterations
         self.every = world.scenario.evaluation.every
         self.done = 0
+        self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
         self.clips = [run.clips for run in runs]
         self.rates = np.stack([run.plan.rates for run in runs])  # R × (T+1)
         self.sensitivities = np.stack([run.plan.sensitivities for run in runs])
@@ -111,6 +117,11 @@ class _Rounds:
         self.held: npt.NDArray[np.float32] = np.repeat(self.x[:, None], self.workers, axis=1)  # R × K × N
         sample_bytes = self.model.inputs * 4 * self.batch_size * len(runs)
         self.width = max(1, min(self.workers, _BATCH_BYTES // sample_bytes))
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is left that has not diverged."""
+        return len(self.diverged) < len(self.runs)
 
     def stretch(self) -> None:
         """Advance by edges first … first+count−1 of the round in progress."""
@@ -128,10 +139,22 @@ class _Rounds:
         start = self.done + 1
         self.done += count
         for r, run in enumerate(self.runs):
-            run.applied(first, n, start, count)
+            if r in self.diverged:
+                continue
+            kept = self._finite(r, steps[r], start)
+            run.applied(first, n, start, kept)
             if self.every:
-                for t in range(start + -start % self.every, start + count, self.every):
+                for t in range(start + -start % self.every, start + kept, self.every):
                     run.evaluate(steps[r, t - start + 1], t)
+
+    def _finite(self, r: int, steps: Matrix, start: int) -> int:
+        """Return how many of a stretch's updates run r makes: all, or up to the first infinite model."""
+        count = len(steps) - 1
+        if is_finite(steps[-1]):  # what is infinite once stays so
+            return count
+        i = next(i for i in range(1, count + 1) if not is_finite(steps[i]))
+        self.diverged[r] = (steps[i].copy(), start + i - 1, "diverged")
+        return i
 
     def _gradients(self, n: int, first: int, count: int) -> npt.NDArray[np.float32]:
         """Return R × count × N released gradients."""

@@ -154,7 +154,7 @@ class VectorisedRun:
         if self.journal is not None:
             self.journal.write("halted", {"t": done, "reason": reason})
         releases = [self.tally.edges[k].applied + 1 for k in range(workers)]
-        if reason == "finished":
+        if reason in ("finished", "diverged"):
             releases[(done - 1) % workers] -= 1  # the edge of the last update was told to halt
         return Outcome(tally=self.tally, x=x.copy(), releases=releases, reason=reason)
 

@@ -11,6 +11,14 @@ set -eu
 [ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 folder=$1 names=$2
 shift 2
+refuse() { echo "$1: must be $2" >&2; exit 2; }
+case $names in *[!A-Za-z0-9_.:,-]* | ,* | *, | *,,* | '') refuse "NAME = '$names'" "DNS names or IP addresses with commas between them" ;; esac
+for group in "$@"; do # all before anything is made
+  name=${group%%=*} count=${group#*=}
+  case $group in *=*) ;; *) refuse "'$group'" "GROUP=COUNT, like lab=10" ;; esac
+  case $name in '' | *[!A-Za-z0-9_-]*) refuse "GROUP = '$name' of '$group'" "letters, digits, - and _" ;; esac
+  case $count in '' | 0* | *[!0-9]* | ??????*) refuse "COUNT = '$count' of '$group'" "a whole number from 1 to 99999" ;; esac
+done
 umask 077
 mkdir -p "$folder" && cd "$folder"
 days=${DAYS:-825}
@@ -26,9 +34,16 @@ if [ ! -f ca.key ]; then
     -days 3650 -subj "/CN=mapa testbed authority" 2>/dev/null
 fi
 mkdir -p broker cloud edges
-if [ ! -f broker/server.pem ]; then
-  # `broker` is its name for the cloud beside it
-  alternatives=$(echo "$names,broker" | tr ',' '\n' | sed -E 's/^([0-9.]+|.*:.*)$/IP:\1/; t; s/^/DNS:/' | paste -sd, -)
+# `broker` is its name for the cloud beside it
+alternatives=$(echo "$names,broker" | tr ',' '\n' | sed -E 's/^([0-9.]+|.*:.*)$/IP:\1/; t; s/^/DNS:/' | paste -sd, -)
+if [ -f broker/server.pem ]; then
+  for name in $(echo "$alternatives" | tr ',' ' '); do
+    case $name in DNS:*) known="-checkhost ${name#DNS:}" ;; *) known="-checkip ${name#IP:}" ;; esac
+    # shellcheck disable=SC2086 # two words
+    openssl x509 -in broker/server.pem -noout $known | grep -q 'does match' ||
+      echo "${name#*:}: the certificate in $PWD/broker does not name it, and stays as it is; to have another, remove broker/server.pem and run this again" >&2
+  done
+else
   printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth\n' "$alternatives" >names
   certificate broker/server "/CN=${names%%,*}"
   openssl x509 -req -in broker/server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile names -days "$days" \

@@ -74,7 +74,7 @@ def attack(
     One training of the scenario gives x_t and the bound C = bΔS/2 at t, the same for all cells, so that
     they differ in the release alone. ΔS is 2C over the batch size of the attack.
     """
-    if batch_size < 1 or batch_size * releases > len(world.rows[0]):
+    if batch_size < 1 or releases < 1 or batch_size * releases > len(world.rows[0]):
         raise ConfigurationError(
             f"batch_size = {batch_size}, releases = {releases}: edge 0 has {len(world.rows[0])} images"
         )

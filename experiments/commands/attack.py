@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,9 +66,11 @@ def attack_command(
         typer.Option(help="t of the attacked models; repeat it, or 2000,14000 (default: 1,2000)"),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="b of the attacked releases; 1 as in the paper's pictures")
+        int, typer.Option(min=1, help="b of the attacked releases; 1 as in the paper's pictures")
     ] = 1,
-    releases: Annotated[int, typer.Option(help="gradients per cell; the figures are means over them")] = 10,
+    releases: Annotated[
+        int, typer.Option(min=1, help="gradients per cell; the figures are means over them")
+    ] = 10,
     law: Annotated[list[str] | None, typer.Option(help=f"repeatable; default: {', '.join(LAWS)}")] = None,
     clipping: Annotated[list[str] | None, typer.Option(help="repeatable; default: both")] = None,
     from_payloads: Annotated[
@@ -94,7 +97,7 @@ def attack_command(
     cells = attack(
         world,
         epsilons=_numbers("epsilon", epsilon or ["0.01,0.1,1"]),
-        iterations=[int(t) for t in _numbers("iterations", iterations or ["1,2000"])],
+        iterations=_whole("iterations", iterations or ["1,2000"]),
         batch_size=batch_size,
         releases=releases,
         laws=law or LAWS,
@@ -185,9 +188,16 @@ def _numbers(key: str, texts: Sequence[str]) -> list[float]:
         numbers = [float(part) for text in texts for part in text.split(",") if part]
     except ValueError:
         raise ConfigurationError(f"{key} = {' '.join(texts)!r}: must be numbers") from None
-    if not numbers or min(numbers) <= 0:
-        raise ConfigurationError(f"{key} = {' '.join(texts)!r}: must be greater than 0")
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise ConfigurationError(f"{key} = {' '.join(texts)!r}: must be finite and greater than 0")
     return numbers
+
+
+def _whole(key: str, texts: Sequence[str]) -> list[int]:
+    numbers = _numbers(key, texts)
+    if not all(number.is_integer() for number in numbers):
+        raise ConfigurationError(f"{key} = {' '.join(texts)!r}: must be whole numbers")
+    return [int(number) for number in numbers]
 
 
 def _is_numbers(word: str) -> bool:

@@ -33,20 +33,22 @@ def audit_command(
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any field")] = None,
     confidence: Annotated[float, typer.Option(help="of all games together (Bonferroni)")] = 0.95,
     rounds: Annotated[int, typer.Option(help="releases of each world in a game")] = 20000,
-    edge: Annotated[int, typer.Option(help="k, the edge whose ε_k, z_k and shard are audited")] = 0,
+    edge: Annotated[int, typer.Option(min=0, help="k, the edge whose ε_k, z_k and shard are audited")] = 0,
     dimension: Annotated[
-        int | None, typer.Option(help="N of a game; default: 2 for gamma-norm, else 16")
+        int | None, typer.Option(min=1, help="N of a game; default: 2 for gamma-norm, else 16")
     ] = None,
     one_run: Annotated[bool, typer.Option(help="also audit one whole training run; reported beside")] = True,
-    canaries: Annotated[int, typer.Option(help="m of the one-run audit, at most half of the shard")] = 1000,
+    canaries: Annotated[
+        int, typer.Option(min=1, help="m of the one-run audit, at most half of the shard")
+    ] = 1000,
     iterations: Annotated[
-        int, typer.Option(help="updates of the one-run audit, at most the scenario's")
+        int, typer.Option(min=1, help="updates of the one-run audit, at most the scenario's")
     ] = 500,
     variants: Annotated[
         bool,
         typer.Option("--variants", help="also play sound and planted unsound mechanisms: audits the audit"),
     ] = False,
-    seed: Annotated[int, typer.Option(help="of the audit's own draws")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="of the audit's own draws")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="instead of MAPA_DATA_DIR")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:

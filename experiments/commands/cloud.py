@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 
 from common.connection import parse_address
-from common.rundir import RunDirectory, new_run_id
+from common.rundir import new_run_id
 from common.wire.topics import run_id
-from experiments.cloud_run import EXIT_CODES, Stage, open_cloud
+from experiments.cloud_run import EXIT_CODES, Setting, open_cloud
 from experiments.commands import options
 from experiments.commands.report import report
 from experiments.live import view_for
-from experiments.recording import record_cloud
+from experiments.recording import open_records, record_cloud, write_manifest
 from experiments.scenario_files import load_scenario
 
 
@@ -47,15 +47,15 @@ def cloud_command(
     name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
     address, checked = parse_address(broker), run_id(run)
     introduced = options.credentials(username, password_file, tls, tls_ca, cert, key)
-    stage = Stage.of(resolved, options.data_dir_or_default(data_dir))
-    resolved = stage.scenario
+    setting = Setting.of(resolved, options.data_dir_or_default(data_dir))
+    resolved = setting.scenario
     console = Console(stderr=True)
     with (
-        RunDirectory(runs / new_run_id(checked)) as directory,
+        open_records(runs / new_run_id(checked)) as directory,
         view_for(resolved, console, quiet=as_json) as view,
     ):
         with open_cloud(
-            stage,
+            setting,
             run=checked,
             broker=address,
             credentials=introduced,
@@ -65,6 +65,7 @@ def cloud_command(
             connect_timeout=connect_timeout,
             gather=gather,
         ) as cloud:
+            write_manifest(directory, resolved, setting.dataset, name=name, engine="testbed")
             view.say(
                 f"serving run {checked!r} on {address}; edges: mapa edge --broker {address} --run {checked}"
             )

@@ -9,11 +9,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from experiments.commands import options
 from experiments.figures import look, panels, save, shared_legend
 from experiments.records import RunRecords, find_run, read_run
+
+_WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read and a folded table cannot
 
 
 def compare_command(
@@ -40,7 +43,10 @@ def compare_command(
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    Console().print(table)
+    console = Console()
+    whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    console.width = max(console.width, whole)
+    console.print(table)
     Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in pictures), highlight=False)
 
 

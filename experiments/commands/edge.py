@@ -12,7 +12,7 @@ from common.accounting.releases import Budget
 from common.connection import parse_address
 from common.errors import ConfigurationError
 from common.link import LinkProfile, link_profile
-from common.noise import noise_law
+from common.noise import LAWS, noise_law
 from common.wire.topics import run_id
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.preparation import Wishes
@@ -29,6 +29,10 @@ def edge_command(
         float | None, typer.Option(help="budget of this edge's data; no release goes past it")
     ] = None,
     total_delta: Annotated[float, typer.Option(help="its δ")] = 1e-5,
+    replace_budget: Annotated[
+        bool,
+        typer.Option("--replace-budget", help="this one binds instead of those set for these records before"),
+    ] = False,
     data_dir: options.DataDir = None,
     state_dir: Annotated[Path, typer.Option(help="where ledgers are kept; never lose it")] = Path("state"),
     count: Annotated[int, typer.Option(min=1, max=10_000, help="virtual edges in this process")] = 1,
@@ -56,13 +60,17 @@ def edge_command(
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
         budget=None if total_epsilon is None else Budget(total_epsilon, total_delta),
+        replace_budget=replace_budget,
         link=_link(link),
         allowed=frozenset(allow or ()),
     )
-    if noise is not None and (epsilon is not None or noise_multiplier is not None):
-        noise_law(noise, epsilon=epsilon, noise_multiplier=noise_multiplier)  # refuse nonsense at once
     if epsilon is not None and noise_multiplier is not None:
         raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
+    _check_law(noise, epsilon, noise_multiplier)
+    if not connect_timeout >= 0:
+        raise ConfigurationError(f"--connect-timeout {connect_timeout}: must be at least 0")
+    if replace_budget and total_epsilon is None:
+        raise ConfigurationError("--replace-budget: goes with --total-epsilon, the budget that shall bind")
     if accounts is not None and username is not None:
         raise ConfigurationError(
             "--accounts and --username: every edge of a folder of accounts has its own user"
@@ -83,6 +91,15 @@ def edge_command(
     )
     code = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True)).serve()
     raise typer.Exit(code)
+
+
+def _check_law(noise: str | None, epsilon: float | None, noise_multiplier: float | None) -> None:
+    """Refuse at once what no cloud would take; a law without its parameter takes the run's."""
+    if noise is not None and noise not in LAWS:
+        raise ConfigurationError(f"--noise {noise!r}: allowed are {', '.join(LAWS)}")
+    if epsilon is not None or noise_multiplier is not None:
+        law = noise or ("gamma-norm" if noise_multiplier is None else "gaussian")
+        noise_law(law, epsilon=epsilon, noise_multiplier=noise_multiplier)
 
 
 def _link(name: str | None) -> LinkProfile | None:

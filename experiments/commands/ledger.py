@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from common.accounting.releases import Budget, ReleaseKind
+from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.errors import ConfigurationError
 from common.noise import Clipping, NoiseLaw, Sampling, noise_law
 from common.scenario import Scenario, parse_scenario
 from edge.ledger import Standing
-from edge.sqlite_ledger import FILE_NAME, SqliteLedger
+from edge.ledger_snapshot import ledger_snapshot
+from edge.sqlite_ledger import FILE_NAME
 from experiments.commands import options
 from experiments.statement import EdgeReleases, Statement, state_privacy
 
@@ -28,6 +29,8 @@ def ledger_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Print what every edge has released and what it guarantees: words first, then the table."""
+    if delta is not None:
+        check_delta(delta)
     statement = _statement(_find(run, runs), delta)
     if as_json:
         print(json.dumps(statement.as_dict(), indent=2, ensure_ascii=False))
@@ -106,7 +109,7 @@ def _of_ledgers(ledgers: list[Path], scenario: Scenario | None, delta: float | N
     edges: list[EdgeReleases] = []
     shared, chosen = False, delta
     for path in ledgers:
-        with SqliteLedger(path.parent) as ledger:
+        with ledger_snapshot(path.parent) as ledger:
             standings = ledger.standings()
             if not standings:
                 continue
@@ -151,7 +154,8 @@ def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None
         for row in rows
     ]
     shared = scenario.data.partition == "shared"
-    return state_privacy(edges, delta or scenario.privacy.total_delta, shared=shared)
+    chosen = scenario.privacy.total_delta if delta is None else delta
+    return state_privacy(edges, chosen, shared=shared)
 
 
 def _law(row: dict[str, Any]) -> NoiseLaw | None:

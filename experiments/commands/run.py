@@ -10,16 +10,18 @@ import typer
 from rich.console import Console
 
 from common.connection import Credentials
-from common.rundir import RunDirectory, new_run_id
+from common.rundir import new_run_id
 from common.wire.topics import run_id
-from experiments.brokers import resolve_broker
-from experiments.cloud_run import EXIT_CODES, Stage, open_cloud
+from experiments.brokers import private, resolve_broker
+from experiments.cloud_run import EXIT_CODES, Setting, open_cloud
 from experiments.commands import options
 from experiments.commands.report import report
 from experiments.live import view_for
 from experiments.local import EdgesFailedError, edge_counts, edge_processes
-from experiments.recording import record_cloud
+from experiments.recording import open_records, record_cloud, write_manifest
 from experiments.scenario_files import load_scenario
+
+_OWN_BROKER = 2.0  # seconds for the halt where the broker is ours: one that has died does not come back
 
 
 def run_command(
@@ -39,18 +41,19 @@ def run_command(
 ) -> None:
     """Train with real edges over real MQTT on this machine: the staleness is the network's own."""
     name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
+    ours = private(broker)
     data = options.data_dir_or_default(data_dir)
-    stage = Stage.of(resolved, data)
-    resolved = stage.scenario
+    setting = Setting.of(resolved, data)
+    resolved = setting.scenario
     run = run_id(new_run_id(name))
     counts = edge_counts(resolved.workers, processes or 8)
     console = Console(stderr=True)
     with (
-        RunDirectory(runs / run) as directory,
+        open_records(runs / run) as directory,
         resolve_broker(
             broker,
             directory.path / "broker",
-            max_payload=stage.payload_bytes,
+            max_payload=setting.payload_bytes,
             say=None if as_json else sys.stderr,
         ) as address,
         view_for(resolved, console, quiet=as_json) as view,
@@ -58,7 +61,7 @@ def run_command(
         over: list[str] = []
         with (
             open_cloud(
-                stage,
+                setting,
                 run=run,
                 broker=address,
                 credentials=Credentials(),
@@ -70,10 +73,16 @@ def run_command(
                 resolved, run=run, broker=address, directory=directory.path, data_dir=data, counts=counts
             ) as children,
         ):
+            write_manifest(directory, resolved, setting.dataset, name=name, engine="testbed")
+            cloud.patience = _OWN_BROKER if ours else cloud.patience
             children.watch(cloud.loop, view, over)
             reason = cloud.serve()
-        if over and cloud.service.halted is None:
+            failed = bool(over) and cloud.service.halted is None
+            if cloud.channel.owing:
+                children.patience = 0.0  # they will not hear of the halt
+            if not failed:  # the records first: edges take their time, and a second Ctrl-C takes it away
+                summary = record_cloud(cloud, name=name, reason=reason, engine="testbed")
+        if failed:
             raise EdgesFailedError(over[0])
-        summary = record_cloud(cloud, name=name, reason=reason, engine="testbed")
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(reason, 1))

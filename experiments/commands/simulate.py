@@ -16,6 +16,9 @@ from experiments.commands import options
 from experiments.commands.report import report
 from experiments.recording import ENGINES, record_simulation
 from experiments.scenario_files import load_scenario
+from experiments.simulator import interrupt_between_events
+from experiments.synchronous_run import ENGINE as ROUNDS
+from experiments.synchronous_run import record_rounds
 from experiments.world import World
 
 
@@ -24,17 +27,23 @@ def simulate_command(
     changes: options.Changes = None,
     seed: options.Seed = None,
     edges: options.Edges = None,
-    engine: Annotated[str, typer.Option(help="events; vectorised or block (linear, cyclic)")] = "events",
+    engine: Annotated[
+        str, typer.Option(help="events; vectorised or block (linear, cyclic); synchronous: rounds")
+    ] = "events",
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Simulate a scenario: a progress bar, a summary, and runs/<id>/ on disk."""
-    if engine not in ENGINES:
-        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
+    """Simulate a scenario: a progress bar, a summary, and runs/<id>/ on disk.
+
+    0: finished; 1: diverged or starved; 130: interrupted by SIGINT or SIGTERM, records intact.
+    """
+    if engine not in (*ENGINES, ROUNDS):
+        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join((*ENGINES, ROUNDS))}")
     name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
     world = World.of(resolved, options.data_dir_or_default(data_dir))
-    with _progress_bar(resolved.iterations) as bar:
+    # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
+    with interrupt_between_events(), _progress_bar(resolved.iterations) as bar:
         task = bar.add_task(
             f"{resolved.algorithm.name} {resolved.model.name}", total=resolved.iterations, note=""
         )
@@ -45,7 +54,10 @@ def simulate_command(
                 task, completed=tally.updates, note="" if last is None else f"accuracy {last.accuracy:.2%}"
             )
 
-        summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=show)
+        if engine == ROUNDS:
+            summary = record_rounds(world, name=name, runs=runs, progress=show)
+        else:
+            summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=show)
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary["reason"], 1))
 

@@ -77,7 +77,7 @@ def containers_command(
     finally:
         if not keep:
             bed.down()
-    summary = bed.tail.summary()
+    summary = bed.summary()
     if summary is None:
         raise ConfigurationError(f"the cloud ended with {code} and left no summary")
     report(summary, as_json=as_json)

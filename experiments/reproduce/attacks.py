@@ -10,21 +10,31 @@ from experiments.world import World
 
 EPSILONS = (0.01, 0.1, 1.0)
 LAWS = ("exponential-norm", "gamma-norm")
+_CLIPPING = Clipping.BATCH_MEAN
 _RELEASES = 20  # of which the figures are means
+_BATCH_SIZE = 1  # as in the method that the paper cites
+# The same for `mapa attack`.
+OPTIONS = (
+    *("--epsilon", ",".join(f"{epsilon:g}" for epsilon in EPSILONS)),
+    *(word for law in LAWS for word in ("--law", law)),
+    *("--clipping", _CLIPPING.value),
+    *("--releases", str(_RELEASES)),
+    *("--batch-size", str(_BATCH_SIZE)),
+)
 
 
 def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the cells with their pictures; b = 1, as in the method that the paper cites."""
+    """Return the cells with their pictures."""
     from experiments.attack.reconstruction import attack
 
     cells = attack(
         world,
         epsilons=EPSILONS,
         iterations=updates,
-        batch_size=1,
+        batch_size=_BATCH_SIZE,
         releases=_RELEASES,
         laws=LAWS,
-        clippings=(Clipping.BATCH_MEAN,),
+        clippings=(_CLIPPING,),
     )
     return [
         {

@@ -23,8 +23,8 @@ from experiments.reproduce.attacks import attack_cells
 from experiments.reproduce.live import run_live
 from experiments.reproduce.points import Point
 from experiments.reproduce.results import Result
-from experiments.reproduce.synchronous import simulate_synchronously
 from experiments.simulator import Outcome, simulate
+from experiments.synchronous import simulate_synchronously
 from experiments.vectorised import simulate_many
 from experiments.world import World, deal
 
@@ -70,6 +70,7 @@ def _alone(engine: str, point: Point, task: Task) -> Result:
         return _result(point, [], cells=cells)
     if engine == "synchronous":
         rounds = simulate_synchronously(world)
+        _require_an_end(point, rounds.outcome)
         return _result(point, rounds.evaluations, seconds=rounds.seconds)
     sheet = Sheet()
     outcome = simulate(world, journal=sheet)
@@ -169,9 +170,13 @@ class Sheet(Journal):
         return {name: [round(value, 5) for value in values] for name, values in kept.items()}
 
 
-def _of_outcome(point: Point, outcome: Outcome) -> Result:
-    if outcome.reason != "finished":
+def _require_an_end(point: Point, outcome: Outcome) -> None:
+    if outcome.reason not in ("finished", "diverged"):  # that a line diverges is a result too
         raise UnfinishedError(f"{point.line}: {outcome.reason} after {outcome.tally.updates} updates")
+
+
+def _of_outcome(point: Point, outcome: Outcome) -> Result:
+    _require_an_end(point, outcome)
     b = point.scenario.batch_size
     return replace(
         _result(point, outcome.tally.evaluations),

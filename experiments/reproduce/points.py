@@ -12,6 +12,7 @@ from pathlib import Path
 from common.datasets.catalogue import describe
 from common.errors import ConfigurationError
 from common.scenario import Scenario
+from experiments.reproduce import attacks
 from experiments.reproduce.catalogue import Block, Experiment, catalogue
 from experiments.scenario_files import load_scenario
 
@@ -77,16 +78,16 @@ class Point:
         for change in self.changes:
             words += ["--set", change]
         words += ["--seed", str(self.seed)]
-        if self.engine == "block":
-            words += ["--engine", "block"]
+        if self.engine in ("block", "synchronous"):
+            words += ["--engine", self.engine]
         if self.engine == "attack":
-            words += ["--iterations", ",".join(map(str, self.updates)), "--clipping", "batch-mean"]
+            words += ["--iterations", ",".join(map(str, self.updates)), *attacks.OPTIONS]
         if self.engine == "testbed":
             words += ["--processes", str(PROCESSES)]
         text = shlex.join(words)
         if self.engine == "containers" and self.scenario.data.set != _EMBEDDED:
             text += ' --data-dir "${MAPA_DATA_DIR:-data}"'  # containers see nothing of the host by themselves
-        return f"{text}  # and its synchronous twin" if self.engine == "synchronous" else text
+        return text
 
 
 def shown(file: str) -> str:

@@ -110,11 +110,13 @@ def verdict_rows(judged: Sequence[Judged]) -> list[Row]:
 def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a table; cells that some rows lack are empty."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for row in rows:
-        cells = [str(row.get(column, "")).replace("|", "\\|").replace("\n", " ") for column in columns]
-        lines.append("| " + " | ".join(cells) + " |")
+    lines = [_line(columns), "|" + "---|" * len(columns)]
+    lines += [_line([str(row.get(column, "")) for column in columns]) for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -219,10 +219,10 @@ def test_the_table_for_people_has_the_same_columns(mapa: Mapa) -> None:
     ("options", "words"),
     [
         ("", ["epsilon", "required"]),
-        ("--epsilon 0", ["epsilon = 0.0", "greater than 0"]),
-        ("--epsilon nan", ["epsilon = nan", "finite"]),
+        ("--epsilon 0", ["epsilon = 0.0", "from 1e-09 to 1e+09"]),
+        ("--epsilon nan", ["epsilon = nan", "from 1e-09"]),
         ("--epsilon 0.1 --epsilon -1", ["epsilon = -1.0"]),
-        ("--epsilon 1e-200", ["float64"]),
+        ("--epsilon 1e-200", ["epsilon = 1e-200", "from 1e-09"]),
         (
             "--epsilon 0.1 --noise gaussian --dimension 5 --noise-multiplier 1",
             ["epsilon", "--noise-multiplier"],
@@ -310,7 +310,7 @@ def test_set_changes_any_field_and_the_flags_win(mapa: Mapa, scenario: str, tmp_
         (["--set", "delays.kind=recorded", "--set", "delays.file=no.csv"], ["delays.file = 'no.csv'"]),
         (["--set", "batch_size=5000", "--set", "data.sampler=poisson"], ["batch_size = 5000", "shard"]),
         (["--set", "privacy.epsilon_floor=2"], ["epsilon = 1.0", "floor"]),
-        (["--set", "algorithm.first_clip=1e-200"], ["float64"]),
+        (["--set", "algorithm.first_clip=1e-200"], ["algorithm.first_clip = 1e-200", "≥ 1e-09"]),
         (["--set", "model.name=nobody"], ["model.name = 'nobody'", "lr"]),
         (["--set", "data.set=nobody"], ["data.set = 'nobody'", "mnist-5k"]),
         (["--engine", "quick"], ["engine = 'quick'", "vectorised"]),
@@ -427,3 +427,9 @@ def test_without_a_command_it_says_what_there_is(mapa: Mapa) -> None:
 
 def test_an_unknown_command_exits_with_2(mapa: Mapa) -> None:
     assert mapa("fly").code == 2
+
+
+def test_a_budget_is_replaced_by_another_one_only(mapa: Mapa) -> None:
+    done = mapa("edge", "--broker", "127.0.0.1:1", "--run", "lab", "--replace-budget")
+    assert done.code == 2
+    assert "--total-epsilon" in done.err

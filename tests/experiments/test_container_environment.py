@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +18,58 @@ from experiments.faults import Fault, FaultKind, Scale, parse_happening
 from experiments.records_tail import Tail
 from experiments.scenario_files import load_scenario
 
+ROOT = Path(__file__).parents[2]
+
 
 def changed(environ: dict[str, str]) -> list[str]:
     arguments = cloud_arguments(environ)
     return [arguments[i + 1] for i, word in enumerate(arguments) if word == "--set"]
+
+
+def substituted(file: str, given: dict[str, str]) -> dict[str, str]:
+    """Return the environment of the service `cloud` as Compose fills it in; only `${NAME:-default}` is known."""
+    text = (ROOT / file).read_text().partition("\n  cloud:\n")[2].partition("\n    environment:\n")[2]
+    lines = re.findall(r"^      (\w+): (.*?)(?: #.*)?$", text.partition("\n    volumes:\n")[0], re.MULTILINE)
+    return {
+        name: re.sub(r"\$\{(\w+):-([^${}]*)\}", lambda m: given.get(m[1]) or m[2], value)
+        for name, value in lines
+    }
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "docker/cloud.yml", "docker/stack.yml"])
+@pytest.mark.parametrize("given", [{}, {"EDGES": ""}, {"EDGES": "7"}])
+def test_where_edges_is_empty_the_scenario_says_how_many_shards_there_are(
+    file: str, given: dict[str, str]
+) -> None:
+    environ = substituted(file, {"SCENARIO": "private-scattering-mnist-5k", **given})
+    assert environ["SCENARIO"] == "private-scattering-mnist-5k"
+    arguments = cloud_arguments(environ)
+    if given.get("EDGES"):
+        assert arguments[arguments.index("--edges") + 1] == "7"
+    else:
+        assert "--edges" not in arguments
+
+
+def test_twenty_edges_is_what_compose_trains_with_when_nothing_is_said() -> None:
+    environ = substituted("docker-compose.yml", {})
+    arguments = cloud_arguments(environ)
+    _, scenario = load_scenario(arguments[1])
+    assert (scenario.edges, "--edges" in arguments) == (20, False)
+    assert int(environ["EDGES_AT_LEAST"]) >= scenario.edges  # more than there are: all of them
+    _, quickstart = load_scenario("quickstart", edges=20)
+    assert scenario == quickstart
+
+
+def test_a_run_on_containers_is_summarised_with_its_place_on_this_host(tmp_path: Path) -> None:
+    from experiments.testbed import Stack, Testbed
+
+    bed = Testbed(Stack(None, "project"), {}, tmp_path / "runs")
+    assert bed.summary() is None
+    records = tmp_path / "runs" / "one"
+    records.mkdir()
+    (records / "summary.json").write_text('{"path": "/runs/one", "reason": "finished"}')
+    assert bed.summary() == {"path": str(records), "reason": "finished"}
+    assert json.loads((records / "summary.json").read_text())["path"] == str(records)
 
 
 def test_an_empty_environment_is_the_quickstart() -> None:

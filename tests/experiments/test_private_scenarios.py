@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.accounting.releases import ReleaseKind, Spent
+from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.noise import Clipping, Sampling, Scope
 from common.scenario import Scenario, parse_scenario
@@ -51,14 +51,34 @@ def test_a_private_scenario_is_sound_and_everything_in_it_has_a_use(name: str) -
     assert scenario.iterations == scenario.edges * (privacy.releases - 1) + 1
 
 
+@pytest.mark.parametrize("name", PRIVATE)
+def test_what_manifests_and_edges_get_of_a_private_scenario_can_be_read_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, scenario = load_scenario(name)
+    asked: list[int] = []
+
+    def calibrate(_: Budget, *, releases: int, **__: Any) -> float:  # the true one takes a second
+        asked.append(releases)
+        return 4.0
+
+    monkeypatch.setattr("common.accounting.budget.calibrate", calibrate)
+    filled = calibrated(scenario, shard_sizes(scenario))
+    assert asked == [scenario.privacy.releases]
+    assert filled.privacy.noise_multiplier == [4.0]
+    assert parse_scenario(filled.canonical()) == filled
+    sent = parse_scenario({**filled.for_edge(0), "seed": None})
+    assert sent.privacy == filled.privacy
+    assert (sent.privacy.total_epsilon, sent.privacy.total_delta) == (2.0, 1e-5)  # the ledger's cap
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRIVATE)
 def test_the_releases_that_are_planned_for_are_those_that_the_budget_permits(name: str) -> None:
     _, scenario = load_scenario(name)
-    sizes = shard_sizes(scenario)
-    scenario = calibrated(scenario, sizes)
-    planned = scenario.privacy.releases
+    sizes, planned = shard_sizes(scenario), scenario.privacy.releases
     assert planned is not None
+    scenario = calibrated(scenario, sizes)
     kind = ReleaseKind(scenario.law(0), scenario.mechanism, min(sizes))
     assert 1.999 < spent(kind, planned) <= 2.0
     assert spent(kind, planned + 2) > 2.0

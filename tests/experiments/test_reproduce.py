@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from common.errors import ConfigurationError
+from experiments.cli import build
 from experiments.commands.reproduce import reproduce_command
 from experiments.delays import drawn_trips
 from experiments.recording import privacy_of
@@ -22,11 +23,11 @@ from experiments.reproduce.engines import Sheet, Task, UnfinishedError, run_task
 from experiments.reproduce.points import Point, all_points, data_set
 from experiments.reproduce.reproduction import Order, reproduce
 from experiments.reproduce.results import WINDOW, Cache, Result, Results, mean, spread
-from experiments.reproduce.synchronous import simulate_synchronously
 from experiments.reproduce.tasks import make_tasks
 from experiments.reproduce.verdicts import Judgement, Verdict, claims, judge_all, judge_of
 from experiments.scenario_files import load_scenario
 from experiments.simulator import simulate
+from experiments.synchronous import simulate_synchronously
 from experiments.vectorised import simulate_many
 from tests.core_support import small_world
 
@@ -100,10 +101,50 @@ def test_the_command_of_a_point_runs_the_very_scenario_of_the_point() -> None:
     points = tiny()
     assert len(points) > 100
     for point in points:
-        words = shlex.split(point.command.partition("  #")[0])
+        words = shlex.split(point.command)
         changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
         _, scenario = load_scenario(words[2], changes, seed=int(words[words.index("--seed") + 1]))
         assert scenario.digest == point.scenario.digest
+
+
+def printed_by(point: Point, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
+    """Run the command of a point as it is printed, and return its JSON."""
+    _, command, *words = shlex.split(point.command)
+    with pytest.raises(SystemExit) as end:
+        build([command])([command, *words, *more, "--json"])
+    out, err = capsys.readouterr()
+    assert not end.value.code, err
+    report: dict[str, Any] = json.loads(out)
+    return report
+
+
+def test_the_command_of_an_attack_gives_its_very_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point = next(p for p in tiny("attack") if p.panel.startswith("lr"))
+    (result,) = run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
+    cells = printed_by(point, capsys, "--out", str(tmp_path), "--data-dir", str(NOWHERE))["cells"]
+    keys = ("law", "epsilon", "t", "correlation", "ssim", "psnr", "label_accuracy")
+    assert [[cell[key] for key in keys] for cell in cells] == [
+        [cell[key] for key in keys] for cell in result.cells or []
+    ]
+    assert len(cells) > 6
+
+
+@pytest.mark.parametrize("engine", ["events", "synchronous"])
+def test_the_command_of_a_point_gives_its_very_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str
+) -> None:
+    point = next(p for p in tiny("stragglers") if p.engine == engine and p.variant == "mapa")
+    (result,) = run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
+    summary = printed_by(point, capsys, "--runs-dir", str(tmp_path), "--data-dir", str(NOWHERE))
+    evaluations = summary["evaluations"]
+    assert summary["engine"] == engine
+    assert [seen["updates"] for seen in evaluations] == result.t
+    assert [round(seen["accuracy"], 6) for seen in evaluations] == result.accuracy
+    assert [round(seen["loss"], 6) for seen in evaluations] == result.loss
+    assert result.seconds is not None
+    assert summary["virtual_seconds"] == pytest.approx(result.seconds[-1])
 
 
 def test_a_line_that_does_not_depend_on_x_is_run_once() -> None:

@@ -52,6 +52,7 @@ def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> No
     assert (summary["reason"], summary["updates"]) == ("finished", 1200)
     (records,) = (tmp_path / "runs").iterdir()
     assert records.stat().st_uid == os.getuid()
+    assert summary["path"] == str(records)
     events = [json.loads(line) for line in (records / "events.jsonl").read_text().splitlines()]
     applied = [event for event in events if event["event"] == "gradient_applied"]
     assert [event["t"] for event in applied] == list(range(1, 1201))

@@ -1,0 +1,24 @@
+"""Programs that must not outlive this one, however it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+# The kernel's own word: a pipe would need the program's help, and Mosquitto reads no stdin. The wish outlives exec;
+# a launcher says it, because code between fork and exec is not safe in a program with threads.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone
+if prctl is not None:
+    prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(143)  # the parent went first
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def mortal(command: Sequence[str]) -> list[str]:
+    """Return a command that gets SIGTERM when the thread that starts it is gone; its id stays that of the command."""
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]

@@ -1,0 +1,157 @@
+"""The synchronous twin: the same edges, batches, noise and links, in rounds that wait for the slowest.
+
+The K gradients of a round are averaged into one update, so its noise variance is Δ_b/K and nothing is
+stale: the schedule is the algorithm's own with τ_max = 0, σ/√K and v/K. T counts gradients, as in the
+asynchronous run, so both do the same work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cloud.assembly import noised_slice
+from cloud.schedules import Schedule, schedule_for
+from common.errors import ConfigurationError
+from common.journal import Journal
+from common.messages import EdgeJoined, Fact, GradientApplied, SendModel
+from common.quantities import Vector
+from common.randomness import Purpose
+from common.tally import Evaluation, Tally, finite_or_none
+from edge.worker import EdgeWorker
+from experiments.delays import drawn_trips
+from experiments.simulator import Outcome, Progress, interrupt_between_events, is_finite, quiet_overflow
+from experiments.world import World
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What came out; `updates` of the tally and of an evaluation counts gradients."""
+
+    outcome: Outcome
+    seconds: list[float]  # of each evaluation
+    rounds: int
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        return self.outcome.tally.evaluations
+
+
+def simulate_synchronously(
+    world: World, journal: Journal | None = None, progress: Progress | None = None
+) -> Rounds:
+    """Run the scenario's T gradients in rounds of K."""
+    check_synchronous(world)
+    scenario, model = world.scenario, world.model
+    workers = world.workers()
+    count, rounds = len(workers), _rounds(world)
+    schedule = _schedule(world, workers)
+    trip = drawn_trips(scenario.delays, world.streams)
+    x = model.initial(world.streams.at(0, Purpose.INITIAL_MODEL, 0))
+    sheet = _Sheet(world, journal)
+    sheet.joined(workers)
+    due = scenario.evaluation.every or scenario.iterations
+    r, reason = 0, "finished"
+    with interrupt_between_events() as interrupted, quiet_overflow():
+        while r < rounds and is_finite(x) and not interrupted():
+            r += 1
+            total = np.zeros(model.dimension, np.float32)
+            for worker in workers:
+                sent = SendModel(worker.edge_id, r, schedule.stage, schedule.sensitivity, r - 1, x)
+                total += worker.receive(sent).gradient
+            sheet.now += max(sum(trip(k, r)) for k in range(count))
+            sheet.applied(workers, r, schedule)
+            x = x - np.float32(schedule.learning_rate(r) / count) * total
+            if r * count >= due or r == rounds:
+                sheet.evaluate(x, r * count, schedule.stage)
+                due += scenario.evaluation.every or scenario.iterations
+            schedule = schedule.after(r, 0)
+            if progress is not None:
+                progress(sheet.tally)
+        if not is_finite(x):
+            reason = "diverged"
+        elif r < rounds:
+            reason = "interrupted"
+        if not sheet.tally.evaluations or sheet.tally.evaluations[-1].updates != r * count:
+            sheet.evaluate(x, r * count, schedule.stage)
+    if journal is not None:
+        journal.write("halted", {"t": r * count, "reason": reason})
+    releases = [worker.sequence for worker in workers]
+    outcome = Outcome(sheet.tally, x, releases, reason, virtual_seconds=sheet.now)
+    return Rounds(outcome, sheet.seconds, r)
+
+
+def check_synchronous(world: World) -> None:
+    """Refuse what cannot be run in rounds, before anything is written."""
+    kind = world.scenario.delays.kind
+    if kind in ("cyclic", "recorded"):
+        raise ConfigurationError(f"delays.kind = {kind!r}: a synchronous round needs drawn times")
+    if any(cap is not None and cap < _rounds(world) for cap in world.caps):
+        raise ConfigurationError(
+            "engine = 'synchronous': an edge's budget ends before T; use the events engine"
+        )
+
+
+def _rounds(world: World) -> int:
+    return max(1, world.scenario.iterations // world.scenario.workers)
+
+
+def _schedule(world: World, workers: list[EdgeWorker]) -> Schedule:
+    scenario, model, count = world.scenario, world.model, len(workers)
+    start, stop, _ = noised_slice(scenario, model).indices(model.dimension)
+    laws = [worker.recipe.law for worker in workers]
+    moment = max((law.relative_second_moment(stop - start) for law in laws if law is not None), default=0.0)
+    problem = replace(scenario.problem, tau_max=0, sigma=scenario.problem.sigma / math.sqrt(count))
+    algorithm = scenario.algorithm.name if scenario.private else "csgd"
+    return schedule_for(algorithm, problem)(moment / count)
+
+
+class _Sheet:
+    """Tally, journal and clock of the rounds."""
+
+    def __init__(self, world: World, journal: Journal | None) -> None:
+        self.tally, self.journal = Tally(), journal
+        self.now = 0.0
+        self.seconds: list[float] = []
+        self._evaluator = world.evaluator
+
+    def joined(self, workers: list[EdgeWorker]) -> None:
+        for worker in workers:
+            law = worker.recipe.law
+            fact = EdgeJoined(
+                edge=worker.index,
+                edge_id=worker.edge_id,
+                t=1,
+                noise="none" if law is None else law.name,
+                epsilon=getattr(law, "epsilon", None),
+                noise_multiplier=getattr(law, "noise_multiplier", None),
+                returned=False,
+            )
+            self._fact(fact)
+
+    def applied(self, workers: list[EdgeWorker], r: int, schedule: Schedule) -> None:
+        """Record the K gradients of round r, none of them stale."""
+        for k, worker in enumerate(workers):
+            t = (r - 1) * len(workers) + k + 1
+            made = (schedule.stage, schedule.sensitivity)
+            self._fact(GradientApplied(worker.index, worker.edge_id, worker.sequence, r, t, 0, *made))
+
+    def evaluate(self, x: Vector, updates: int, stage: int) -> None:
+        evaluation = self._evaluator.evaluate(x, updates, stage)
+        self.tally.evaluated(evaluation)
+        self.seconds.append(self.now)
+        if self.journal is not None:
+            fields = {
+                "t": updates,
+                "stage": stage,
+                "loss": finite_or_none(evaluation.loss),
+                "accuracy": evaluation.accuracy,
+            }
+            self.journal.write("evaluated", fields, self.now)
+
+    def _fact(self, fact: Fact) -> None:
+        self.tally.observe(fact)
+        if self.journal is not None:
+            self.journal.fact(fact, self.now)

@@ -1,0 +1,107 @@
+"""An operator looks at a ledger while its edge holds it: a true picture, and no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.accounting.releases import ReleaseKind
+from common.errors import ConfigurationError
+from common.noise import Clipping, Gaussian, Mechanism, Sampling, Scope
+from common.quantities import RunId
+from edge.ledger import Account, ShardIdentity
+from edge.ledger_snapshot import ledger_snapshot
+from edge.sqlite_ledger import FILE_NAME, SqliteLedger
+
+REPOSITORY = Path(__file__).parents[2]
+RUN = RunId("live")
+
+# Acknowledgements and payloads of many pages: the WAL is folded into the file and begins anew all the time.
+EDGE = """
+import os, sys
+from pathlib import Path
+from common.accounting.releases import ReleaseKind
+from common.noise import Clipping, Gaussian, Mechanism, Sampling, Scope
+from edge.ledger import Account, ShardIdentity
+from edge.sqlite_ledger import SqliteLedger
+
+kind = ReleaseKind(Gaussian(1.0), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12), 1200)
+ledger = SqliteLedger(Path(sys.argv[1]))
+ledger.open(Account(run="live", shard=ShardIdentity("d", "p", 0), kind=kind))
+sequence = 0
+print("ready", flush=True)
+while True:
+    sequence += 1
+    ledger.debit("live", sequence, os.urandom(200_000))
+    ledger.acknowledge("live", sequence - 1)
+    print(sequence, flush=True)
+"""
+
+
+def account() -> Account:
+    mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12)
+    return Account(
+        run=RUN, shard=ShardIdentity("d", "p", 0), kind=ReleaseKind(Gaussian(1.0), mechanism, 1200)
+    )
+
+
+def test_the_ledger_of_a_live_edge_can_be_looked_at_by_command(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with SqliteLedger(state) as ledger:
+        ledger.open(account())
+        for sequence in (1, 2, 3):
+            ledger.debit(RUN, sequence, b"gradient")
+        before = sorted(path.name for path in state.iterdir())
+        # in another process: whoever closes a file gives up all of its own process's locks on it
+        command = [sys.executable, "-m", "experiments.cli", "ledger", str(state), "--json"]
+        looked = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+        assert looked.returncode == 0, looked.stderr
+        (edge,) = json.loads(looked.stdout)["edges"]
+        assert (edge["releases"], edge["edge_id"]) == (3, ledger.edge_id)
+        assert sorted(path.name for path in state.iterdir()) == before
+        assert ledger.debit(RUN, 4, b"gradient") is None
+    with SqliteLedger(state) as again:
+        assert again.last_sequence(RUN) == 4
+
+
+def test_a_picture_is_never_older_than_what_had_left_nor_torn(tmp_path: Path) -> None:
+    edge = subprocess.Popen(
+        [sys.executable, "-c", EDGE, str(tmp_path)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert edge.stdout is not None
+        assert edge.stdout.readline() == "ready\n"
+        seen = 0
+        for _ in range(25):
+            left = int(edge.stdout.readline())
+            with ledger_snapshot(tmp_path) as ledger:
+                now = ledger.standing(RUN)
+                assert now.releases >= max(left, seen)
+                assert now.charges == now.releases
+                seen = now.releases
+        assert seen >= 25
+    finally:
+        edge.kill()
+        edge.wait()
+        if edge.stdout is not None:
+            edge.stdout.close()
+
+
+def test_what_is_damaged_is_named_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(os.urandom(9000))
+    with (
+        pytest.raises(ConfigurationError, match=f"{tmp_path / FILE_NAME}: damaged"),
+        ledger_snapshot(tmp_path),
+    ):
+        pass
+
+
+def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"), ledger_snapshot(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
