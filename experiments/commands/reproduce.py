@@ -52,6 +52,10 @@ def reproduce_command(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="at most so many for every point, whatever the size says")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="of scenario names, e.g. '*-lr-*'; may be given several times"),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="runs at a time on this machine's cores")] = None,
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="take finished runs from the cache, or make them again")
@@ -85,6 +89,7 @@ def reproduce_command(
         resume=resume,
         most_seeds=seeds,
         testbed=testbed,
+        only=tuple(only or ()),
     )
     console = Console(stderr=True)
     with _bar(console) as bar:

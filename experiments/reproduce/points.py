@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from common.datasets.catalogue import describe
@@ -108,14 +109,26 @@ def all_points(
     *,
     most_seeds: int | None = None,
     containers: bool = False,
+    only: Sequence[str] = (),
 ) -> list[Point]:
-    """Return every point of the chosen experiments at a size; `most_seeds` caps what the size says."""
+    """Return every point of the chosen experiments at a size; `most_seeds` caps what the size says.
+
+    `only` are globs of scenario names; none: all of them.
+    """
     present = {known.name for known in describe(data_dir) if known.present}
-    return [
+    found = [
         point
         for block in blocks_of(experiments)
-        for point in _points(block, size, present, most_seeds, containers)
+        for path in block.files(block.size(size))
+        if not only or any(fnmatch(path.stem, glob) for glob in only)
+        for point in _points(block, path, size, present, most_seeds, containers)
     ]
+    if not found:
+        names = sorted(
+            path.stem for block in blocks_of(experiments) for path in block.files(block.size(size))
+        )
+        raise ConfigurationError(f"only = {list(only)}: matches none of {', '.join(names)}")
+    return found
 
 
 def data_set(asked: str, size: str, present: set[str]) -> str:
@@ -132,44 +145,44 @@ def data_set(asked: str, size: str, present: set[str]) -> str:
 
 
 def _points(
-    block: Block, size_name: str, present: set[str], most_seeds: int | None, containers: bool
+    block: Block, path: Path, size_name: str, present: set[str], most_seeds: int | None, containers: bool
 ) -> list[Point]:
+    """Return the points of one line."""
     size = block.size(size_name)
     seeds = size.seeds if most_seeds is None else min(size.seeds, most_seeds)
     engine: str = block.engine_at(size)
     if engine == "testbed" and containers:
         engine = "containers"
+    _, plain = load_scenario(str(path))
+    asked = plain.data.set
+    fixed = [f"data.set={data_set(asked, size_name, present)}", *size.set]
+    if size.iterations is not None:
+        fixed.append(f"iterations={size.iterations}")
+    if size.every is not None:
+        fixed.append(f"evaluation.every={size.every}")
+    attacked = tuple(int(value) for value in size.values) if engine == "attack" else ()
+    if attacked:
+        fixed.append(f"iterations={max(attacked)}")
     points = []
-    for path in block.files(size):
-        _, plain = load_scenario(str(path))
-        asked = plain.data.set
-        fixed = [f"data.set={data_set(asked, size_name, present)}", *size.set]
-        if size.iterations is not None:
-            fixed.append(f"iterations={size.iterations}")
-        if size.every is not None:
-            fixed.append(f"evaluation.every={size.every}")
-        attacked = tuple(int(value) for value in size.values) if engine == "attack" else ()
-        if attacked:
-            fixed.append(f"iterations={max(attacked)}")
-        for x, more in _swept(block, size.values, plain):
-            for seed in range(block.first_seed, block.first_seed + seeds):
-                changes = (*fixed, *more)
-                _, scenario = load_scenario(str(path), changes, seed=seed)
-                points.append(
-                    Point(
-                        experiment=block.experiment,
-                        line=path.stem,
-                        engine=engine,
-                        sweep=block.sweep,
-                        x=x,
-                        seed=seed,
-                        file=str(path),
-                        changes=changes,
-                        asked=asked,
-                        scenario=scenario,
-                        updates=attacked,
-                    )
+    for x, more in _swept(block, size.values, plain):
+        for seed in range(block.first_seed, block.first_seed + seeds):
+            changes = (*fixed, *more)
+            _, scenario = load_scenario(str(path), changes, seed=seed)
+            points.append(
+                Point(
+                    experiment=block.experiment,
+                    line=path.stem,
+                    engine=engine,
+                    sweep=block.sweep,
+                    x=x,
+                    seed=seed,
+                    file=str(path),
+                    changes=changes,
+                    asked=asked,
+                    scenario=scenario,
+                    updates=attacked,
                 )
+            )
     return points
 
 

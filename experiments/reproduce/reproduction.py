@@ -38,6 +38,7 @@ class Order:
     resume: bool = True
     most_seeds: int | None = None  # for every point, whatever the size says
     testbed: str = "auto"
+    only: Sequence[str] = ()  # globs of lines; none: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def reproduce(order: Order, watch: Watch | None = None) -> Outcome:
         order.data_dir,
         most_seeds=order.most_seeds,
         containers=containers,
+        only=order.only,
     )
     cache = Cache(order.out / "cache")
     found: dict[str, Result] = {}
@@ -138,6 +140,8 @@ def notes(order: Order, points: Sequence[Point], no_containers: str = "") -> lis
     said = []
     if order.size == "tiny":
         said.append("This size only shows that everything runs: its verdicts mean nothing.")
+    if order.only:
+        said.append(f"Only the lines {', '.join(order.only)} were asked for.")
     replaced = sorted({point.asked for point in points if point.stands_in})
     if replaced:
         said.append(

@@ -86,6 +86,22 @@ def test_the_notes_say_which_seeds_were_left_out(tmp_path: Path) -> None:
         assert "Seeds" not in said(seeds, "norms", "accuracy")
 
 
+# -- some lines only --------------------------------------------------------------------------------
+
+
+def test_globs_choose_lines_and_the_notes_say_so(tmp_path: Path) -> None:
+    globs = ("*-lr-*", "norms-*")
+    whole, some = points("quick"), points("quick", only=globs)
+    assert some == [p for p in whole if "-lr-" in p.line]
+    assert {p.experiment for p in some} > {"norms", "accuracy", "convergence"}
+    assert "*-lr-*, norms-*" in " ".join(notes(order(tmp_path, size="quick", only=globs), some))
+
+
+def test_a_glob_that_matches_nothing_is_refused_with_what_there_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"only = \['knn-\*'\].*norms-lr-usps-asgd"):
+        points("quick", "norms", only=("knn-*",))
+
+
 # -- containers or processes --------------------------------------------------------------------------
 
 
