@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from matplotlib.axes import Axes
+
 from experiments import figures
 from experiments.figures import Look, curve, level, look, panels, save, shared_legend
 from experiments.reproduce.catalogue import catalogue
@@ -15,6 +17,7 @@ from experiments.reproduce.judges.testbed import by_value
 from experiments.reproduce.pictures import draw_attack, draw_norms, draw_stragglers
 from experiments.reproduce.results import Entry, Results
 
+_MOST_TICKS = 7
 _SYMBOLS = {
     "privacy.epsilon": "ε",
     "batch_size": "b",
@@ -87,11 +90,19 @@ def _against_x(
             axis.set_title(results.title(panel))
             axis.set_xlabel(xlabel)
             if log:
-                axis.set_xscale("log")
+                _log_ticks(axis, results.xs(experiment, panel=panel))
         for line in axes:
             line[0].set_ylabel(ylabel)
         shared_legend(figure, axes)
         return save(figure, folder / experiment)
+
+
+def _log_ticks(axis: Axes, xs: Sequence[float]) -> None:
+    """Mark where something was run, and every second place of many: the decades' own labels run into each other."""
+    axis.set_xscale("log")
+    shown = xs if len(xs) <= _MOST_TICKS else xs[::2]
+    axis.set_xticks(shown, [f"{x:g}" for x in shown], minor=False)
+    axis.minorticks_off()
 
 
 def _final(entries: Sequence[Entry], x: float, seed: int) -> float:
@@ -145,7 +156,7 @@ def draw_convergence(results: Results, folder: Path) -> list[Path]:
                     color=how.colour,
                 )
             axis.axhline(last, color="#999999", linewidth=0.8)
-            axis.set_xscale("log")
+            _log_ticks(axis, xs)
             axis.set_yscale("log")
             axis.set_title(f"{results.title(panel)}, loss ≤ {threshold:g}")
             axis.set_xlabel("edges K (hollow: not within T)")
