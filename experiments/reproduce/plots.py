@@ -15,7 +15,7 @@ from experiments.reproduce.catalogue import catalogue
 from experiments.reproduce.judges.convergence import horizon, iterations_to
 from experiments.reproduce.judges.testbed import by_value
 from experiments.reproduce.pictures import draw_attack, draw_norms, draw_stragglers
-from experiments.reproduce.results import Entry, Results
+from experiments.reproduce.results import Results
 
 _MOST_TICKS = 7
 _SYMBOLS = {
@@ -80,11 +80,12 @@ def _against_x(
                 how = _LOOKS.get(variant) or look(variant, place)
                 if variant == "audp" and not results.of(experiment, panel=panel, variant="audp-fair"):
                     how = replace(how, label="AUDP")  # its bound is what is swept, or a fair one
-                xs = sorted({e.point.x for e in entries if e.point.x is not None})
-                if xs:
-                    seeds = sorted({e.point.seed for e in entries})
-                    table = [[_final(entries, x, seed) for x in xs] for seed in seeds]
-                    curve(axis, xs, table, how, markers=True)
+                swept = {(e.point.seed, e.point.x): e.result.final for e in entries if e.point.x is not None}
+                if swept:
+                    seeds = sorted({seed for seed, _ in swept})
+                    # a point that failed is missing: what has every seed can be drawn
+                    xs = [x for x in results.xs(experiment) if all((seed, x) in swept for seed in seeds)]
+                    curve(axis, xs, [[swept[seed, x] for x in xs] for seed in seeds], how, markers=True)
                 else:
                     level(axis, [e.result.final for e in entries], how)
             axis.set_title(results.title(panel))
@@ -103,10 +104,6 @@ def _log_ticks(axis: Axes, xs: Sequence[float]) -> None:
     shown = xs if len(xs) <= _MOST_TICKS else xs[::2]
     axis.set_xticks(shown, [f"{x:g}" for x in shown], minor=False)
     axis.minorticks_off()
-
-
-def _final(entries: Sequence[Entry], x: float, seed: int) -> float:
-    return next(e.result.final for e in entries if e.point.x == x and e.point.seed == seed)
 
 
 def draw_accuracy(results: Results, folder: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from experiments.reproduce.containers import choose_containers, lacking_here
 from experiments.reproduce.engines import Task, world_for
 from experiments.reproduce.judges.ours import MODELS, SOUND, bound_of, held_out
 from experiments.reproduce.live import LiveRunError, live_command, patience
+from experiments.reproduce.plots import draw_all
 from experiments.reproduce.points import Point, all_points
 from experiments.reproduce.report import conventions
 from experiments.reproduce.reproduction import Order, notes, reproduce
@@ -84,6 +85,15 @@ def test_the_notes_say_which_seeds_were_left_out(tmp_path: Path) -> None:
     assert "at most 2 for a point: accuracy (of 3)." in said(2, "norms", "accuracy")
     for seeds in (None, 3):
         assert "Seeds" not in said(seeds, "norms", "accuracy")
+
+
+def test_a_run_that_failed_is_left_out_of_the_picture(tmp_path: Path) -> None:
+    some = points("quick", "sound", only=("sound-lr-mnist-*",))
+    found = {p.key: ends_at(0.8, p) for p in some}
+    del found[next(p.key for p in some if p.line.endswith("mapa"))]
+    drawn = draw_all(Results(some, found), ["sound"], tmp_path)
+    assert {path.suffix for path in drawn["sound"]} == {".svg", ".png"}
+    assert all(path.stat().st_size for path in drawn["sound"])
 
 
 # -- some lines only --------------------------------------------------------------------------------
