@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +16,10 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from common.errors import ConfigurationError
-from common.models.cnn import Cnn
+from common.models.cnn import Cnn, _parts
 
 MNIST, USPS = (28, 28), (16, 16)
+ROOT = Path(__file__).parents[2]
 
 
 def reference_scores(model: Cnn, x: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
@@ -163,3 +168,50 @@ def test_what_cannot_be_built_is_refused() -> None:
         Cnn(shape=MNIST, classes=1)
     with pytest.raises(ConfigurationError, match="10"):
         Cnn(shape=MNIST, classes=10).targets(np.array([10]))
+
+
+@given(st.integers(0, 2000))
+def test_a_batch_is_cut_into_few_sizes_none_of_them_large(count: int) -> None:
+    cuts = [(part.start, part.stop) for part in _parts(count)]
+    assert [row for start, stop in cuts for row in range(start, stop)] == list(range(count))
+    sizes = [stop - start for start, stop in cuts]
+    assert max(sizes, default=0) <= 32
+    assert sum(size < 16 for size in sizes) <= 1  # what is left over; few samples are rounded otherwise
+
+
+def test_no_layer_sees_more_of_a_batch_at_once_than_fits_the_memory_of_an_edge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Cnn(shape=MNIST, classes=10)
+    seen = []
+    convolve = functional.conv2d
+
+    def conv2d(images: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        seen.append(len(images))
+        return convolve(images, *rest)
+
+    monkeypatch.setattr(functional, "conv2d", conv2d)
+    model.gradients(*batch(model, 300, 0))
+    assert max(seen) <= 32
+    assert sum(seen) == 2 * 300  # two convolutions
+
+
+GRADIENT = """
+import json, sys
+import numpy as np
+from common.models.registry import make_model
+model = make_model("cnn", shape=(28, 28), classes=10, options={})
+zeros = np.zeros((40, 784), np.float32)
+model.gradients(model.initial(np.random.default_rng(0)), model.features(zeros), model.targets(np.arange(40) % 10))
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_a_gradient_needs_no_part_of_torchs_compiler() -> None:
+    """It would double the memory of an edge, and the images are built without it."""
+    done = subprocess.run(
+        [sys.executable, "-c", GRADIENT], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
+    )
+    imported = set(json.loads(done.stdout))
+    assert "torch.autograd" in imported
+    assert not imported & {"torch._dynamo", "torch._inductor", "torch.onnx", "sympy", "networkx", "scipy"}

@@ -1,0 +1,51 @@
+"""The accountant apart: the same answers and errors, and nothing of it stays with the edge."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.accounting.budget import max_charges
+from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.errors import ConfigurationError, MapaError
+from common.noise import Clipping, GammaNorm, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
+from edge.accountant import max_charges_apart
+
+BUDGET = Budget(3.0, 1e-5)
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> None:
+    max_charges_apart.cache_clear()
+
+
+def kind(law: NoiseLaw) -> ReleaseKind:
+    return ReleaseKind(law, Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 16), 800)
+
+
+def test_it_says_what_the_accountant_says() -> None:
+    spent = (Spent(kind(GammaNorm(0.1)), 3),)
+    for law in (Gaussian(2.0), GammaNorm(0.2)):
+        answer = max_charges_apart(BUDGET, kind(law), spent)
+        assert answer == max_charges(BUDGET, kind(law), spent) > 0
+
+
+def test_it_is_asked_once_for_edges_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = max_charges_apart(BUDGET, kind(GammaNorm(0.2)), ())
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert max_charges_apart(BUDGET, kind(GammaNorm(0.2)), ()) == first
+
+
+def test_what_it_refuses_is_refused_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dp_accounting.py").write_text("raise ImportError('as in the image without it')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="dp-accounting is not installed"):
+        max_charges_apart(BUDGET, kind(Gaussian(2.0)), ())
+
+
+def test_an_accountant_that_dies_is_no_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(MapaError, match="accountant failed"):
+        max_charges_apart(BUDGET, kind(Gaussian(2.0)), ())
