@@ -19,6 +19,7 @@ from common.rundir import RunDirectory, new_run_id
 from common.scenario import Scenario
 from common.tally import Tally
 from experiments import blocks
+from experiments.budget import release_caps
 from experiments.cloud_run import CloudRun
 from experiments.simulator import check_world, simulate
 from experiments.statement import EdgeReleases, state_privacy
@@ -96,8 +97,13 @@ def record_simulation(
     return summary
 
 
-def record_cloud(cloud: CloudRun, *, name: str, reason: str, engine: str) -> dict[str, Any]:
-    """Write the records of a run on the testbed, return its summary. The manifest is there: it was the first."""
+def record_cloud(
+    cloud: CloudRun, *, name: str, reason: str, engine: str, own_edges: bool = False
+) -> dict[str, Any]:
+    """Write the records of a run on the testbed, return its summary. The manifest is there: it was the first.
+
+    `own_edges` says that whoever calls has started all edges, so that none has another budget than the scenario's.
+    """
     setting, service, directory = cloud.setting, cloud.service, cloud.directory
     service.record()
     directory.flush()
@@ -123,6 +129,12 @@ def record_cloud(cloud: CloudRun, *, name: str, reason: str, engine: str) -> dic
     ]
     _write_model(directory, setting.scenario, setting.model, service.server.model, service.server.updates)
     directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
+    if own_edges:  # their ledgers let nothing on its way that the budget does not permit
+        caps = release_caps(setting.scenario, setting.shard_sizes)
+        summary["releases"] = [
+            releases if (cap := caps[a.index]) is None else max(a.last_sequence, min(releases, cap))
+            for a, releases in zip(accounts, summary["releases"], strict=True)
+        ]
     summary["privacy"] = privacy_of(
         setting.scenario,
         [

@@ -81,7 +81,7 @@ def run_command(
             if cloud.channel.owing:
                 children.patience = 0.0  # they will not hear of the halt
             if not failed:  # the records first: edges take their time, and a second Ctrl-C takes it away
-                summary = record_cloud(cloud, name=name, reason=reason, engine="testbed")
+                summary = record_cloud(cloud, name=name, reason=reason, engine="testbed", own_edges=True)
         if failed:
             raise EdgesFailedError(over[0])
     report(summary, as_json=as_json)

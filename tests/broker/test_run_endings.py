@@ -159,6 +159,18 @@ def test_a_scenario_with_a_total_budget_makes_as_many_gradients_as_were_planned_
     assert mapa("ledger", ended["path"], "--json").returncode == 0
 
 
+@pytest.mark.usefixtures("mosquitto")
+def test_no_gradient_counts_as_on_its_way_that_the_budget_does_not_permit(tmp_path: Path) -> None:
+    changes = ["model.name=softmax", "privacy.releases=10", "iterations=10"]  # the last one brings the halt
+    arguments = [part for change in changes for part in ("--set", change)]
+    options = ["--edges", "1", "--broker", "mosquitto", "--runs-dir", str(tmp_path), "--json"]
+    done = mapa("run", "private-scattering-mnist-5k", *arguments, *options)
+    assert done.returncode == 0, done.stderr
+    ended = json.loads(done.stdout)
+    assert ended["releases"] == [10]
+    assert 1.9 < ended["privacy"]["epsilon"] <= 2.0
+
+
 @pytest.mark.parametrize("command", ["run", "cloud"])
 def test_a_broker_that_cannot_be_asked_leaves_no_records(command: str, tmp_path: Path) -> None:
     name = ["--run", "lab"] if command == "cloud" else []
