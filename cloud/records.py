@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from common.journal import Journal
 from common.messages import Fact, GradientRefused, Halt
-from common.tally import Evaluation, Tally, finite_or_none
+from common.tally import Evaluation, Tally
 
 
 @dataclass(slots=True)
@@ -31,13 +31,7 @@ class Records:
         self.write()
         self.tally.evaluated(evaluation)
         if self.journal is not None:
-            fields = {
-                "t": evaluation.updates,
-                "stage": evaluation.stage,
-                "loss": finite_or_none(evaluation.loss),
-                "accuracy": evaluation.accuracy,
-            }
-            self.journal.write("evaluated", fields, now - self.began)
+            self.journal.evaluated(evaluation, now - self.began)
 
     def halted(self, halt: Halt, now: float) -> None:
         """Write the end."""

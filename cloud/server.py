@@ -121,7 +121,7 @@ class CloudServer:
         account.present, account.exhausted, account.moment, account.law = True, False, moment, law
         yield Welcome(hello.edge_id, account.index, account.last_sequence)
         if news:
-            yield _joined(account, self.t, law, returned=returned)
+            yield edge_joined(account.index, account.edge_id, self.t, law, returned=returned)
         yield from self._admit(account)
 
     def _deal(self, hello: Hello, otherwise: int | None = None) -> int:
@@ -286,10 +286,11 @@ class CloudServer:
             )
 
 
-def _joined(account: EdgeAccount, t: int, law: NoiseLaw | None, *, returned: bool) -> EdgeJoined:
+def edge_joined(index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool) -> EdgeJoined:
+    """State under which law an edge takes part from update t on."""
     return EdgeJoined(
-        edge=account.index,
-        edge_id=account.edge_id,
+        edge=index,
+        edge_id=edge_id,
         t=t,
         noise="none" if law is None else law.name,
         epsilon=getattr(law, "epsilon", None),

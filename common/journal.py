@@ -13,6 +13,7 @@ from typing import TextIO
 
 from common.messages import Fact, GradientApplied
 from common.quantities import EdgeId
+from common.tally import Evaluation, finite_or_none
 
 
 def event_name(fact: object) -> str:
@@ -33,6 +34,16 @@ class Journal:
             self._stream.write(self._applied(fact, time))
         else:
             self.write(event_name(fact), asdict(fact), time)
+
+    def evaluated(self, evaluation: Evaluation, time: float | None = None) -> None:
+        """Write an evaluation; a loss that is no number is null."""
+        fields = {
+            "t": evaluation.updates,
+            "stage": evaluation.stage,
+            "loss": finite_or_none(evaluation.loss),
+            "accuracy": evaluation.accuracy,
+        }
+        self.write("evaluated", fields, time)
 
     def write(self, event: str, fields: Mapping[str, object], time: float | None = None) -> None:
         record: dict[str, object] = {"event": event, **fields}

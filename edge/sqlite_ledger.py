@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
-from common.noise import Clipping, Mechanism, Sampling, Scope, noise_law
 from common.quantities import EdgeId, RunId
 from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity, new_edge_id
 
@@ -231,21 +230,14 @@ def _sync(path: Path) -> None:
 
 
 def _row(account: Account) -> dict[str, object]:
-    law, mechanism, budget = account.kind.law, account.kind.mechanism, account.budget
+    budget = account.budget
     return {
         "run": account.run,
         "dataset": account.shard.dataset,
         "partition": account.shard.partition,
         "shard": account.shard.index,
         "disjoint": int(account.shard.disjoint),
-        "noise": None if law is None else law.name,
-        "epsilon": getattr(law, "epsilon", None),
-        "noise_multiplier": getattr(law, "noise_multiplier", None),
-        "clipping": mechanism.clipping.value,
-        "scope": mechanism.scope.value,
-        "sampling": mechanism.sampling.value,
-        "batch_size": mechanism.batch_size,
-        "shard_size": account.kind.shard_size,
+        **account.kind.fields(),
         "total_epsilon": None if budget is None else budget.epsilon,
         "total_delta": None if budget is None else budget.delta,
         "reproducible": int(account.reproducible),
@@ -253,17 +245,11 @@ def _row(account: Account) -> dict[str, object]:
 
 
 def _account(row: dict[str, Any]) -> Account:
-    law = None
-    if row["noise"] is not None:
-        law = noise_law(row["noise"], epsilon=row["epsilon"], noise_multiplier=row["noise_multiplier"])
-    mechanism = Mechanism(
-        Clipping(row["clipping"]), Scope(row["scope"]), Sampling(row["sampling"]), row["batch_size"]
-    )
     budget = None if row["total_epsilon"] is None else Budget(row["total_epsilon"], row["total_delta"])
     return Account(
         run=RunId(row["run"]),
         shard=ShardIdentity(row["dataset"], row["partition"], row["shard"], bool(row["disjoint"])),
-        kind=ReleaseKind(law, mechanism, row["shard_size"]),
+        kind=ReleaseKind.of_fields(row),
         budget=budget,
         reproducible=bool(row["reproducible"]),
     )

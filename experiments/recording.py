@@ -23,10 +23,11 @@ from experiments.budget import release_caps
 from experiments.cloud_run import CloudRun
 from experiments.simulator import check_world, simulate
 from experiments.statement import EdgeReleases, state_privacy
+from experiments.synchronous import check_synchronous, simulate_synchronously
 from experiments.vectorised import check_vectorised, simulate_rounds
 from experiments.world import World
 
-ENGINES = ("events", "vectorised", "block")
+ENGINES = ("events", "vectorised", "block", "synchronous")
 _STREAMS = {True: "secure", False: "philox key (seed, k), counter (0, 0, purpose, n)"}
 
 
@@ -61,7 +62,9 @@ def record_simulation(
     """Simulate, write the run's directory, return its summary. An interrupted run has both all the same."""
     scenario = world.scenario
     check_world(world)
-    if engine != "events":
+    if engine == "synchronous":
+        check_synchronous(world)
+    elif engine != "events":
         check_vectorised([world], blocks=engine == "block")
     with open_records(runs / new_run_id(name)) as directory:
         write_manifest(directory, scenario, world.dataset, name=name, engine=engine)
@@ -69,6 +72,8 @@ def record_simulation(
         began = time.perf_counter()
         if engine == "events":
             outcome = simulate(world, journal=journal, progress=progress)
+        elif engine == "synchronous":
+            outcome = simulate_synchronously(world, journal, progress).outcome
         else:
             outcome = simulate_rounds(world, journal=journal, progress=progress, blocks=engine == "block")
         seconds = time.perf_counter() - began

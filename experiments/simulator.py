@@ -31,7 +31,7 @@ from common.messages import (
     Welcome,
 )
 from common.quantities import EdgeId, Vector
-from common.tally import Tally, finite_or_none
+from common.tally import Tally
 from experiments.delays import arrivals_for
 from experiments.world import World
 
@@ -205,16 +205,7 @@ class _Simulation:
         evaluation = self.world.evaluator.evaluate(x, updates, stage)
         self.tally.evaluated(evaluation)
         if self.journal is not None:
-            self.journal.write(
-                "evaluated",
-                {
-                    "t": updates,
-                    "stage": stage,
-                    "loss": finite_or_none(evaluation.loss),
-                    "accuracy": evaluation.accuracy,
-                },
-                self.now if self.timed else None,
-            )
+            self.journal.evaluated(evaluation, self.now if self.timed else None)
 
     def outcome(self) -> Outcome:
         server, evaluations = self.server, self.tally.evaluations

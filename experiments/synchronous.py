@@ -14,12 +14,13 @@ import numpy as np
 
 from cloud.assembly import noised_slice
 from cloud.schedules import Schedule, schedule_for
+from cloud.server import edge_joined
 from common.errors import ConfigurationError
 from common.journal import Journal
-from common.messages import EdgeJoined, Fact, GradientApplied, SendModel
+from common.messages import Fact, GradientApplied, SendModel
 from common.quantities import Vector
 from common.randomness import Purpose
-from common.tally import Evaluation, Tally, finite_or_none
+from common.tally import Evaluation, Tally
 from edge.worker import EdgeWorker
 from experiments.delays import drawn_trips
 from experiments.simulator import Outcome, Progress, interrupt_between_events, is_finite, quiet_overflow
@@ -119,17 +120,7 @@ class _Sheet:
 
     def joined(self, workers: list[EdgeWorker]) -> None:
         for worker in workers:
-            law = worker.recipe.law
-            fact = EdgeJoined(
-                edge=worker.index,
-                edge_id=worker.edge_id,
-                t=1,
-                noise="none" if law is None else law.name,
-                epsilon=getattr(law, "epsilon", None),
-                noise_multiplier=getattr(law, "noise_multiplier", None),
-                returned=False,
-            )
-            self._fact(fact)
+            self._fact(edge_joined(worker.index, worker.edge_id, 1, worker.recipe.law, returned=False))
 
     def applied(self, workers: list[EdgeWorker], r: int, schedule: Schedule) -> None:
         """Record the K gradients of round r, none of them stale."""
@@ -143,13 +134,7 @@ class _Sheet:
         self.tally.evaluated(evaluation)
         self.seconds.append(self.now)
         if self.journal is not None:
-            fields = {
-                "t": updates,
-                "stage": stage,
-                "loss": finite_or_none(evaluation.loss),
-                "accuracy": evaluation.accuracy,
-            }
-            self.journal.write("evaluated", fields, self.now)
+            self.journal.evaluated(evaluation, self.now)
 
     def _fact(self, fact: Fact) -> None:
         self.tally.observe(fact)

@@ -12,7 +12,7 @@ from common.messages import GradientApplied
 from common.noise import Clipping, NoiseLaw, Sampling
 from common.quantities import EdgeId, Indices, Vector
 from common.randomness import Purpose
-from common.tally import Tally, finite_or_none
+from common.tally import Tally
 from edge.samplers import draw_batch
 from experiments.blocks import BlockStreams, noise_block
 from experiments.plan import Plan, plan_for
@@ -132,13 +132,7 @@ class VectorisedRun:
         evaluation = self.world.evaluator.evaluate(x, t, int(self.plan.stages[t]))
         self.tally.evaluated(evaluation)
         if self.journal is not None:
-            fields = {
-                "t": t,
-                "stage": evaluation.stage,
-                "loss": finite_or_none(evaluation.loss),
-                "accuracy": evaluation.accuracy,
-            }
-            self.journal.write("evaluated", fields)
+            self.journal.evaluated(evaluation)
 
     def _open_stages(self, t: int) -> None:
         fact = self.plan.openings.get(t)

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 from common.errors import ConfigurationError
-from common.noise import Adjacency, Guarantee, Mechanism, NoiseLaw, Sampling
+from common.noise import (
+    Adjacency,
+    Clipping,
+    Guarantee,
+    Mechanism,
+    NoiseLaw,
+    Sampling,
+    Scope,
+    noise_law,
+)
 
 NO_NOISE = "no noise: gradients leave as they are (ASGD and CSGD never clip or noise)"
 
@@ -33,6 +44,36 @@ class ReleaseKind:
                 f"batch_size = {b}: must be at most the shard's {n} records"
                 f" with the {self.mechanism.sampling.value} sampler"
             )
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as plain values, for a row or a line of JSON."""
+        law, mechanism = self.law, self.mechanism
+        return {
+            "noise": None if law is None else law.name,
+            "epsilon": getattr(law, "epsilon", None),
+            "noise_multiplier": getattr(law, "noise_multiplier", None),
+            "clipping": mechanism.clipping.value,
+            "scope": mechanism.scope.value,
+            "sampling": mechanism.sampling.value,
+            "batch_size": mechanism.batch_size,
+            "shard_size": self.shard_size,
+        }
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read what `fields` has written."""
+        law = None
+        if fields["noise"] is not None:
+            law = noise_law(
+                fields["noise"], epsilon=fields["epsilon"], noise_multiplier=fields["noise_multiplier"]
+            )
+        mechanism = Mechanism(
+            Clipping(fields["clipping"]),
+            Scope(fields["scope"]),
+            Sampling(fields["sampling"]),
+            fields["batch_size"],
+        )
+        return cls(law, mechanism, fields["shard_size"])
 
     @property
     def sampling_rate(self) -> float:

@@ -17,8 +17,6 @@ from experiments.commands.report import report
 from experiments.recording import ENGINES, record_simulation
 from experiments.scenario_files import load_scenario
 from experiments.simulator import interrupt_between_events
-from experiments.synchronous_run import ENGINE as ROUNDS
-from experiments.synchronous_run import record_rounds
 from experiments.world import World
 
 
@@ -38,8 +36,8 @@ def simulate_command(
 
     0: finished; 1: diverged or starved; 130: interrupted by SIGINT or SIGTERM, records intact.
     """
-    if engine not in (*ENGINES, ROUNDS):
-        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join((*ENGINES, ROUNDS))}")
+    if engine not in ENGINES:
+        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
     name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
     world = World.of(resolved, options.data_dir_or_default(data_dir))
     # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
@@ -54,10 +52,7 @@ def simulate_command(
                 task, completed=tally.updates, note="" if last is None else f"accuracy {last.accuracy:.2%}"
             )
 
-        if engine == ROUNDS:
-            summary = record_rounds(world, name=name, runs=runs, progress=show)
-        else:
-            summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=show)
+        summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=show)
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary["reason"], 1))
 
