@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,8 +49,18 @@ def connect() -> Any:
         client = DockerClient.from_env(timeout=120)
         client.ping()
     except DockerException as error:
+        _drop_sockets(error)
         raise ConfigurationError(f"no Docker engine answers ({error}); `make engine` starts one") from error
     return client
+
+
+def _drop_sockets(error: BaseException | None) -> None:
+    """Let go of the socket which the docker library leaves open in its frames where nobody answers it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
 
 
 @dataclass(slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -155,13 +157,21 @@ class Engine:
 
 
 def test_a_machine_without_an_engine_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def connect() -> Any:
-        raise ConfigurationError("no Docker engine answers; `make engine` starts one")
-
-    monkeypatch.setattr("experiments.testbed.connect", connect)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
     with pytest.raises(ConfigurationError, match=r"testbed = 'containers': no Docker engine .*make engine"):
         reproduce(order(tmp_path, "testbed", testbed="containers"))
     assert not list(tmp_path.iterdir())
+
+
+def test_asking_an_absent_engine_leaves_no_socket_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    left: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", left.append)
+    assert "no Docker engine answers" in (lacking_here() or "")
+    gc.collect()
+    assert not left  # an unclosed socket is an error in these tests, raised where it is collected
 
 
 def test_an_engine_without_our_images_says_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
