@@ -33,7 +33,7 @@ from common.messages import (
     Welcome,
 )
 from common.noise import NoiseLaw
-from common.quantities import EdgeId, Vector
+from common.quantities import EdgeId, Vector, is_finite
 
 
 @dataclass(slots=True)
@@ -250,7 +250,8 @@ class CloudServer:
         if self.terms.evaluate_every and t % self.terms.evaluate_every == 0:
             effects.append(EvaluationDue(t, schedule.stage, self.model))
         if t >= self.terms.iterations:
-            effects += self.halt("finished")
+            # the last model is sent to nobody, so nobody else would notice
+            effects += self.halt("finished" if is_finite(self.model) else "diverged")
             return
         following = schedule.after(t, self.tau_seen)
         if following is not schedule:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
-import numpy as np
-
 from cloud.contacts import Contacts
 from cloud.evaluation import Evaluator
 from cloud.records import Records
@@ -31,7 +29,7 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.quantities import RunId
+from common.quantities import RunId, is_finite
 from common.scenario import Scenario
 from common.tally import Evaluation, Tally
 from common.wire.codec import (
@@ -200,7 +198,7 @@ class CloudService:
         try:
             payload = encode_model(effect)
         except LocalProtocolError:
-            if np.isfinite(effect.model).all():
+            if is_finite(effect.model):
                 raise
             self._perform_all(self.server.halt("diverged"))  # no edge would take such a model
         else:

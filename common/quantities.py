@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NewType, Protocol
 
 import numpy as np
@@ -15,6 +16,11 @@ Indices = npt.NDArray[np.int64]
 
 ClippedGradient = NewType("ClippedGradient", Vector)  # clipped and averaged, still private
 NoisyGradient = NewType("NoisyGradient", Vector)  # g̃: the only kind that may be encoded
+
+
+def is_finite(x: Vector) -> bool:
+    """Tell whether the cloud could send this model: no edge takes an infinite one."""
+    return math.isfinite(np.vdot(x, x)) or bool(np.isfinite(x).all())  # the product alone may overflow
 
 
 class PerSampleGradients(Protocol):

@@ -30,6 +30,7 @@ from common.wire.codec import (
     new_nonce,
 )
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
+from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.ledger import BudgetExhausted, Ledger, OtherShardError
 from edge.preparation import Preparation, Wishes, difference, prepare
 from edge.session import (
@@ -106,6 +107,7 @@ class EdgeClient:
     def start(self) -> None:
         """Connect and subscribe; `on_connected` of the channel says hello."""
         channel = self.channel = self.connect(self, self._link)
+        self._mind_size()
         channel.subscribe(self._topic(EdgeTopic.MODEL), self.on_model)
         channel.subscribe(self._topic(EdgeTopic.WELCOME), self.on_answer, qos=1)
         channel.subscribe(halt_topic(self.run), self.on_halt, qos=1)
@@ -299,10 +301,16 @@ class EdgeClient:
         self._admission = admission
         self.resend_after = self.preparation.scenario.testbed.resend_after
         self.session.last_sequence = self.preparation.worker.sequence
+        self._mind_size()
         if self.preparation.link is not None:
             self._link = self.preparation.link
             self.session.phase = Phase.GREETING  # nothing counts until the link is in place
             self.loop.post(self._reroute)
+
+    def _mind_size(self) -> None:
+        """Read no packet that is larger than the run's models and welcomes, once it is known how large they are."""
+        if self.preparation is not None and self.channel is not None:
+            self.channel.allow(packet_limit(self.preparation.worker.model.dimension, WELCOME_LIMIT))
 
     def _compare(self, admission: Admission) -> None:
         """Go on under the first welcome's terms, or not at all: a cloud started anew may have dealt our shard again."""

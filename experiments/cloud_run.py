@@ -30,7 +30,7 @@ from common.rundir import RunDirectory
 from common.scenario import Scenario
 from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
-from common.wire.v1 import COLD_LIMIT, HEADER_BYTES
+from common.wire.v1 import packet_limit
 from experiments.budget import calibrated
 from experiments.live import View
 from experiments.world import deal
@@ -68,7 +68,7 @@ class Setting:
     @property
     def packet_bytes(self) -> int:
         """The largest packet that a cloud has any use for, its topic included: a gradient, or a hello at its cap."""
-        return max(4 * self.model.dimension + HEADER_BYTES, COLD_LIMIT) + 1024
+        return packet_limit(self.model.dimension)
 
 
 @dataclass(slots=True)

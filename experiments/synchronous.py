@@ -18,12 +18,12 @@ from cloud.server import edge_joined
 from common.errors import ConfigurationError
 from common.journal import Journal
 from common.messages import Fact, GradientApplied, SendModel
-from common.quantities import Vector
+from common.quantities import Vector, is_finite
 from common.randomness import Purpose
 from common.tally import Evaluation, Tally
 from edge.worker import EdgeWorker
 from experiments.delays import drawn_trips
-from experiments.simulator import Outcome, Progress, interrupt_between_events, is_finite, quiet_overflow
+from experiments.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
 from experiments.world import World
 
 

@@ -16,9 +16,9 @@ from common.errors import ConfigurationError
 from common.journal import Journal
 from common.models.linear import LinearModel
 from common.noise import Clipping
-from common.quantities import Indices, Vector
+from common.quantities import Indices, Vector, is_finite
 from common.scenario import Scenario
-from experiments.simulator import Outcome, Progress, interrupt_between_events, is_finite, quiet_overflow
+from experiments.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
 from experiments.vectorised_run import Matrix, VectorisedRun
 from experiments.world import World
 

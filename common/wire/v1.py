@@ -24,8 +24,14 @@ ITEMS_LIMIT = 4096  # entries of a map or list, characters of a text
 HEADER = struct.Struct(">4sBQBQBQBd")
 HEADER_BYTES = HEADER.size  # 40: ten float32, so the vector stays aligned
 UINT64, FLOAT64 = 0xCF, 0xCB
+_TOPIC_BYTES = 1024  # of a packet's head and topic, with room to spare
 GRADIENT_MARK = b"\x96\x01\xa1g"
 MODEL_MARK = b"\x96\x01\xa1m"
+
+
+def packet_limit(dimension: int, cold: int = COLD_LIMIT) -> int:
+    """Return the bytes of the largest packet worth reading where x has N = `dimension` parameters."""
+    return max(HEADER_BYTES + 4 * dimension, cold) + _TOPIC_BYTES
 
 
 def _printable(text: str) -> str:

@@ -341,3 +341,16 @@ def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
     stage.edge.leave("shutdown")
     stage.broker.advance(HOUR)
     assert [channel.closed for channel in stage.channels] == [True]
+
+
+# -- sizes --------------------------------------------------------------------------------------------
+
+
+def test_an_edge_reads_no_packet_larger_than_the_run_s_models() -> None:
+    stage = Stage()
+    stage.welcome()
+    (channel,) = stage.channels
+    for size in (100_000, 10_000):
+        channel.take(edge_topic(stage.run, stage.edge.edge_id, EdgeTopic.MODEL), bytes(size))
+    assert channel.violations == 2
+    assert stage.edge.dropped["model"] == 1  # only the one that a welcome's size allows was looked at

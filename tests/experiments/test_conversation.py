@@ -21,7 +21,7 @@ from cloud.service import CloudService
 from common.accounting.total import total
 from common.channel import MemoryBroker, MemoryChannel, Will
 from common.link import LinkProfile
-from common.messages import Fact, GradientApplied, Leave
+from common.messages import Fact, GradientApplied, Halt, Leave
 from common.quantities import RunId
 from common.randomness import streams_for
 from common.scenario import Scenario
@@ -375,3 +375,12 @@ def test_a_model_that_is_no_longer_finite_ends_the_run_instead_of_hanging_it() -
     run.run()
     assert run.service.halted is not None
     assert run.service.halted.reason == "diverged"
+
+
+def test_a_last_model_that_is_not_finite_is_no_finished_run() -> None:
+    run = Talk(talk(iterations=4))
+    run.edge()
+    run.until(lambda: run.service.server.updates >= 3)
+    run.service.server.model[0] = np.inf  # its copy is at the edges already: only x_T+1 has it
+    run.run()
+    assert run.service.halted == Halt("diverged", 4)
