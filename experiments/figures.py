@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,6 +77,21 @@ def panels(rows: int, columns: int, *, width: float = 2.9, height: float = 2.3) 
         yield figure, figure.subplots(rows, columns, squeeze=False)
 
 
+def line(axis: Any, x: Sequence[float], y: Sequence[float], how: Look, **more: Any) -> None:
+    """Draw a line with its dash and about ten of its markers."""
+    style = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "label": how.label}
+    axis.plot(x, y, **{**style, "markevery": max(1, len(x) // 10), **more})
+
+
+def aligned(
+    runs: Sequence[tuple[Sequence[float], Sequence[float | None]]],
+) -> tuple[list[float], list[list[float]]]:
+    """Return every x of the runs (x, y), and y of each run there; NaN where it has none."""
+    xs = sorted({place for x, _ in runs for place in x})
+    known = [dict(zip(x, y, strict=True)) for x, y in runs]
+    return xs, [[math.nan if (y := run.get(x)) is None else y for x in xs] for run in known]
+
+
 def curve(
     axis: Any,
     x: Sequence[float],
@@ -85,22 +101,46 @@ def curve(
     markers: bool = False,
     label: str | None = None,
 ) -> None:
-    """Draw the mean of the runs, with a band of one standard deviation where there are several."""
+    """Draw the mean of the runs, with a band of one standard deviation where there are several.
+
+    Where a run has NaN the others have no mean that could be compared: they are drawn thin, each for itself.
+    """
     import numpy as np
 
     values = np.array(runs, dtype=float)
     middle = values.mean(axis=0)
-    axis.plot(
-        x,
-        middle,
-        color=how.colour,
-        linestyle=how.dash,
-        marker=how.marker if markers else None,
-        label=how.label if label is None else label,
-    )
+    more = {} if markers else {"marker": None}
+    line(axis, x, middle, how, **more, **({} if label is None else {"label": label}))
     if len(values) > 1:
         width = values.std(axis=0, ddof=1)
         axis.fill_between(x, middle - width, middle + width, color=how.colour, alpha=0.18, linewidth=0)
+    torn = np.isnan(middle)
+    for run in values if torn.any() else ():
+        alone = np.where(torn, run, math.nan)
+        axis.plot(x, alone, color=how.colour, linestyle=how.dash, marker=".", markersize=2, linewidth=0.6)
+
+
+def bars(axis: Any, x: Sequence[float], runs: Sequence[Sequence[float]], how: Look) -> None:
+    """Draw means over x, and bars from the least to the largest of the runs: on a log axis they stay above 0."""
+    middle = [math.fsum(values) / len(values) for values in runs]
+    below = [m - min(values) for m, values in zip(middle, runs, strict=True)]
+    above = [max(values) - m for m, values in zip(middle, runs, strict=True)]
+    style = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "label": how.label}
+    axis.errorbar(x, middle, yerr=[below, above], capsize=2, elinewidth=0.8, **style)
+
+
+def hollow(axis: Any, x: Sequence[float], y: Sequence[float], how: Look) -> None:
+    """Mark what was not reached."""
+    axis.plot(x, y, linestyle="", marker=how.marker, markerfacecolor="none", color=how.colour)
+
+
+def over_updates(axis: Any, label: str = "update t") -> None:
+    """Label an axis of updates; thousands are short, or they run into each other."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_xlabel(label)
+    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda t, _: f"{t / 1000:g}k" if t >= 1000 else f"{t:g}"))
 
 
 def level(axis: Any, runs: Sequence[float], how: Look) -> None:

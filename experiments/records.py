@@ -34,7 +34,7 @@ class RunRecords:
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return self.path.resolve().name  # `.` has none by itself
 
     @property
     def scenario(self) -> dict[str, Any]:

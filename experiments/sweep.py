@@ -18,6 +18,7 @@ from common.errors import ConfigurationError
 ENGINES = ("cores", "ray")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _LOST = "the process that ran it was killed"
+_GRACE = 10.0  # seconds for workers that were killed to be gone
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -93,9 +94,9 @@ def _in_pool(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[
             pool.shutdown(wait=False, cancel_futures=True)
             children = set(multiprocessing.active_children()) - before
             for child in children:
-                child.terminate()
+                child.kill()  # at SIGTERM a simulation stops, and its worker would begin the next task
             for child in children:
-                child.join()
+                child.join(_GRACE)
             raise
         finally:
             pool.shutdown(cancel_futures=True)

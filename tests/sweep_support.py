@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 from experiments.sweep import ONE_THREAD
@@ -33,3 +34,12 @@ def say_and_wait(path: str) -> None:
     with open(path, "w", encoding="utf-8") as stream:  # noqa: PTH123 - a pipe
         stream.write(str(os.getpid()))
     threading.Event().wait()
+
+
+def stop_when_terminated(path: str) -> None:
+    """Behave as a simulation: SIGTERM stops it, and its worker would take the next."""
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    with open(path, "w", encoding="utf-8") as stream:  # noqa: PTH123 - a pipe
+        stream.write(str(os.getpid()))
+    stopped.wait()

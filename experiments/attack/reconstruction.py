@@ -39,6 +39,7 @@ class Cell:
     label_accuracy: float
     picture: Picture
     truth: Picture
+    correlations: tuple[float, ...]  # |r| of each release
 
 
 def nominal_law(name: str, epsilon: float, batch_size: int) -> NoiseLaw:
@@ -68,18 +69,22 @@ def attack(
     releases: int = 10,
     laws: Sequence[str] = LAWS,
     clippings: Sequence[Clipping] = tuple(Clipping),
+    retrain: bool = False,
 ) -> list[Cell]:
     """Reconstruct edge 0's images from its gradients at x_t, one cell for each law, ε, t and clipping.
 
     One training of the scenario gives x_t and the bound C = bΔS/2 at t, the same for all cells, so that
-    they differ in the release alone. ΔS is 2C over the batch size of the attack.
+    they differ in the release alone. With `retrain` each ε has a training of its own, as in the paper's figure.
+    ΔS is 2C over the batch size of the attack.
     """
     if batch_size < 1 or releases < 1 or batch_size * releases > len(world.rows[0]):
         raise ConfigurationError(
             f"batch_size = {batch_size}, releases = {releases}: edge 0 has {len(world.rows[0])} images"
         )
     head = head_of(world.model)
-    models = list(zip(iterations, models_at(world, iterations), strict=True))
+    trained: dict[float | None, list[SendModel]] = {None: models_at(world, iterations)}
+    if retrain:
+        trained |= {epsilon: models_at(_trained_with(world, epsilon), iterations) for epsilon in epsilons}
     noised: list[tuple[str, float | None, NoiseLaw | None]] = [(IN_THE_CLEAR, None, None)]
     if world.scenario.private:
         noised += [(name, e, nominal_law(name, e, batch_size)) for e in epsilons for name in laws]
@@ -88,7 +93,7 @@ def attack(
         shown = 0  # the same sample in every picture
         for name, epsilon, law in noised:
             rows = []
-            for _, sent in models:
+            for sent in trained.get(epsilon, trained[None]):
                 worker = _worker(world, law, clipping, batch_size)
                 rows.append([_one(world, head, worker, sent, n) for n in range(1, releases + 1)])
             if law is None:
@@ -97,9 +102,18 @@ def attack(
                 shown = next((n for n, r in enumerate(worst) if r > 0), 0)
             cells += [
                 _mean(outcomes, shown, clipping.value, name, epsilon, t)
-                for (t, _), outcomes in zip(models, rows, strict=True)
+                for t, outcomes in zip(iterations, rows, strict=True)
             ]
     return cells
+
+
+def _trained_with(world: World, epsilon: float) -> World:
+    """Return the world whose edges spend this ε on each release; refuse where its law has none."""
+    scenario = world.scenario
+    if scenario.privacy.epsilon is None:
+        raise ConfigurationError(f"privacy.noise = {scenario.privacy.noise!r}: has no ε to train with")
+    privacy = scenario.privacy.model_copy(update={"epsilon": (epsilon,)})
+    return replace(world, scenario=scenario.model_copy(update={"privacy": privacy}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,4 +197,5 @@ def _mean(
         label_accuracy=mean("label_right") or 0.0,
         picture=outcomes[shown].guess,
         truth=outcomes[shown].truth,
+        correlations=tuple(outcome.correlation for outcome in outcomes),
     )

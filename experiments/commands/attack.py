@@ -73,6 +73,9 @@ def attack_command(
     ] = 10,
     law: Annotated[list[str] | None, typer.Option(help=f"repeatable; default: {', '.join(LAWS)}")] = None,
     clipping: Annotated[list[str] | None, typer.Option(help="repeatable; default: both")] = None,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="train once for each ε, not once with the scenario's")
+    ] = False,
     from_payloads: Annotated[
         Path | None, typer.Option(help="invert the *.gradient files of a recorded run instead")
     ] = None,
@@ -102,6 +105,7 @@ def attack_command(
         releases=releases,
         laws=law or LAWS,
         clippings=clippings,
+        retrain=retrain,
     )
     paths: list[Path] = []
     for chosen in clippings:

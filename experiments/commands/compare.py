@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from experiments.commands import options
-from experiments.figures import look, panels, save, shared_legend
+from experiments.figures import line, look, over_updates, panels, save, shared_legend
+from experiments.recording import ENGINES
 from experiments.records import RunRecords, find_run, read_run
 
 _WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read and a folded table cannot
@@ -29,7 +32,7 @@ def compare_command(
 ) -> None:
     """Overlay runs, simulated or real: accuracy over updates and, where there are times, over seconds."""
     found = [read_run(find_run(name, runs)) for name in names]
-    rows = [describe(run) for run in found]
+    rows = [{**describe(run), "run": name} for run, name in zip(found, told_apart(found), strict=True)]
     pictures = draw_comparison(found, out)
     if as_json:
         print(
@@ -71,22 +74,43 @@ def describe(run: RunRecords) -> dict[str, Any]:
     }
 
 
+def told_apart(found: Sequence[RunRecords]) -> list[str]:
+    """Return the last part of every path, and as many before it as no two runs share; the same run is numbered."""
+    paths = [run.path.resolve() for run in found]
+    parts = 1
+    while parts < max(len(path.parts) for path in paths) and any(
+        a != b and a.parts[-parts:] == b.parts[-parts:] for a, b in combinations(paths, 2)
+    ):
+        parts += 1
+    names = ["/".join(path.parts[-parts:]) for path in paths]
+    return [
+        f"{name} ({names[:place].count(name) + 1})" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
+
+
 def draw_comparison(found: Sequence[RunRecords], stem: Path) -> list[Path]:
-    timed = any(run.timed for run in found)
-    with panels(1, 2 if timed else 1, width=4.2, height=3.2) as (figure, axes):
-        for place, run in enumerate(found):
-            how = look(run.name, place)
+    clocks = {clock(run) for run in found if run.timed}
+    with panels(1, 2 if clocks else 1, width=4.2, height=3.2) as (figure, axes):
+        for place, (run, name) in enumerate(zip(found, told_apart(found), strict=True)):
+            label = f"{name} ({clock(run)})" if run.timed and len(clocks) > 1 else name
+            how = replace(look(name, place), label=label)
             accuracy = [seen.accuracy for seen in run.evaluations]
-            style = {"color": how.colour, "linestyle": how.dash, "label": run.name}
-            axes[0, 0].plot([seen.updates for seen in run.evaluations], accuracy, **style)
+            line(axes[0, 0], [seen.updates for seen in run.evaluations], accuracy, how)
             if run.timed:
-                axes[0, 1].plot([seen.seconds for seen in run.evaluations], accuracy, **style)
-        axes[0, 0].set_xlabel("update t")
+                seconds = [seen.seconds for seen in run.evaluations if seen.seconds is not None]
+                line(axes[0, 1], seconds, accuracy, how)
+        over_updates(axes[0, 0])
         axes[0, 0].set_ylabel("test accuracy")
-        if timed:
-            axes[0, 1].set_xlabel("seconds since the first update")
+        if clocks:
+            axes[0, 1].set_xlabel(f"{' or '.join(sorted(clocks))} since the first update")
         shared_legend(figure, axes)
         return save(figure, stem)
+
+
+def clock(run: RunRecords) -> str:
+    """Return whose seconds a run counts."""
+    return "simulated seconds" if run.manifest.get("engine") in ENGINES else "seconds"
 
 
 def _text(value: object) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -14,18 +19,26 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from common.errors import ConfigurationError
 from experiments.commands import options
 from experiments.sweep import ENGINES
 
-_COLOURS = {"reproduced": "green", "partly": "yellow", "not reproduced": "red", "not run": "dim"}
+_COLOURS = {
+    "reproduced": "green",
+    "partly": "yellow",
+    "not reproduced": "red",
+    "undecided": "cyan",
+    "not run": "dim",
+}
 
 
 def reproduce_command(
@@ -60,6 +73,12 @@ def reproduce_command(
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="take finished runs from the cache, or make them again")
     ] = True,
+    cached: Annotated[
+        bool,
+        typer.Option(
+            "--cached", help="run nothing: judge, draw and report what the cache holds, all seeds of it"
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option(help="where report, pictures, tables and cache go")] = Path(
         "runs/reproduce"
     ),
@@ -77,6 +96,8 @@ def reproduce_command(
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
     if ray_address is not None and engine != "ray":
         raise ConfigurationError("--ray-address: goes with --engine ray")
+    if cached and not resume:
+        raise ConfigurationError("--cached and --fresh: choose one")
     order = Order(
         experiments=catalogue().chosen(figures or []),
         size=sizes[0] if sizes else "quick",
@@ -90,15 +111,11 @@ def reproduce_command(
         most_seeds=seeds,
         testbed=testbed,
         only=tuple(only or ()),
+        cached_only=cached,
     )
     console = Console(stderr=True)
-    with _bar(console) as bar:
-        task = bar.add_task("reproduce", total=None, note=f"size {order.size}")
-
-        def watch(done: float, total: float, line: str) -> None:
-            bar.update(task, completed=done, total=total, note=line)
-
-        outcome = reproduce(order, watch)
+    with _terminated_as_interrupted(), _bar(console) as bar:
+        outcome = reproduce(order, _watching(bar, f"size {order.size}"))
     if as_json:
         rows = [
             {
@@ -138,15 +155,51 @@ def reproduce_command(
     raise typer.Exit(1 if outcome.failures else 0)
 
 
-def _bar(console: Console) -> Progress:
+class TimeLeft(ProgressColumn):
+    """Time left by the cost that is done. Rich looks at the last 30 s alone, in which no task may have ended."""
+
+    def render(self, task: Task) -> Text:
+        needed = task.fields["needed"]
+        if needed is None or task.elapsed is None:
+            return Text("-:--:--")
+        return Text(str(timedelta(seconds=round(max(0.0, needed - task.elapsed)))))
+
+
+def _watching(bar: Progress, note: str) -> Callable[[float, float, str], None]:
+    """Add a task to the bar; return what moves it."""
+    number = bar.add_task("reproduce", total=None, note=note, needed=None)
+    (task,) = bar.tasks
+
+    def watch(done: float, total: float, line: str) -> None:
+        needed = (task.elapsed or 0.0) * total / done if done else None  # seconds in all
+        bar.update(number, completed=done, total=total, note=line or note, needed=needed)
+
+    return watch
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM be a Ctrl-C: a run on the testbed, in a session of its own, is then told to end and tidies up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are not ours
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _bar(console: Console, get_time: Callable[[], float] | None = None) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
-        TimeRemainingColumn(),
+        TimeLeft(),
         TextColumn("{task.fields[note]}"),
         console=console,
+        get_time=get_time,
         disable=not console.is_terminal,
     )

@@ -20,6 +20,7 @@ OPTIONS = (
     *("--clipping", _CLIPPING.value),
     *("--releases", str(_RELEASES)),
     *("--batch-size", str(_BATCH_SIZE)),
+    "--retrain",
 )
 
 
@@ -35,6 +36,7 @@ def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
         releases=_RELEASES,
         laws=LAWS,
         clippings=(_CLIPPING,),
+        retrain=True,
     )
     return [
         {
@@ -44,6 +46,7 @@ def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
             "psnr": cell.psnr,
             "ssim": cell.ssim,
             "correlation": cell.correlation,
+            "correlations": [round(r, 4) for r in cell.correlations],
             "label_accuracy": cell.label_accuracy,
             "picture": [round(float(pixel), 3) for pixel in cell.picture],
             "truth": [round(float(pixel), 3) for pixel in cell.truth],

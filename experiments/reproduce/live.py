@@ -26,9 +26,14 @@ class LiveRunError(MapaError):
 
 def run_live(point: Point, *, data_dir: Path, runs: Path) -> Result:
     """Run the point in a process of its own and read its records."""
-    summary = json.loads(_said_by(live_command(point, data_dir=data_dir, runs=runs), point))
-    run = read_run(runs / summary["run"])
+    try:
+        summary = json.loads(_said_by(live_command(point, data_dir=data_dir, runs=runs), point))
+        run = read_run(runs / summary["run"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LiveRunError(f"{point.line}: no summary or records: {type(error).__name__}: {error}") from error
     seen = [one for one in run.evaluations if one.updates]
+    if not seen:
+        raise LiveRunError(f"{point.line}: {run.path} has no evaluation")
     b = point.scenario.batch_size
     return Result(
         key=point.key,
@@ -47,7 +52,7 @@ def run_live(point: Point, *, data_dir: Path, runs: Path) -> Result:
 def live_command(point: Point, *, data_dir: Path, runs: Path) -> list[str]:
     """Return the command; containers get the data folder only where there is one, since it is mounted."""
     word = "testbed" if point.engine == "containers" else "run"
-    command = [sys.executable, "-m", "experiments.cli", word, point.file, "--json"]
+    command = [sys.executable, "-P", "-m", "experiments.cli", word, point.file, "--json"]
     for change in point.changes:
         command += ["--set", change]
     command += ["--seed", str(point.seed), "--runs-dir", str(runs)]
@@ -80,9 +85,18 @@ def _said_by(command: Sequence[str], point: Point) -> str:
         except BaseException:
             _interrupt(child)
             raise
-    if child.returncode != 0:
+    if child.returncode != 0 and not _diverged(out):
         raise LiveRunError(f"{point.line}: exit code {child.returncode}: {errors.strip()[-500:]}")
     return out
+
+
+def _diverged(out: str) -> bool:
+    """Whether that is the summary of a model that is no longer finite: a result, as in a simulation."""
+    try:
+        summary = json.loads(out)
+    except ValueError:
+        return False
+    return isinstance(summary, dict) and summary.get("reason") == "diverged"
 
 
 def _interrupt(child: subprocess.Popen[str]) -> None:

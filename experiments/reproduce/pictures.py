@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from experiments import figures
-from experiments.figures import Look, curve, look, panels, save, shared_legend
+from experiments.figures import (
+    Look,
+    aligned,
+    bars,
+    curve,
+    hollow,
+    line,
+    look,
+    over_updates,
+    panels,
+    save,
+    shared_legend,
+)
 from experiments.reproduce.judges.ours import TARGET, seconds_to_target
-from experiments.reproduce.results import Results, mean
+from experiments.reproduce.results import Results
 
 _GROUPS = (
     ("ASGD", ["asgd"]),
@@ -60,28 +74,24 @@ def draw_norms(results: Results, folder: Path) -> list[Path]:
                 bound = variant.partition("-")[2]
                 how = look(f"{title} {bound}".strip(), place)
                 norms = first.result.norms or {"t": [], "mean": [], "low": [], "high": []}
-                above.plot(norms["t"], norms["mean"], color=how.colour, linewidth=1, label=how.label)
+                line(above, norms["t"], norms["mean"], replace(how, dash="-"), linewidth=1)
                 above.fill_between(
                     norms["t"], norms["low"], norms["high"], color=how.colour, alpha=0.15, linewidth=0
                 )
                 clips = first.result.clips or ([(1, float(bound))] if bound else [])
                 if clips:
-                    last = first.result.t[-1]
-                    starts = [t for t, _ in clips] + [last]
-                    above.step(
-                        starts,
-                        [c for _, c in clips] + [clips[-1][1]],
-                        where="post",
-                        color=how.colour,
-                        linestyle="--",
-                        linewidth=0.9,
-                    )
-                curve(below, first.result.t, [e.result.accuracy for e in entries], how)
+                    starts = [t for t, _ in clips] + [first.result.t[-1]]
+                    values = [c for _, c in clips] + [clips[-1][1]]
+                    dashed = replace(how, label="", dash="--")
+                    line(above, starts, values, dashed, drawstyle="steps-post", linewidth=0.9)
+                ts, runs = aligned([(e.result.t, e.result.accuracy) for e in entries])
+                curve(below, ts, runs, how, markers=True)
             above.set_yscale("log")
             above.set_title(title)
-            below.set_xlabel("update t")
-            above.legend()
-        axes[0, 0].set_ylabel("‖g‖ before clipping (dashed: bound C)")
+            over_updates(above, "")
+            over_updates(below)
+            above.legend(frameon=True, framealpha=0.85, edgecolor="none")  # a bound may lie behind
+        axes[0, 0].set_ylabel("‖g‖ before clipping, first seed\n(dashed: bound C)")
         axes[1, 0].set_ylabel("test accuracy")
         return save(figure, folder / "norms")
 
@@ -97,32 +107,36 @@ def draw_stragglers(results: Results, folder: Path) -> list[Path]:
     with panels(1, 3, width=3.1) as (figure, axes):
         times, *over = axes[0]
         for (variant, engine), how in styles.items():
-            needed = {
-                x: [s for s in seconds_to_target(results, variant, engine, x) if s is not None] for x in xs
+            runs = {
+                x: [e.result for e in results.of("stragglers", variant=variant, engine=engine, x=x)]
+                for x in xs
             }
-            known = [x for x in xs if needed[x]]
-            times.plot(
-                known,
-                [mean(needed[x]) for x in known],
-                color=how.colour,
-                linestyle=how.dash,
-                marker=how.marker,
-                label=how.label,
-            )
+            needed = {x: seconds_to_target(results, variant, engine, x) for x in xs if runs[x]}
+            known = {x: [s for s in some if s is not None] for x, some in needed.items() if None not in some}
+            bars(times, list(known), list(known.values()), how)
+            never = [x for x in needed if x not in known]
+            hollow(times, never, [max((r.seconds or [0.0])[-1] for r in runs[x]) for x in never], how)
             for axis, x in zip(over, (xs[0], xs[-1]), strict=True):
-                entries = results.of("stragglers", variant=variant, engine=engine, x=x)
-                if entries:
-                    axis.plot(
-                        entries[0].result.seconds,
-                        entries[0].result.accuracy,
-                        color=how.colour,
-                        linestyle=how.dash,
-                    )
+                timed = [(r.seconds, r.accuracy) for r in runs[x] if r.seconds]
+                if timed:
+                    curve(axis, *interpolated(timed), how, markers=True)
                 axis.set_title("all edges alike" if x == 1 else f"one edge {x:g}× slower")
-                axis.set_xlabel("virtual seconds")
-        times.set_xlabel("slowest of ten edges, times slower")
+                axis.set_xlabel("virtual seconds\n(band: deviation of the seeds)")
+        times.set_xlabel("slowest of ten edges, times slower\n(bars: all seeds; hollow: a seed ended before)")
         times.set_ylabel(f"virtual seconds to {TARGET:.0%}")
         times.set_ylim(bottom=0)
         over[0].set_ylabel("test accuracy")
         shared_legend(figure, axes)
         return save(figure, folder / "stragglers")
+
+
+def interpolated(
+    runs: Sequence[tuple[Sequence[float], Sequence[float]]],
+) -> tuple[list[float], list[list[float]]]:
+    """Return common seconds, and the curve (seconds, y) of each run there: seeds are evaluated at other times.
+
+    They are those of all evaluations, from where every run has its first one; a run has NaN after its end.
+    """
+    begin = max(x[0] for x, _ in runs)
+    seconds = sorted({second for x, _ in runs for second in x if second >= begin})
+    return seconds, [np.interp(seconds, x, y, right=np.nan).tolist() for x, y in runs]

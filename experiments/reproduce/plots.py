@@ -10,9 +10,22 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from experiments import figures
-from experiments.figures import Look, curve, level, look, panels, save, shared_legend
+from experiments.figures import (
+    Look,
+    aligned,
+    bars,
+    curve,
+    hollow,
+    level,
+    line,
+    look,
+    over_updates,
+    panels,
+    save,
+    shared_legend,
+)
 from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.judges.convergence import horizon, iterations_to
+from experiments.reproduce.judges.convergence import horizon
 from experiments.reproduce.judges.testbed import by_value
 from experiments.reproduce.pictures import draw_attack, draw_norms, draw_stragglers
 from experiments.reproduce.results import Results
@@ -31,7 +44,7 @@ _LOOKS = {
     "audp-0.5": Look("AUDP, ε = 0.5", figures.VERMILION, "-.", "D"),
     "audp-sound": Look("AUDP, sound, total ε = 2", figures.PURPLE, ":", "^"),
     "mapa-sound": Look("MAPA (first bound), sound, total ε = 2", figures.BLUE, "-", "o"),
-    "measured": Look("MAPA, σ and L measured", figures.BLUE, "-", "o"),
+    "measured": Look("MAPA, this project's σ and L", figures.BLUE, "-", "o"),
     "paper": Look("MAPA, σ = 30, L = 10", figures.VERMILION, "--", "s"),
     "theorem3": Look("MAPA, σ = 30, L = 10, Theorem 3's first bound", figures.PURPLE, "-.", "D"),
 }
@@ -92,8 +105,8 @@ def _against_x(
             axis.set_xlabel(xlabel)
             if log:
                 _log_ticks(axis, results.xs(experiment, panel=panel))
-        for line in axes:
-            line[0].set_ylabel(ylabel)
+        for row in axes:
+            row[0].set_ylabel(ylabel)
         shared_legend(figure, axes)
         return save(figure, folder / experiment)
 
@@ -138,29 +151,26 @@ def draw_convergence(results: Results, folder: Path) -> list[Path]:
             threshold = catalogue().thresholds()[panel].taken
             for variant in results.variants("convergence", panel):
                 how = look(variant)
-                needed = [iterations_to(results, panel, variant, x, threshold) for x in xs]
-                values = [math.nan if v is None or math.isinf(v) else v for v in needed]
-                axis.plot(
-                    xs, values, color=how.colour, linestyle=how.dash, marker=how.marker, label=how.label
-                )
-                never = [x for x, v in zip(xs, needed, strict=True) if v is not None and math.isinf(v)]
-                axis.plot(
-                    never,
-                    [last * 1.25] * len(never),
-                    linestyle="",
-                    marker=how.marker,
-                    markerfacecolor="none",
-                    color=how.colour,
-                )
+                reached = {x: _reached(results, panel, variant, x, threshold) for x in xs}
+                known = {x: [t for t in ts if t is not None] for x, ts in reached.items() if None not in ts}
+                bars(axis, [x for x in known if known[x]], [ts for ts in known.values() if ts], how)
+                never = [x for x in xs if x not in known]
+                hollow(axis, never, [last * 1.25] * len(never), how)
             axis.axhline(last, color="#999999", linewidth=0.8)
             _log_ticks(axis, xs)
             axis.set_yscale("log")
             axis.set_title(f"{results.title(panel)}, loss ≤ {threshold:g}")
-            axis.set_xlabel("edges K (hollow: not within T)")
-        for line in axes:
-            line[0].set_ylabel("updates needed")
+            axis.set_xlabel("edges K\n(bars: all seeds; hollow: not within T)")
+        for row in axes:
+            row[0].set_ylabel("updates needed")
         shared_legend(figure, axes)
         return save(figure, folder / "convergence")
+
+
+def _reached(results: Results, panel: str, variant: str, x: float, threshold: float) -> list[int | None]:
+    """Return the updates needed, one for each seed; None: it did not get there."""
+    entries = results.of("convergence", panel=panel, variant=variant, x=x)
+    return [entry.result.reached(threshold) for entry in entries]
 
 
 def draw_testbed(results: Results, folder: Path) -> list[Path]:
@@ -173,24 +183,18 @@ def draw_testbed(results: Results, folder: Path) -> list[Path]:
             for variant in results.variants("testbed", results.panels("testbed")[0]):
                 for entry in results.of("testbed", variant=variant, x=x):
                     how, result = look(variant), entry.result
-                    over_t.plot(
-                        result.t, result.accuracy, color=how.colour, linestyle=how.dash, label=how.label
-                    )
+                    line(over_t, result.t, result.accuracy, how)
                     if result.seconds:
-                        over_seconds.plot(
-                            result.seconds, result.accuracy, color=how.colour, linestyle=how.dash
-                        )
+                        line(over_seconds, result.seconds, result.accuracy, how)
                     if result.staleness and variant != "csgd":
                         values = sorted(result.staleness)
                         total = sum(result.staleness.values())
-                        shares = [result.staleness[v] / total for v in values]
-                        stale.plot(
-                            values, shares, color=how.colour, linestyle=how.dash, marker=".", markersize=2
-                        )
+                        line(stale, values, [result.staleness[v] / total for v in values], how)
             over_t.set_title(f"K = {x:g}")
-            over_t.set_xlabel("update t")
+            over_updates(over_t)
             over_seconds.set_xlabel("seconds since the first update")
-            stale.set_xlabel("staleness")
+            stale.axvline(x, color="#999999", linewidth=0.8)
+            stale.set_xlabel("staleness (grey: τ_max = K)")
             stale.set_yscale("log")
         for axis, label in zip(
             axes[:, 0], ("test accuracy", "test accuracy", "share of gradients"), strict=True
@@ -205,12 +209,13 @@ def draw_sensitivity(results: Results, folder: Path) -> list[Path]:
         for axis, (key, symbol) in zip(axes.flat, _SYMBOLS.items(), strict=True):
             for place, (x, entries) in enumerate(by_value(results, key).items()):
                 how = look(f"{symbol} = {x:g}", place)
-                curve(axis, entries[0].result.t, [e.result.accuracy for e in entries], how)
+                ts, runs = aligned([(e.result.t, e.result.accuracy) for e in entries])
+                curve(axis, ts, runs, how, markers=True)
             axis.set_title(symbol)
-            axis.set_xlabel("update t")
+            over_updates(axis)
             axis.legend()
-        for line in axes:
-            line[0].set_ylabel("test accuracy")
+        for row in axes:
+            row[0].set_ylabel("test accuracy")
         return save(figure, folder / "sensitivity")
 
 

@@ -46,6 +46,7 @@ class Point:
     asked: str  # data set of the scenario file
     scenario: Scenario
     updates: tuple[int, ...] = ()  # attack: whose models are attacked
+    data_dir: Path = Path("data")  # where its data set is, unless it is the embedded one
 
     @property
     def panel(self) -> str:
@@ -60,12 +61,19 @@ class Point:
     @property
     def key(self) -> str:
         """Name of the result in the cache."""
-        text = json.dumps([FORMAT, self.engine, self.scenario.digest, self.updates])
+        options = [attacks.OPTIONS] if self.engine == "attack" else []
+        text = json.dumps([FORMAT, self.engine, self.scenario.digest, self.updates, *options])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @property
     def run_as(self) -> str:
         return _RUN_AS[self.engine]
+
+    @property
+    def label(self) -> str:
+        """What a reader needs to find it among the others, e.g. testbed-cnn-mnist-mapa, edges 5, seed 0, processes."""
+        place = [] if self.x is None else [f"{self.sweep} {self.x:g}"]
+        return ", ".join([self.line, *place, f"seed {self.seed}", self.run_as])
 
     @property
     def stands_in(self) -> bool:
@@ -85,10 +93,9 @@ class Point:
             words += ["--iterations", ",".join(map(str, self.updates)), *attacks.OPTIONS]
         if self.engine == "testbed":
             words += ["--processes", str(PROCESSES)]
-        text = shlex.join(words)
-        if self.engine == "containers" and self.scenario.data.set != _EMBEDDED:
-            text += ' --data-dir "${MAPA_DATA_DIR:-data}"'  # containers see nothing of the host by themselves
-        return text
+        if self.scenario.data.set != _EMBEDDED:
+            words += ["--data-dir", shown(str(self.data_dir))]
+        return shlex.join(words)
 
 
 def shown(file: str) -> str:
@@ -121,7 +128,7 @@ def all_points(
         for block in blocks_of(experiments)
         for path in block.files(block.size(size))
         if not only or any(fnmatch(path.stem, glob) for glob in only)
-        for point in _points(block, path, size, present, most_seeds, containers)
+        for point in _points(block, path, size, present, data_dir, most_seeds, containers)
     ]
     if not found:
         names = sorted(
@@ -145,7 +152,13 @@ def data_set(asked: str, size: str, present: set[str]) -> str:
 
 
 def _points(
-    block: Block, path: Path, size_name: str, present: set[str], most_seeds: int | None, containers: bool
+    block: Block,
+    path: Path,
+    size_name: str,
+    present: set[str],
+    data_dir: Path,
+    most_seeds: int | None,
+    containers: bool,
 ) -> list[Point]:
     """Return the points of one line."""
     size = block.size(size_name)
@@ -181,6 +194,7 @@ def _points(
                     asked=asked,
                     scenario=scenario,
                     updates=attacked,
+                    data_dir=data_dir,
                 )
             )
     return points

@@ -4,26 +4,58 @@ from __future__ import annotations
 
 import base64
 import html
+import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.rundir import versions
 from experiments.reproduce.catalogue import Experiment
-from experiments.reproduce.judges.ours import MODELS, bound_of
+from experiments.reproduce.conventions import conventions, run_as
 from experiments.reproduce.points import Point
-from experiments.reproduce.results import WINDOW, Results
-from experiments.reproduce.tables import Row, as_csv, as_markdown, rows_of, verdict_rows
-from experiments.reproduce.verdicts import NEAR, TIE, Judged
+from experiments.reproduce.results import Results
+from experiments.reproduce.tables import EXPLANATION, Row, as_csv, as_markdown, rows_of, verdict_rows
+from experiments.reproduce.verdicts import Judged, Judgement, Verdict
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
 h1 { font-size: 1.6rem } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ddd }
-table { border-collapse: collapse; font-size: 13px; margin: 1rem 0 } th, td { border: 1px solid #ddd;
-padding: .25rem .5rem; text-align: left; vertical-align: top } th { background: #f5f5f5 }
+.wide { overflow-x: auto; margin: 1rem 0 } table { border-collapse: collapse; font-size: 13px }
+th, td { border: 1px solid #ddd; padding: .25rem .5rem; text-align: left; vertical-align: top }
+th { background: #f5f5f5 } .verdicts { table-layout: fixed; width: 100%; min-width: 64rem; overflow-wrap: break-word }
 .reproduced { background: #d7efe5 } .partly { background: #fdf0cf } .not-reproduced { background: #f9dcd0 }
-.not-run { background: #eee } img { max-width: 100%; height: auto } code { font-size: 12px }
-details { margin: .5rem 0 } summary { cursor: pointer } .note { color: #555 }
+.undecided { background: #e2e6f5 } .not-run { background: #eee } img { max-width: 100%; height: auto }
+code { font-size: 12px } td code { font-size: 11px } pre { overflow-x: auto } summary { cursor: pointer }
+details { margin: .5rem 0 } td details { margin: 0 } td ul { margin: .25rem 0; padding-left: 1.1rem }
+.note { color: #555 }
 """
+_WIDTHS = {"Claim": 22, "Where": 14, "Verdict": 10, "Measured": 31, EXPLANATION: 23}  # percent
+_ROOT = Path(__file__).resolve().parents[2]
+_GIT_SECONDS = 20.0
+_OPEN = 4  # cases that a reader sees without asking
+_PLURAL = {"holds": "hold", "does not hold": "do not hold"}
+
+
+def made_with(root: Path = _ROOT) -> str:
+    """Return this package's version and, in a checkout, its commit; `changed` where the files are not those."""
+    said = f"mapa {versions().get('mapa-testbed', '(not installed)')}"
+    # another repository may lie around an installed package: only its own counts
+    commit = _git(root, "rev-parse", "--short", "HEAD") if (root / ".git").exists() else None
+    if not commit:
+        return said
+    changed = ", changed" if _git(root, "status", "--porcelain") else ""
+    return f"{said}, commit {commit}{changed}"
+
+
+def _git(root: Path, *words: str) -> str | None:
+    """Return what git says, or None where there is none or it refuses."""
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 @dataclass(slots=True)
@@ -38,8 +70,9 @@ class Story:
     results: Results
     judged: Sequence[Judged]
     pictures: Mapping[str, Sequence[Path]]
-    failures: Mapping[str, str] = field(default_factory=dict)  # by line
+    failures: Mapping[str, str] = field(default_factory=dict)  # by label
     notes: Sequence[str] = ()
+    made_with: str = field(default_factory=made_with)
 
 
 def write_report(story: Story, folder: Path) -> list[Path]:
@@ -59,64 +92,56 @@ def write_report(story: Story, folder: Path) -> list[Path]:
     return written
 
 
-def run_as(results: Results, experiment: str) -> str:
-    """Return how the runs of an experiment were made, e.g. `containers`."""
-    kinds = {e.point.run_as for e in results.entries if e.point.experiment == experiment}
-    return " and ".join(sorted(kinds)) or "not run"
-
-
-def conventions(results: Results) -> list[str]:
-    """Return what was decided where the paper leaves it open."""
-    fair = ", ".join(f"{m.upper()} {bound_of(f'accuracy-{m}-mnist-audp-fair'):g}" for m in MODELS)
-    sensitivity = run_as(results, "sensitivity")
-    drawn = (
-        ", with delays drawn per edge in place of the testbed's links" if sensitivity == "simulation" else ""
-    )
-    return [
-        f"Accuracies nearer than {100 * TIE:g} points count as equal; “nearly the same” means within {100 * NEAR:g} "
-        "points.",
-        "Loss and accuracy are those of the last model on the test set (`heldout`: on training records kept apart); "
-        "a band is one standard deviation over seeds.",
-        f"Convergence: the mean test loss of {WINDOW} successive evaluations is at most the panel's threshold. "
-        "The tables give the count for the caption's threshold, too.",
-        "AUDP's bound: “bound G” is as large as the largest gradient's norm, from which MAPA starts, too. “Fair "
-        f"bound” is one constant for each model ({fair}), chosen on held-out training records with other seeds "
-        "(experiment `heldout`), never on a test set: what tuning can do for AUDP, which a user with private data "
-        "could not do for free. Neither is in the paper, which says “determined by actual model”.",
-        "Noise, clipping and the CNN's scope are as printed (exponential-norm, batch-mean, first-conv; not DP), "
-        "but for `sound`, where they are the defaults of this project.",
-        "L, σ, R and f(x₁) of LR and SVM are those measured on the public data (docs/paper.md); "
-        "MAPA on the testbed has the paper's σ = 30, L = 10, δ = 1e-3 and Theorem 3's first bound.",
-        f"Sensitivity: {sensitivity}{drawn}.",
-        "The synchronous twin averages K gradients a round, waits for the slowest edge, and has the algorithm's own "
-        "schedule with τ_max = 0, σ/√K and v/K.",
-    ]
+def counted(judged: Sequence[Judged]) -> str:
+    """Return how many claims came out how, the paper's and ours apart."""
+    said = []
+    for ours, whose in ((False, "The paper's claims"), (True, "Our own questions")):
+        words = []
+        for verdict in Verdict:
+            some = [
+                one.words for one in judged if one.claim.ours is ours and one.judgement.verdict is verdict
+            ]
+            if some:
+                words.append(f"{len(some)} {_PLURAL.get(some[0], some[0]) if len(some) > 1 else some[0]}")
+        said += [f"{whose}: {', '.join(words)}."] if words else []
+    return " ".join(said)
 
 
 def _page(story: Story, tables: Mapping[str, Sequence[Row]]) -> str:
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>Reproduction, {story.size}</title><style>{_STYLE}</style></head><body>",
         f"<h1>Reproduction of the paper's evaluation, size {html.escape(story.size)}</h1>",
-        f"<p>Made by <code>{html.escape(story.command)}</code> in {story.seconds:,.0f} s on "
+        f"<p>Made by <code>{html.escape(story.command)}</code> ({html.escape(story.made_with)}) in "
+        f"{story.seconds:,.0f} s on "
         f"{html.escape(', '.join(f'{key} {value}' for key, value in story.machine.items()))}.</p>",
         *(f"<p><b>{html.escape(note)}</b></p>" for note in story.notes),
-        "<h2>Verdicts</h2>",
+        "<nav><ul><li><a href='#verdicts'>Verdicts</a></li><li><a href='#conventions'>What was decided</a></li>",
+        *(
+            f"<li><a href='#{experiment.name}'>{_heading(experiment)}</a></li>"
+            for experiment in story.experiments
+        ),
+        "</ul></nav>",
+        "<h2 id='verdicts'>Verdicts</h2>",
+        f"<p>{html.escape(counted(story.judged))} <span class='note'>✗: it fails there; ?: the seeds cannot tell."
+        "</span></p>",
         _verdict_table(story.judged),
-        "<h2>What was decided where the paper leaves it open</h2><ul>",
-        *(f"<li>{html.escape(line)}</li>" for line in conventions(story.results)),
+        "<h2 id='conventions'>What was decided where the paper leaves it open</h2><ul>",
+        *(f"<li>{_coded(line)}</li>" for line in conventions(story.results)),
         "</ul>",
     ]
     for experiment in story.experiments:
         parts.append(
-            f"<h2 id='{experiment.name}'>{experiment.number}. {html.escape(experiment.title)}</h2>"
+            f"<h2 id='{experiment.name}'>{_heading(experiment)}</h2>"
             f"<p class='note'>The paper's <code>{html.escape(experiment.paper)}</code>. Run as: "
-            f"{html.escape(run_as(story.results, experiment.name))}.</p>"
+            f"{html.escape(run_as(story.results, experiment.name))}.{_claims(story.judged, experiment.name)}</p>"
         )
         for path in story.pictures.get(experiment.name, ()):
             if path.suffix == ".png":
                 code = base64.b64encode(path.read_bytes()).decode()
-                parts.append(f"<p><img alt='{path.stem}' src='data:image/png;base64,{code}'></p>")
+                alt = html.escape(_alternative(experiment, path, story.results))
+                parts.append(f"<p><img alt='{alt}' src='data:image/png;base64,{code}'></p>")
         rows = tables[experiment.name]
         if rows:
             parts.append(f"<details><summary>Numbers ({len(rows)} rows)</summary>{_table(rows)}</details>")
@@ -127,28 +152,66 @@ def _page(story: Story, tables: Mapping[str, Sequence[Row]]) -> str:
     return "\n".join(parts)
 
 
+def _heading(experiment: Experiment) -> str:
+    return f"{experiment.number}. {html.escape(experiment.title)}"
+
+
+def _coded(text: str) -> str:
+    """Return text as HTML, what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def _alternative(experiment: Experiment, path: Path, results: Results) -> str:
+    """Return a picture in words, for who does not see it."""
+    panel = path.stem.removeprefix(experiment.name).removeprefix("-")
+    of = f", {results.title(panel)}" if panel else ""
+    return f"Figure: {experiment.title}{of}. The table below has its numbers."
+
+
+def _claims(judged: Sequence[Judged], experiment: str) -> str:
+    """Return links to what was judged by an experiment."""
+    links = [
+        f"<a href='#claim-{place}'>{html.escape(one.claim.name)}</a> ({one.words})"
+        for place, one in enumerate(judged)
+        if one.claim.experiment == experiment
+    ]
+    return f" Claims: {', '.join(links)}." if links else ""
+
+
 def _verdict_table(judged: Sequence[Judged]) -> str:
-    lines = ["<table><tr><th>Claim</th><th>Where</th><th>Verdict</th><th>Measured</th><th>Why</th></tr>"]
-    for one in judged:
-        verdict = one.judgement.verdict.value
-        cells = (one.judgement.measured, one.judgement.why)
+    columns = "".join(f"<col style='width: {width}%'>" for width in _WIDTHS.values())
+    head = "".join(f"<th scope='col'>{name}</th>" for name in _WIDTHS)
+    lines = [f"<div class='wide'><table class='verdicts'><colgroup>{columns}</colgroup><tr>{head}</tr>"]
+    for place, one in enumerate(judged):
+        claim, judgement = one.claim, one.judgement
         lines.append(
-            f"<tr><td>{html.escape(one.claim.text)}</td><td><code>{html.escape(one.claim.where)}</code></td>"
-            f"<td class='{verdict.replace(' ', '-')}'>{one.words}</td>"
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-            + "</tr>"
+            f"<tr id='claim-{place}'><td><a href='#{claim.experiment}'>{html.escape(claim.text)}</a></td>"
+            f"<td><code>{html.escape(claim.where)}</code></td>"
+            f"<td class='{judgement.verdict.value.replace(' ', '-')}'>{one.words}</td>"
+            f"<td>{_measured(judgement)}</td><td>{_coded(judgement.why)}</td></tr>"
         )
-    return "\n".join([*lines, "</table>"])
+    return "\n".join([*lines, "</table></div>"])
+
+
+def _measured(judgement: Judgement) -> str:
+    """Return the summary, with the cases to unfold: those that failed first, then the undecided."""
+    summary = html.escape(judgement.summary)
+    if not judgement.cases:
+        return summary
+    cases = sorted(judgement.cases, key=lambda case: (case.holds is not False, case.holds is not None))
+    items = "".join(f"<li>{html.escape(case.words)}</li>" for case in cases)
+    unfolded = " open" if len(cases) <= _OPEN else ""
+    return f"<details{unfolded}><summary>{summary}</summary><ul>{items}</ul></details>"
 
 
 def _table(rows: Sequence[Row]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    head = "".join(f"<th scope='col'>{html.escape(column)}</th>" for column in columns)
     body = "\n".join(
         "<tr>" + "".join(f"<td>{html.escape(row.get(column, ''))}</td>" for column in columns) + "</tr>"
         for row in rows
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f"<div class='wide'><table><tr>{head}</tr>{body}</table></div>"
 
 
 def _commands(results: Results, experiment: str) -> str:
@@ -166,9 +229,10 @@ def _commands(results: Results, experiment: str) -> str:
 
 
 def _markdown(story: Story, tables: Mapping[str, Sequence[Row]]) -> str:
-    parts = [f"# Reproduction, size {story.size}\n", f"`{story.command}`, {story.seconds:,.0f} s.\n"]
+    made = f"`{story.command}` ({story.made_with}), {story.seconds:,.0f} s.\n"
+    parts = [f"# Reproduction, size {story.size}\n", made]
     parts += [f"{note}\n" for note in story.notes]
-    parts += ["## Verdicts\n", as_markdown(verdict_rows(story.judged))]
+    parts += ["## Verdicts\n", f"{counted(story.judged)}\n", as_markdown(verdict_rows(story.judged))]
     for experiment in story.experiments:
         parts.append(f"## {experiment.number}. {experiment.title}\n")
         parts.append(f"Run as: {run_as(story.results, experiment.name)}.\n")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from common.errors import MapaError
+from common.errors import ConfigurationError, MapaError
 from experiments.reproduce.catalogue import Experiment
 from experiments.reproduce.containers import choose_containers, lacking_here
 from experiments.reproduce.engines import Task, run_task
@@ -21,6 +22,8 @@ from experiments.reproduce.results import Cache, Result, Results
 from experiments.reproduce.tasks import ALONE, make_tasks
 from experiments.reproduce.verdicts import Judged, judge_all
 from experiments.sweep import Done, sweep
+
+_NAMED = 12  # lines with missing points that a note names one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,49 +42,47 @@ class Order:
     most_seeds: int | None = None  # for every point, whatever the size says
     testbed: str = "auto"
     only: Sequence[str] = ()  # globs of lines; none: all
+    cached_only: bool = False  # run nothing: the cache may have been filled in parts
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     judged: list[Judged]
     files: list[Path]
-    failures: dict[str, str]
+    failures: dict[str, str]  # by the label of the point
     runs: int  # made now; the others were in the cache
     cached: int
 
 
-Watch = Callable[[float, float, str], None]  # cost done, cost in all, what ended last
+Watch = Callable[[float, float, str], None]  # cost done, cost in all, what ended last; at first (0, …, "")
 
 
 def reproduce(order: Order, watch: Watch | None = None) -> Outcome:
     """Run what is missing, then write the report. Interrupted, it goes on where it stopped."""
     began = time.perf_counter()
-    containers, no_containers = _containers(order)
-    points = all_points(
-        order.experiments,
-        order.size,
-        order.data_dir,
-        most_seeds=order.most_seeds,
-        containers=containers,
-        only=order.only,
-    )
     cache = Cache(order.out / "cache")
+    points, no_containers = _points(order, cache)
     found: dict[str, Result] = {}
-    if order.resume:
+    if order.resume or order.cached_only:
         for key in {point.key for point in points}:
             result = cache.get(key)
             if result is not None:
                 found[key] = result
     cached = len(found)
-    tasks = make_tasks([p for p in points if p.key not in found], order.data_dir, order.out / "runs")
+    if order.cached_only and not found:
+        raise ConfigurationError(f"--cached: {cache.directory} holds nothing of this at size {order.size}")
+    missing = [] if order.cached_only else [point for point in points if point.key not in found]
+    tasks = make_tasks(missing, order.data_dir, order.out / "runs")
     total, spent = sum(task.cost for task in tasks), 0.0
     failures: dict[str, str] = {}
+    if watch is not None and tasks:
+        watch(spent, total, "")
     for done in _run(tasks, order):
         for result in done.value or []:
             cache.put(result)
             found[result.key] = result
         if done.error is not None:
-            failures.update((point.line, done.error) for point in done.task.points)
+            failures.update((point.label, done.error) for point in done.task.points)
         spent += done.task.cost
         if watch is not None:
             watch(spent, total, done.task.points[0].line)
@@ -99,7 +100,7 @@ def reproduce(order: Order, watch: Watch | None = None) -> Outcome:
         pictures=draw_all(results, names, order.out / "figures"),
         failures=failures,
         notes=[
-            *notes(order, points, no_containers),
+            *notes(order, [e.point for e in results.entries] if order.cached_only else points, no_containers),
             *([f"{cached} results were taken from the cache."] if cached else []),
             *shortcomings(results, failures),
         ],
@@ -128,6 +129,33 @@ def machine() -> dict[str, str]:
     }
 
 
+def _points(order: Order, cache: Cache) -> tuple[list[Point], str]:
+    """Return the points, and why those of the testbed are no containers where one might expect them."""
+
+    def points(containers: bool) -> list[Point]:
+        return all_points(
+            order.experiments,
+            order.size,
+            order.data_dir,
+            most_seeds=order.most_seeds,
+            containers=containers,
+            only=order.only,
+        )
+
+    if not order.cached_only:
+        containers, why_not = _containers(order)
+        return points(containers), why_not
+    containers, _ = choose_containers(order.testbed, order.size, lambda: None)  # none is started
+    if order.testbed != "auto":
+        return points(containers), ""
+    chosen = []
+    for inside, outside in zip(points(containers=True), points(containers=False), strict=True):
+        live = inside.engine in ALONE
+        other = live and cache.get(inside.key) is None and cache.get(outside.key) is not None
+        chosen.append(outside if other else inside)
+    return chosen, ""
+
+
 def _containers(order: Order) -> tuple[bool, str]:
     """Choose between containers and processes; nobody is asked for an engine that no run needs."""
     blocks = blocks_of(order.experiments)
@@ -146,13 +174,20 @@ def notes(order: Order, points: Sequence[Point], no_containers: str = "") -> lis
     if replaced:
         said.append(
             f"The embedded 5,000 MNIST images stand in for {' and '.join(name.upper() for name in replaced)}: "
-            "panels of different names may show the same runs."
+            "lines of different panels may be the same runs, and a panel that has no other is left out."
         )
-    live = {point.experiment: point.run_as for point in points if point.engine in ALONE}
-    if live:
+    live: dict[str, set[str]] = {}
+    for point in points:
+        if point.engine in ALONE:
+            live.setdefault(point.experiment, set()).add(point.run_as)
+    kinds = {name: " and ".join(sorted(some)) for name, some in live.items()}
+    for kind in dict.fromkeys(kinds.values()):
         why = f" instead of containers: {no_containers}" if no_containers else ""
-        (kind,) = set(live.values())
-        said.append(f"Runs of the testbed ({', '.join(live)}) were {kind} of this machine{why}.")
+        names = ", ".join(name for name in kinds if kinds[name] == kind)
+        said.append(f"Runs of the testbed ({names}) were {kind} of this machine{why}.")
+    if order.cached_only:
+        said.append(f"Nothing was run: this is what the cache holds. Seeds of a point: {_seeds(points)}.")
+        return said
     fewer = _fewer_seeds(order)
     if fewer:
         said.append(
@@ -172,10 +207,24 @@ def _fewer_seeds(order: Order) -> list[str]:
     return [f"{name} (of {seeds})" for name, seeds in cut.items()]
 
 
+def _seeds(points: Sequence[Point]) -> str:
+    """Return how many seeds the points of each experiment have, at least and at most."""
+    seeds = Counter((p.experiment, p.line, p.engine not in ALONE and p.engine, p.sweep, p.x) for p in points)
+    counts: dict[str, list[int]] = {}
+    for (experiment, *_), count in seeds.items():
+        counts.setdefault(experiment, []).append(count)
+    return ", ".join(
+        f"{name} {min(some)}" + (f" to {max(some)}" if min(some) < max(some) else "")
+        for name, some in counts.items()
+    )
+
+
 def shortcomings(results: Results, failures: dict[str, str]) -> list[str]:
     """Return what is missing, and which runs failed."""
     said = []
     if results.missing:
         lines = sorted({point.line for point in results.missing})
+        if len(lines) > _NAMED:  # a reader wants to know where, not every name
+            lines = list(dict.fromkeys(point.experiment for point in results.missing))
         said.append(f"{len(results.missing)} points are missing, of: {', '.join(lines)}.")
     return said + [f"Failed: {line}: {error}" for line, error in sorted(failures.items())]

@@ -37,6 +37,11 @@ class Result:
     def final(self) -> float:
         return self.accuracy[-1]
 
+    @property
+    def floor(self) -> int | None:
+        """The least count that `reached` can give; None: too few evaluations for any."""
+        return self.t[WINDOW - 1] if len(self.t) >= WINDOW else None
+
     def reached(self, threshold: float) -> int | None:
         """Return the first update at which the mean loss of WINDOW evaluations is at most the threshold."""
         for end in range(WINDOW, len(self.loss) + 1):
@@ -65,11 +70,14 @@ class Cache:
             values = json.loads((self.directory / f"{key}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None  # absent, or cut off: it will be made again
-        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        if not isinstance(values, dict) or values.pop("format", None) != FORMAT or values.get("key") != key:
             return None
-        values["staleness"] = {int(k): n for k, n in values["staleness"].items()}
-        values["clips"] = [(int(t), float(c)) for t, c in values["clips"]]
-        return Result(**values)
+        try:
+            values["staleness"] = {int(k): n for k, n in values["staleness"].items()}
+            values["clips"] = [(int(t), float(c)) for t, c in values["clips"]]
+            return Result(**values)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None  # other fields than ours
 
     def put(self, result: Result) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -107,16 +115,20 @@ class Results:
         return found
 
     def panels(self, experiment: str) -> list[str]:
-        return list(
-            dict.fromkeys(entry.point.panel for entry in self.entries if entry.point.experiment == experiment)
-        )
+        """Return the panels, without those whose runs are all in an earlier one: images that stand in count once."""
+        keys: dict[str, set[str]] = {}
+        for entry in self.of(experiment):
+            keys.setdefault(entry.point.panel, set()).add(entry.point.key)
+        names = list(keys)
+        return [
+            name for i, name in enumerate(names) if not any(keys[name] <= keys[other] for other in names[:i])
+        ]
 
     def title(self, panel: str) -> str:
-        """Return a panel's name, and the data where other than USPS had to stand for it."""
+        """Return a panel's name, and the data where the embedded images alone stood for its own."""
         model, _, asked = panel.partition("-")
-        name = f"{model.upper()} {asked.upper()}"
         used = {e.point.scenario.data.set for e in self.entries if e.point.panel == panel}
-        return f"{name} (mnist-5k)" if asked == "usps" and "usps" not in used else name
+        return f"{model.upper()} {asked.upper()}" + (" (mnist-5k)" if used == {"mnist-5k"} else "")
 
     def xs(self, experiment: str, **wanted: object) -> list[float]:
         """Return the x at which anything was run, in order."""

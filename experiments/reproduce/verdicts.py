@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from experiments.reproduce.results import Results, mean
+from experiments.reproduce.results import Results, mean, spread
 
 TIE = 0.005  # accuracies nearer than this are the same
 NEAR = 0.02  # "nearly the same", "similar"
 LEARNED = 0.3  # accuracy on ten classes below which a run has learned nothing that could be compared
+ERRORS = 2.0  # standard errors over seeds within which nothing is decided
+ONE_SEED = 0.01  # the same where a single seed gives no such error
 
 
 class Claim(BaseModel):
@@ -29,12 +32,14 @@ class Claim(BaseModel):
     text: str
     judge: str  # module of `judges`, and function
     ours: bool = False
+    cases: int = 0  # that it speaks of: with fewer run, it cannot be reproduced; 0: any number will do
 
 
 class Verdict(Enum):
     REPRODUCED = "reproduced"
     PARTLY = "partly"
     NOT = "not reproduced"
+    UNDECIDED = "undecided"
     NOT_RUN = "not run"
 
 
@@ -42,10 +47,32 @@ _OURS = {Verdict.REPRODUCED: "holds", Verdict.NOT: "does not hold"}
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """One instance of a claim: where, whether it held there, and the numbers."""
+
+    label: str
+    holds: bool | None  # None: the seeds cannot tell
+    numbers: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.label} {self.numbers}{_MARKS[self.holds]}"
+
+
+_MARKS = {True: "", False: " ✗", None: " ?"}
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     verdict: Verdict
-    measured: str
+    summary: str
+    cases: tuple[Case, ...] = ()
     why: str = ""
+
+    @property
+    def measured(self) -> str:
+        """Return the summary and every case."""
+        return ": ".join([self.summary, *(["; ".join(case.words for case in self.cases)] * bool(self.cases))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +89,64 @@ class Judged:
         return _OURS.get(verdict, verdict.value) if self.claim.ours else verdict.value
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One instance of a claim: where, whether it held there, and the numbers."""
-
-    label: str
-    holds: bool
-    numbers: str
-
-
 def by_cases(cases: Sequence[Case], why: Callable[[list[Case]], str] | str = "") -> Judgement:
     """All cases hold: reproduced; none: not; else partly. `why` speaks of those that failed."""
     if not cases:
         return Judgement(Verdict.NOT_RUN, "nothing was run that could tell")
-    failed = [case for case in cases if not case.holds]
-    held = len(cases) - len(failed)
-    verdict = Verdict.REPRODUCED if not failed else Verdict.PARTLY if held else Verdict.NOT
-    words = f"holds in {held} of {len(cases)}: " + "; ".join(
-        f"{case.label} {case.numbers}{'' if case.holds else ' ✗'}" for case in cases
-    )
+    failed = [case for case in cases if case.holds is False]
+    held = sum(case.holds is True for case in cases)
+    undecided = len(cases) - held - len(failed)
+    if held == len(cases):
+        verdict = Verdict.REPRODUCED
+    elif held:
+        verdict = Verdict.PARTLY
+    else:
+        verdict = Verdict.NOT if failed else Verdict.UNDECIDED
+    summary = f"holds in {held} of {len(cases)}" + (f", undecided in {undecided}" if undecided else "")
     reason = (why(failed) if callable(why) else why) if failed else ""
-    return Judgement(verdict, words, reason)
+    return Judgement(verdict, summary, tuple(cases), reason)
 
 
 def percent(values: Sequence[float]) -> str:
-    return f"{100 * mean(values):.1f} %"
+    return f"{_points(values)} %"
 
 
 def versus(a: Sequence[float], b: Sequence[float]) -> str:
-    return f"{100 * mean(a):.1f} : {100 * mean(b):.1f} %"
+    return f"{_points(a)} : {_points(b)} %"
 
 
-def ahead(a: Sequence[float], b: Sequence[float]) -> bool:
-    return mean(a) > mean(b) + TIE
+def _points(values: Sequence[float]) -> str:
+    """Return the mean in percent, with the deviation over seeds where there are several."""
+    return f"{100 * mean(values):.1f}" + (f"±{100 * spread(values):.1f}" if len(values) > 1 else "")
 
 
-def near(a: Sequence[float], b: Sequence[float]) -> bool:
-    return abs(mean(a) - mean(b)) <= NEAR
+def doubt(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return how far the difference of two accuracies may be off: two standard errors."""
+    if len(a) < 2 or len(b) < 2:
+        return ONE_SEED
+    return ERRORS * math.hypot(spread(a) / math.sqrt(len(a)), spread(b) / math.sqrt(len(b)))
+
+
+def above(value: float, margin: float, uncertain: float) -> bool | None:
+    """Tell whether a value lies above a margin; None: nearer to it than can be told."""
+    return None if abs(value - margin) <= uncertain else value > margin
+
+
+def ahead(a: Sequence[float], b: Sequence[float]) -> bool | None:
+    """Tell whether a is more accurate than b."""
+    return above(mean(a) - mean(b), TIE, doubt(a, b))
+
+
+def not_behind(a: Sequence[float], b: Sequence[float], margin: float = NEAR) -> bool | None:
+    """Tell whether a is at most so much less accurate than b."""
+    return above(mean(a) - mean(b), -margin, doubt(a, b))
+
+
+def alike(finals: Sequence[Sequence[float]], margin: float) -> bool | None:
+    """Tell whether the largest and the smallest mean are at most so far apart."""
+    least, most = min(finals, key=mean), max(finals, key=mean)
+    apart = above(mean(most) - mean(least), margin, doubt(most, least))
+    return None if apart is None else not apart
 
 
 def claims() -> list[Claim]:
@@ -116,4 +164,18 @@ def judge_of(claim: Claim) -> Callable[[Results], Judgement]:
 
 def judge_all(results: Results, experiments: Sequence[str]) -> list[Judged]:
     """Judge every claim of the chosen experiments, in the paper's order."""
-    return [Judged(claim, judge_of(claim)(results)) for claim in claims() if claim.experiment in experiments]
+    return [
+        Judged(claim, covered(claim, judge_of(claim)(results)))
+        for claim in claims()
+        if claim.experiment in experiments
+    ]
+
+
+def covered(claim: Claim, judgement: Judgement) -> Judgement:
+    """Return the judgement, but a claim of which only a part was run is reproduced in part at most."""
+    if not judgement.cases or len(judgement.cases) >= claim.cases:
+        return judgement
+    verdict = Verdict.PARTLY if judgement.verdict is Verdict.REPRODUCED else judgement.verdict
+    return replace(
+        judgement, verdict=verdict, summary=f"{judgement.summary} (the claim speaks of {claim.cases})"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from experiments.attack.reconstruction import IN_THE_CLEAR, Cell, attack, nomina
 from experiments.attack.similarity import PSNR_CEILING, correlation, psnr, ssim
 from experiments.attack.trajectory import exchanges, models_at
 from experiments.commands.attack import SpreadCommand, attack_command, spread
+from experiments.world import World
 from tests.core_support import SIDE, small_world
 
 RUN = run_id("observed")
@@ -114,6 +116,36 @@ def test_less_noise_gives_better_images_and_the_printed_law_adds_the_least() -> 
         gamma = cells["gamma-norm", 100.0, clipping]
         printed = cells["exponential-norm", 100.0, clipping]
         assert gamma.correlation < printed.correlation
+
+
+def test_each_epsilon_can_have_a_training_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = small_world(privacy={"noise": "exponential-norm", "epsilon": 0.3})
+    trained: list[float] = []
+
+    def noted(one: World, updates: Sequence[int]) -> list[SendModel]:
+        trained.append(one.scenario.privacy.parameter(0))
+        return models_at(one, updates)
+
+    monkeypatch.setattr("experiments.attack.reconstruction.models_at", noted)
+    more: dict[str, Any] = {
+        "iterations": [20],
+        "releases": 3,
+        "clippings": [Clipping.BATCH_MEAN],
+        "laws": ["exponential-norm"],
+    }
+    once = by_place(attack(world, epsilons=[0.01, 1.0], **more))
+    assert trained == [0.3]
+    each = by_place(attack(world, epsilons=[0.01, 1.0], **more, retrain=True))
+    assert trained[1:] == [0.3, 0.01, 1.0]
+    place = ("exponential-norm", 0.01, "batch-mean")
+    assert each[place].correlations != once[place].correlations
+    assert each[place].correlation == pytest.approx(sum(each[place].correlations) / 3)
+
+
+def test_a_law_without_epsilon_cannot_be_trained_with_one() -> None:
+    world = small_world(privacy={"noise": "gaussian", "noise_multiplier": 1.0})
+    with pytest.raises(ConfigurationError, match=r"privacy.noise = 'gaussian'"):
+        attack(world, epsilons=[1.0], iterations=[1], retrain=True)
 
 
 def test_the_released_gradient_is_the_worker_s_own() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from experiments.commands.compare import compare_command, describe
-from experiments.figures import LOOKS, PALETTE, curve, look, panels, save, shared_legend
+from experiments.commands.compare import compare_command, describe, draw_comparison, told_apart
+from experiments.figures import LOOKS, PALETTE, aligned, bars, curve, look, panels, save, shared_legend
 from experiments.recording import record_simulation
 from experiments.records import read_run
 from tests.core_support import small_world
@@ -81,3 +83,66 @@ def test_a_run_without_a_summary_can_be_compared(tmp_path: Path) -> None:
     row = describe(read_run(Path(summary["path"])))
     assert row["end"] == "no summary"
     assert row["accuracy"] == summary["final_accuracy"]
+
+
+def test_runs_of_unequal_length_share_an_axis() -> None:
+    xs, runs = aligned([([1, 2, 3], [0.1, 0.2, 0.3]), ([1, 2], [0.3, None])])
+    assert xs == [1, 2, 3]
+    assert runs[0] == [0.1, 0.2, 0.3]
+    assert runs[1][0] == 0.3
+    assert all(math.isnan(value) for value in runs[1][1:])
+    with panels(1, 1) as (_, axes):
+        axis = axes[0, 0]
+        curve(axis, xs, runs, look("mapa"))
+        assert axis.lines[0].get_ydata()[0] == pytest.approx(0.2)
+        assert len(axis.lines) == 3  # the mean while there is one, and what is left of each run
+
+
+def test_bars_reach_from_the_least_to_the_largest() -> None:
+    with panels(1, 1) as (_, axes):
+        bars(axes[0, 0], [1, 2], [[1.0, 2.0, 6.0], [4.0]], look("mapa"))
+        ((line, _, (spans,)),) = axes[0, 0].containers
+        assert list(line.get_ydata()) == [3.0, 4.0]
+        assert [tuple(segment[:, 1]) for segment in spans.get_segments()] == [(1.0, 6.0), (4.0, 4.0)]
+
+
+# -- mapa compare -------------------------------------------------------------------------------------
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = Path(record_simulation(small_world(), name="same", runs=tmp_path / "a")["path"])
+    second = tmp_path / "b" / first.name
+    shutil.copytree(first, second)
+    compare_command([str(first), str(second)], out=tmp_path / "both", runs=tmp_path, as_json=True)
+    names = [row["run"] for row in json.loads(capsys.readouterr().out)["runs"]]
+    assert names == [f"a/{first.name}", f"b/{first.name}"]
+    drawn = (tmp_path / "both.svg").read_text(encoding="utf-8")
+    assert all(name in drawn for name in names)
+    assert told_apart([read_run(first), read_run(first)]) == [f"{first.name} (1)", f"{first.name} (2)"]
+
+
+def test_the_folder_one_stands_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(record_simulation(small_world(), name="small", runs=tmp_path)["path"])
+    monkeypatch.chdir(path)
+    assert describe(read_run(Path()))["run"] == path.name
+    assert told_apart([read_run(Path())]) == [path.name]
+
+
+def test_simulated_seconds_are_not_taken_for_real_ones(tmp_path: Path) -> None:
+    world = small_world(delays={"kind": "exponential"})
+    simulated = Path(record_simulation(world, name="simulated", runs=tmp_path)["path"])
+    real = tmp_path / "real"
+    shutil.copytree(simulated, real)
+    manifest = json.loads((real / "manifest.json").read_text(encoding="utf-8"))
+    (real / "manifest.json").write_text(json.dumps({**manifest, "engine": "testbed"}), encoding="utf-8")
+    draw_comparison([read_run(simulated), read_run(real)], tmp_path / "both")
+    drawn = (tmp_path / "both.svg").read_text(encoding="utf-8")
+    assert f"{simulated.name} (simulated seconds)" in drawn
+    assert "real (seconds)" in drawn
+    assert "seconds or simulated seconds since the first update" in drawn
+    draw_comparison([read_run(simulated)], tmp_path / "one")
+    drawn = (tmp_path / "one.svg").read_text(encoding="utf-8")
+    assert "simulated seconds since the first update" in drawn
+    assert f"{simulated.name} (" not in drawn

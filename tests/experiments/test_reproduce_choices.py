@@ -17,12 +17,12 @@ from common.errors import ConfigurationError
 from experiments.reproduce import live, reproduction
 from experiments.reproduce.catalogue import FIGURES, catalogue
 from experiments.reproduce.containers import choose_containers, lacking_here
+from experiments.reproduce.conventions import conventions
 from experiments.reproduce.engines import Task, world_for
 from experiments.reproduce.judges.ours import MODELS, SOUND, bound_of, held_out
 from experiments.reproduce.live import LiveRunError, live_command, patience
 from experiments.reproduce.plots import draw_all
 from experiments.reproduce.points import Point, all_points
-from experiments.reproduce.report import conventions
 from experiments.reproduce.reproduction import Order, notes, reproduce
 from experiments.reproduce.results import Result, Results
 from experiments.reproduce.tables import rows_of
@@ -210,7 +210,7 @@ def test_the_command_of_a_live_point_is_the_one_that_is_run(tmp_path: Path) -> N
     for flag, word in ((False, "run"), (True, "testbed")):
         for point in points("tiny", "testbed", containers=flag):
             command = live_command(point, data_dir=tmp_path, runs=tmp_path / "runs")
-            assert command[3:5] == [word, point.file]
+            assert command[4:6] == [word, point.file]
             shown = shlex.split(point.command)
             assert shown[:2] == ["mapa", word]
             for words in (command, shown):
@@ -227,7 +227,7 @@ def test_a_data_folder_reaches_the_containers_where_there_is_one(tmp_path: Path)
     assert "--data-dir" not in point.command  # the images hold the embedded set
     data = point.scenario.data.model_copy(update={"set": "mnist"})
     real = replace(point, scenario=point.scenario.model_copy(update={"data": data}))
-    assert real.command.endswith('--data-dir "${MAPA_DATA_DIR:-data}"')
+    assert real.command.endswith(f"--data-dir {NOWHERE}")
     command = live_command(real, data_dir=tmp_path, runs=tmp_path)
     assert float(command[command.index("--timeout") + 1]) == patience(real)
 

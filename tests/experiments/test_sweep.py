@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,36 @@ def test_a_sweep_whose_parent_is_killed_leaves_no_process_behind(tmp_path: Path)
     ended, _, _ = select.select([watched], [], [], 60)
     os.close(watched)
     assert ended, f"process {child} outlived the sweep"
+
+
+def test_an_interrupted_sweep_ends_at_once_and_begins_no_other_task(tmp_path: Path) -> None:
+    pipes = [str(tmp_path / name) for name in "abcd"]
+    script = (
+        "import signal\n"
+        "from experiments.sweep import sweep\n"
+        "from tests.sweep_support import stop_when_terminated\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it\n"
+        f"list(sweep(stop_when_terminated, {pipes!r}, jobs=1))\n"
+    )
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"if __name__ == '__main__':\n  exec({script!r})"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        child = int(Path(pipes[0]).read_text())
+        watched = os.pidfd_open(child)
+        parent.send_signal(signal.SIGINT)
+        _, said = parent.communicate(timeout=30)  # the second task would never end
+    finally:
+        parent.kill()
+        parent.communicate()
+    ended, _, _ = select.select([watched], [], [], 0)
+    os.close(watched)
+    assert ended, f"process {child} is still there"
+    assert said.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_no_task_needs_no_process() -> None:

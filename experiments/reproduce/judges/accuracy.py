@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from experiments.reproduce.results import Results, mean
 from experiments.reproduce.verdicts import (
     LEARNED,
     TIE,
     Case,
     Judgement,
+    above,
     ahead,
     by_cases,
-    near,
+    doubt,
+    not_behind,
     percent,
     versus,
 )
@@ -70,11 +74,16 @@ def mapa_beats_fair_audp(results: Results) -> Judgement:
 def lead_is_larger_at_small_epsilon(results: Results) -> Judgement:
     cases = []
     for panel in results.panels("accuracy"):
-        pairs = [(x, mean(a) - mean(b)) for p, x, a, b in _pairs(results, "mapa", "audp") if p == panel]
-        if len(pairs) > 1:
-            (low, small), (high, large) = pairs[0], pairs[-1]
+        leads = [
+            (x, mean(a) - mean(b), doubt(a, b))
+            for p, x, a, b in _pairs(results, "mapa", "audp")
+            if p == panel
+        ]
+        if len(leads) > 1:
+            (low, small, off), (high, large, off_too) = leads[0], leads[-1]
             words = f"{100 * small:+.1f} at ε={low:g}, {100 * large:+.1f} at {high:g}"
-            cases.append(Case(results.title(panel), small > large + TIE, words))
+            larger = above(small - large, TIE, math.hypot(off, off_too))
+            cases.append(Case(results.title(panel), False if small <= TIE else larger, words))
     return by_cases(
         cases, "At larger ε a slower schedule may still be far from its end, and the lead grows with ε."
     )
@@ -100,7 +109,7 @@ def mapa_comes_near_asgd(results: Results) -> Judgement:
             a, b = pairs[-1]  # the largest ε
             if mean(b) < LEARNED:
                 continue
-            cases.append(Case(results.title(panel), near(a, b) or ahead(a, b), versus(a, b)))
+            cases.append(Case(results.title(panel), not_behind(a, b), versus(a, b)))
     return by_cases(
         cases,
         "At K = 5 ASGD's γ is not yet held down by (τ_max+1)², and MAPA's smaller γ needs more updates than T.",

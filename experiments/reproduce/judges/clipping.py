@@ -5,31 +5,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.reproduce.results import Results, mean
-from experiments.reproduce.verdicts import NEAR, Case, Judgement, ahead, by_cases, percent, versus
+from experiments.reproduce.verdicts import (
+    NEAR,
+    Case,
+    Judgement,
+    ahead,
+    alike,
+    by_cases,
+    not_behind,
+    percent,
+    versus,
+)
 
-_BLURRED, _RESTORED = 0.3, 0.5  # mean |r| between an image and its reconstruction
+RESTORED = 0.5  # |r| between an image and its reconstruction from which on one recognizes it
 PRINTED, NEEDED = "exponential-norm", "gamma-norm"  # the law as printed, and that of the proof
 
 
-def likeness(results: Results, panel: str, law: str, epsilon: float) -> float | None:
-    """Return |r| between images and reconstructions, mean over releases, at the update where it is largest."""
-    values = [
-        cell["correlation"]
+def likenesses(results: Results, panel: str, law: str, epsilon: float) -> list[float]:
+    """Return |r| between image and reconstruction, of each release at each update."""
+    return [
+        r
         for entry in results.of("attack", panel=panel)
         for cell in entry.result.cells or []
         if cell["law"] == law and cell["epsilon"] == epsilon
+        for r in cell["correlations"]
     ]
-    return max(values, default=None)
+
+
+def _seen(values: Sequence[float]) -> str:
+    restored = sum(r > RESTORED for r in values)
+    return f"{restored} of {len(values)} restored, largest |r| {max(values):.2f}"
 
 
 def attack_is_blurred(results: Results) -> Judgement:
     cases = []
     for panel in results.panels("attack"):
-        strong, weak = (likeness(results, panel, PRINTED, epsilon) for epsilon in (0.01, 1.0))
-        if strong is None or weak is None:
+        strong, weak = (likenesses(results, panel, PRINTED, epsilon) for epsilon in (0.01, 1.0))
+        if not strong or not weak:
             continue
-        cases.append(Case(f"{results.title(panel)} ε=0.01 blurred", strong < _BLURRED, f"|r| {strong:.2f}"))
-        cases.append(Case(f"{results.title(panel)} ε=1 restored", weak > _RESTORED, f"|r| {weak:.2f}"))
+        title = results.title(panel)
+        cases.append(Case(f"{title} ε=0.01 all blurred:", max(strong) <= RESTORED, _seen(strong)))
+        cases.append(Case(f"{title} ε=1 some restored:", max(weak) > RESTORED, _seen(weak)))
     return by_cases(
         cases,
         "The printed law draws the noise's norm from an exponential: a share of the releases has next to no "
@@ -39,9 +55,9 @@ def attack_is_blurred(results: Results) -> Judgement:
 
 def the_sound_law_hides(results: Results) -> Judgement:
     cases = [
-        Case(f"{results.title(panel)} ε=1 blurred", found < _BLURRED, f"|r| {found:.2f}")
+        Case(f"{results.title(panel)} ε=1 all blurred:", max(found) <= RESTORED, _seen(found))
         for panel in results.panels("attack")
-        if (found := likeness(results, panel, NEEDED, 1.0)) is not None
+        if (found := likenesses(results, panel, NEEDED, 1.0))
     ]
     return by_cases(cases)
 
@@ -68,9 +84,8 @@ def first_bound_does_not_matter_to_mapa(results: Results) -> Judgement:
     finals = {bound: _norm_finals(results, f"mapa-{bound}") for bound in (200, 100, 10)}
     if not all(finals.values()):
         return by_cases([])
-    middle = [mean(values) for values in finals.values()]
     numbers = ", ".join(f"{bound}: {percent(values)}" for bound, values in finals.items())
-    return by_cases([Case("first bounds", max(middle) - min(middle) <= NEAR, numbers)], _long_first_stages)
+    return by_cases([Case("first bounds", alike(list(finals.values()), NEAR), numbers)], _long_first_stages)
 
 
 def _long_first_stages(failed: Sequence[Case]) -> str:  # noqa: ARG001
@@ -82,7 +97,7 @@ def _long_first_stages(failed: Sequence[Case]) -> str:  # noqa: ARG001
 def mapa_comes_near_audp(results: Results) -> Judgement:
     best = _norm_finals(results, "audp-3")
     cases = [
-        Case(f"from {bound}", mean(finals) >= mean(best) - NEAR, versus(finals, best))
+        Case(f"from {bound}", not_behind(finals, best), versus(finals, best))
         for bound in (200, 100, 10)
         if best and (finals := _norm_finals(results, f"mapa-{bound}"))
     ]

@@ -1,0 +1,296 @@
+"""Verdicts of the paper's claims, from results that were made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from experiments.reproduce.catalogue import catalogue
+from experiments.reproduce.judges.ours import TARGET
+from experiments.reproduce.points import Point, all_points
+from experiments.reproduce.results import Result, Results
+from experiments.reproduce.verdicts import (
+    Case,
+    Judgement,
+    Verdict,
+    ahead,
+    alike,
+    by_cases,
+    claims,
+    covered,
+    judge_all,
+    judge_of,
+    not_behind,
+)
+
+NOWHERE = Path("/nonexistent")  # no data but the embedded images
+TIMES = list(range(100, 2100, 100))
+
+
+def points_of(experiment: str, size: str = "tiny") -> list[Point]:
+    return all_points(catalogue().chosen([experiment]), size, NOWHERE)
+
+
+def result(key: str, accuracy: float | list[float] = 0.5, **fields: Any) -> Result:
+    curve = accuracy if isinstance(accuracy, list) else [accuracy]
+    usual = {"digest": "", "engine": "events", "t": [100], "loss": [1.0]}
+    return Result(key=key, accuracy=curve, **{**usual, **fields})
+
+
+def made_up(points: Sequence[Point], accuracy: dict[str, float]) -> Results:
+    """Return results in which every variant ends at the accuracy given for it."""
+    found = {p.key: result(p.key, accuracy[p.variant]) for p in points if p.variant in accuracy}
+    return Results(points, found)
+
+
+def judged(name: str, results: Results) -> Judgement:
+    (claim,) = (claim for claim in claims() if claim.name == name)
+    return judge_of(claim)(results)
+
+
+# -- cases --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("holds", "verdict", "summary"),
+    [
+        ([True, True], Verdict.REPRODUCED, "holds in 2 of 2"),
+        ([True, False], Verdict.PARTLY, "holds in 1 of 2"),
+        ([True, None], Verdict.PARTLY, "holds in 1 of 2, undecided in 1"),
+        ([False, None], Verdict.NOT, "holds in 0 of 2, undecided in 1"),
+        ([None], Verdict.UNDECIDED, "holds in 0 of 1, undecided in 1"),
+        ([], Verdict.NOT_RUN, "nothing was run that could tell"),
+    ],
+)
+def test_a_verdict_counts_what_held_what_failed_and_what_cannot_be_told(
+    holds: list[bool | None], verdict: Verdict, summary: str
+) -> None:
+    found = by_cases([Case("here", one, "1 : 2") for one in holds], "since")
+    assert (found.verdict, found.summary) == (verdict, summary)
+    assert found.why == ("since" if False in holds else "")
+    assert (found.measured.count("✗"), found.measured.count("?")) == (holds.count(False), holds.count(None))
+
+
+def test_seeds_decide_how_near_is_too_near() -> None:
+    assert ahead([0.9], [0.88]) is True
+    assert ahead([0.9], [0.89]) is None  # one seed says nothing of a point
+    assert ahead([0.9], [0.91]) is False
+    sharp, blunt = [0.900, 0.901, 0.899], [0.90, 0.93, 0.87]
+    assert ahead(sharp, [0.89, 0.891, 0.889]) is True
+    assert ahead(blunt, [0.89, 0.92, 0.86]) is None
+    assert not_behind(sharp, [0.91, 0.911, 0.909]) is True
+    assert not_behind(sharp, [0.93, 0.931, 0.929]) is False
+    assert alike([sharp, [0.95, 0.951, 0.949]], 0.03) is False
+    assert alike([[0.9], [0.87]], 0.03) is None
+
+
+def test_a_claim_of_which_a_part_was_run_is_not_reproduced() -> None:
+    (claim,) = (claim for claim in claims() if claim.name == "testbed: beats AUDP")
+    two = [Case(f"K={k}", True, "90.0 : 80.0 %") for k in (5, 20)]
+    found = covered(claim, by_cases(two))
+    assert found.verdict is Verdict.PARTLY
+    assert found.summary == "holds in 2 of 2 (the claim speaks of 4)"
+    assert covered(claim, by_cases([*two, *two])).verdict is Verdict.REPRODUCED
+    assert covered(claim, by_cases([Case("K=5", False, "")])).verdict is Verdict.NOT
+
+
+def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up results of every point at full size: no claim of the paper asks for more than there can be."""
+    here = [SimpleNamespace(name=name, present=True) for name in ("mnist", "usps")]
+    monkeypatch.setattr("experiments.reproduce.points.describe", lambda _: here)
+    experiments = [e.name for e in catalogue().experiment if e.name not in ("attack", "heldout")]
+    points = [
+        p
+        for name in experiments
+        for p in all_points(catalogue().chosen([name]), "full", NOWHERE, most_seeds=1)
+    ]
+    t, falling = list(range(1000, 41000, 1000)), [2.0] * 20 + [0.0] * 20
+    found = {
+        p.key: result(p.key, t=t, accuracy=[0.9] * 40, loss=falling, seconds=[float(x) for x in t])
+        for p in points
+    }
+    for one in judge_all(Results(points, found), experiments):
+        assert len(one.judgement.cases) >= max(1, one.claim.cases) or one.claim.name == "norms fall", (
+            one.claim
+        )
+
+
+# -- accuracy -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mapa", "audp", "verdict"),
+    [(0.9, 0.8, Verdict.REPRODUCED), (0.8, 0.9, Verdict.NOT), (0.8, 0.799, Verdict.UNDECIDED)],
+)
+def test_that_mapa_beats_audp_is_judged_by_the_numbers(mapa: float, audp: float, verdict: Verdict) -> None:
+    found = judged("beats AUDP", made_up(points_of("accuracy"), {"mapa": mapa, "audp": audp}))
+    assert found.verdict is verdict
+    assert f"{100 * mapa:.1f} : {100 * audp:.1f} %" in found.measured
+    assert bool(found.why) == (verdict is Verdict.NOT)
+
+
+def test_a_claim_that_holds_in_some_panels_is_partly_reproduced() -> None:
+    points = points_of("accuracy")
+    better = made_up([p for p in points if p.panel == "lr-mnist"], {"mapa": 0.9, "audp": 0.8})
+    worse = made_up([p for p in points if p.panel == "svm-mnist"], {"mapa": 0.7, "audp": 0.8})
+    both = Results(points, {e.point.key: e.result for e in [*better.entries, *worse.entries]})
+    found = judged("beats AUDP", both)
+    assert found.verdict is Verdict.PARTLY
+    assert found.summary == "holds in 2 of 4"
+
+
+def test_a_lead_that_is_none_is_not_larger_at_small_epsilon() -> None:
+    points = points_of("accuracy")
+
+    def behind_by(small: float, large: float) -> Verdict:
+        found = {}
+        for p in points:
+            if p.panel == "lr-mnist" and p.variant in ("mapa", "audp"):
+                lag = 0.0 if p.variant == "audp" else small if p.x == 0.1 else large
+                found[p.key] = result(p.key, 0.9 - lag)
+        return judged("more at small ε", Results(points, found)).verdict
+
+    assert behind_by(-0.3, 0.0) is Verdict.REPRODUCED
+    assert behind_by(0.05, 0.2) is Verdict.NOT
+
+
+def test_nothing_run_is_nothing_judged() -> None:
+    names = [experiment.name for experiment in catalogue().experiment]
+    verdicts = [one.judgement.verdict for one in judge_all(Results(points_of("norms"), {}), names)]
+    assert len(verdicts) == len(claims())
+    assert set(verdicts) == {Verdict.NOT_RUN}
+
+
+def test_what_nobody_claimed_holds_or_does_not() -> None:
+    points = all_points(catalogue().chosen(["bounds"]), "tiny", NOWHERE)
+    for worst, words in ((0.1, "holds"), (0.8, "does not hold")):
+        found = {}
+        for p in points:
+            large = p.x == max(q.x or 0 for q in points if q.panel == p.panel)
+            last = worst if p.variant == "audp" and large else 0.5 if large and worst == 0.8 else 0.9
+            found[p.key] = result(p.key, last)
+        by_name = {one.claim.name: one.words for one in judge_all(Results(points, found), ["bounds"])}
+        assert by_name["no tuning"] == words
+
+
+# -- the attack ---------------------------------------------------------------------------------------
+
+
+def test_some_images_are_restored_where_one_is_and_all_blurred_where_none_is() -> None:
+    points = points_of("attack")
+
+    def seen(weak: list[float], strong: list[float]) -> Judgement:
+        cells = [
+            {"law": "exponential-norm", "epsilon": epsilon, "correlations": values}
+            for epsilon, values in ((1.0, weak), (0.01, strong))
+        ]
+        return judged("blurred", Results(points, {p.key: result(p.key, cells=cells) for p in points}))
+
+    assert seen([0.9, 0.1, 0.1], [0.1, 0.0, 0.1]).verdict is Verdict.REPRODUCED
+    assert seen([0.4, 0.4, 0.4], [0.1, 0.0, 0.1]).verdict is Verdict.PARTLY
+    found = seen([0.9, 0.1, 0.1], [0.6, 0.0, 0.1])
+    assert found.verdict is Verdict.PARTLY
+    assert "1 of 3 restored, largest |r| 0.60 ✗" in found.measured
+
+
+# -- convergence --------------------------------------------------------------------------------------
+
+
+def converging(reached: Callable[[Point], int | None], panel: str = "lr-mnist") -> Results:
+    """Return results whose loss falls to 0 so that a window of five evaluations ends there."""
+    points = points_of("convergence", "quick")
+    found = {}
+    for p in points:
+        if p.panel == panel:
+            at = reached(p)
+            high = len(TIMES) if at is None else TIMES.index(at) - 4
+            loss = [3.0] * high + [0.0] * (len(TIMES) - high)
+            found[p.key] = result(p.key, t=TIMES, accuracy=[0.5] * len(TIMES), loss=loss)
+    return Results(points, found)
+
+
+def test_how_much_faster_is_a_lower_bound_where_the_rival_never_got_there() -> None:
+    found = judged("faster than ASGD", converging(lambda p: 700 if p.variant == "mapa" else None))
+    assert found.verdict is Verdict.PARTLY  # faster, but 2,000 / 700 is below 30
+    assert "700 against > 2,000 (>2.9×)" in found.measured
+    assert "shown in 0 of 2, open in 2" in found.summary
+
+
+def test_a_factor_that_is_nowhere_near_is_not_reproduced() -> None:
+    found = judged("faster than AUDP", converging(lambda p: 1000 if p.variant == "mapa" else 1200))
+    assert all(case.holds for case in found.cases)
+    assert found.verdict is Verdict.NOT
+    assert found.why
+
+
+def test_being_slower_at_any_number_of_edges_counts() -> None:
+    found = judged(
+        "faster than AUDP",
+        converging(
+            lambda p: 2000 if p.variant == "mapa" and p.x == 1000 else 600 if p.variant == "mapa" else 1500
+        ),
+    )
+    assert [case.holds for case in found.cases] == [True, True, False]
+
+
+def test_counts_that_hardly_differ_are_not_told_apart() -> None:
+    found = judged(
+        "faster than fair AUDP", converging(lambda p: 1000 if p.variant == "mapa" else 1050 // 100 * 100)
+    )
+    assert {case.holds for case in found.cases} == {None}
+
+
+def test_a_count_at_the_first_window_is_an_upper_bound() -> None:
+    found = judged("CSGD needs fewest", converging(lambda p: 500 if p.variant == "csgd" else 700))
+    assert {case.holds for case in found.cases} == {None}
+    assert "≤ 500 against 700" in found.measured
+    slow = judged("CSGD needs fewest", converging(lambda p: 600 if p.variant == "csgd" else 700))
+    assert slow.verdict is Verdict.NOT
+
+
+def test_a_line_that_converges_only_with_more_edges_contradicts() -> None:
+    found = judged("K costs iterations", converging(lambda p: None if p.x == 10 else 900))
+    assert found.verdict is Verdict.NOT
+
+
+def test_the_caption_s_threshold_is_judged_where_it_is_reached() -> None:
+    found = judged(
+        "faster than AUDP", converging(lambda p: 700 if p.variant == "mapa" else 1500, panel="lr-usps")
+    )
+    labels = [case.label for case in found.cases]
+    assert sum("to 0.2" in label for label in labels) == sum("to 0.2" not in label for label in labels) > 0
+
+
+# -- the testbed, and stragglers ----------------------------------------------------------------------
+
+
+def test_models_that_learned_nothing_are_not_called_robust() -> None:
+    points = points_of("sensitivity")
+    assert judged("robust", made_up(points, {"mapa": 0.1})).verdict is Verdict.NOT_RUN
+    assert judged("robust", made_up(points, {"mapa": 0.9})).verdict is Verdict.REPRODUCED
+
+
+def test_being_ahead_of_guessing_by_guessing_decides_nothing() -> None:
+    points = points_of("testbed", "quick")
+    assert (
+        judged("testbed: above ASGD", made_up(points, {"mapa": 0.2, "asgd": 0.1})).verdict
+        is Verdict.UNDECIDED
+    )
+    assert (
+        judged("testbed: above ASGD", made_up(points, {"mapa": 0.8, "asgd": 0.1})).verdict
+        is Verdict.REPRODUCED
+    )
+
+
+def test_a_synchronous_twin_that_never_gets_there_is_slower() -> None:
+    points = points_of("stragglers")
+    found = {
+        p.key: result(p.key, TARGET if p.engine == "events" else TARGET - 0.1, seconds=[3.0]) for p in points
+    }
+    judgement = judged("stragglers", Results(points, found))
+    assert judgement.verdict is Verdict.REPRODUCED
+    assert "3.0 s against never within T" in judgement.measured
