@@ -14,6 +14,8 @@ from dataclasses import asdict
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.errors import ConfigurationError, MapaError
 
+PATIENCE = 600.0  # seconds; it needs two, or a minute where PLDs are wide
+
 
 @functools.lru_cache(maxsize=1024)
 def max_charges_apart(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...]) -> int:
@@ -23,13 +25,17 @@ def max_charges_apart(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...
         "kind": kind.fields(),
         "spent": [{"kind": one.kind.fields(), "charges": one.charges} for one in spent],
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "edge.accountant"],
-        input=json.dumps(question),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "edge.accountant"],  # -P: not what lies in the caller's directory
+            input=json.dumps(question),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MapaError(f"the privacy accountant gave no answer in {PATIENCE:g} s") from error
     if done.returncode != 0:
         raise MapaError(f"the privacy accountant failed ({done.returncode})")
     answer = json.loads(done.stdout)

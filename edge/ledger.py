@@ -65,6 +65,7 @@ class Account:
     shard: ShardIdentity
     kind: ReleaseKind  # law, mechanism, n_k
     budget: Budget | None = None  # None: count, never refuse
+    own_budget: bool = True  # of this edge's operator; False: of the run's scenario
     reproducible: bool = False  # seeded noise: counted, but not private
 
 
@@ -114,9 +115,6 @@ class Ledger(Protocol):
 
     def pending(self, run: RunId) -> list[tuple[int, bytes]]:
         """Return the (sequence, bytes) not acknowledged, oldest first: resend those very bytes, free."""
-
-    def catch_up(self, run: RunId, sequence: int) -> None:
-        """Charge releases up to `sequence` that the cloud has seen and this ledger has not."""
 
     def standing(self, run: RunId) -> Standing:
         """Return what the run has spent."""
@@ -177,7 +175,8 @@ class MemoryLedger:
     def open(self, account: Account, *, replace_budget: bool = False) -> Standing:
         """Begin or resume a run.
 
-        A budget once set binds every later run on the same records, whatever that run asks for;
+        A budget binds every later run on the same records, whatever that run asks for: the operator's once
+        set, a scenario's once something was released under it, so that no cloud can stop others for nothing.
         `replace_budget` is the word of whoever owns the data that this one shall bind instead.
         A ledger that has charged one shard of a cut takes no other of it: OtherShardError.
         """
@@ -193,8 +192,11 @@ class MemoryLedger:
             if entry is not known and entry.account.shard.overlaps(account.shard)
         ]
         if replace_budget:
-            touching = [replace(e, account=replace(e.account, budget=account.budget)) for e in touching]
-        budgets = {account.budget, *(entry.account.budget for entry in touching)}
+            touching = [
+                replace(e, account=replace(e.account, budget=account.budget, own_budget=account.own_budget))
+                for e in touching
+            ]
+        budgets = {account.budget, *_binding(touching)}
         spent = tuple(Spent(e.account.kind, e.charges) for e in touching)
         cap = _cap(account, budgets, spent, self._accountant)
         entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)
@@ -251,16 +253,6 @@ class MemoryLedger:
         entry = self._find(run)
         return sorted(entry.outbox.items()) if entry is not None else []
 
-    def catch_up(self, run: RunId, sequence: int) -> None:
-        """Charge every missing release by itself: nobody knows in which sessions they were made."""
-        entry = self._active_entry(run)
-        missing = sequence - entry.last_sequence
-        if missing <= 0:
-            return
-        charges = entry.charges + missing
-        self._save_debit(entry, sequence, charges, None)
-        entry.last_sequence, entry.charges, entry.epoch = sequence, charges, None
-
     def standing(self, run: RunId) -> Standing:
         return self._entry(run).standing()
 
@@ -291,7 +283,7 @@ class MemoryLedger:
     def _save_terms(self, entries: list[Entry]) -> None:
         """Keep the terms of these accounts; nothing to do in memory."""
 
-    def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes | None) -> None:
+    def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None:
         """Keep a debit and its bytes; nothing to do in memory."""
 
 
@@ -302,9 +294,14 @@ def new_edge_id() -> EdgeId:
 
 def _resume(known: Account, asked: Account, *, replace_budget: bool) -> Account:
     """Return the terms of a run that is opened again: it keeps them, and a seeded session stays on record."""
-    budget = asked.budget if replace_budget else asked.budget or known.budget
+    if replace_budget or known.budget is None:
+        budget, own = asked.budget, asked.own_budget
+    else:
+        budget = asked.budget or known.budget
+        own = known.own_budget or (asked.budget is not None and asked.own_budget)
     keys = ("shard", "kind") if replace_budget or known.budget is None else ("shard", "kind", "budget")
-    resumed = replace(asked, budget=budget, reproducible=asked.reproducible or known.reproducible)
+    seeded = asked.reproducible or known.reproducible
+    resumed = replace(asked, budget=budget, own_budget=own, reproducible=seeded)
     for key in keys:
         before, now = getattr(known, key), getattr(resumed, key)
         if before != now:
@@ -312,6 +309,11 @@ def _resume(known: Account, asked: Account, *, replace_budget: bool) -> Account:
                 f"run {asked.run}: its account was opened with {key} = {before}, not {now}; a run keeps its terms"
             )
     return resumed
+
+
+def _binding(touching: list[Entry]) -> set[Budget | None]:
+    """Return the operator's budgets and those that something was charged under: a welcome alone binds no other run."""
+    return {entry.account.budget for entry in touching if entry.charges or entry.account.own_budget}
 
 
 def _cap(

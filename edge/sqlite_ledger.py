@@ -17,7 +17,7 @@ from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity,
 
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"
-_VERSION = 1
+_VERSION = 2
 
 _SCHEMA = f"""
 PRAGMA page_size = 8192;
@@ -32,7 +32,7 @@ CREATE TABLE account (
   noise TEXT, epsilon REAL, noise_multiplier REAL,
   clipping TEXT NOT NULL, scope TEXT NOT NULL, sampling TEXT NOT NULL,
   batch_size INTEGER NOT NULL, shard_size INTEGER NOT NULL,
-  total_epsilon REAL, total_delta REAL, reproducible INTEGER NOT NULL,
+  total_epsilon REAL, total_delta REAL, own_budget INTEGER NOT NULL, reproducible INTEGER NOT NULL,
   last_sequence INTEGER NOT NULL DEFAULT 0, charges INTEGER NOT NULL DEFAULT 0,
   UNIQUE (edge_id, run)
 ) STRICT;
@@ -41,15 +41,20 @@ CREATE TABLE outbox (
   PRIMARY KEY (edge_id, run, sequence)
 ) STRICT;
 """
+# Version 1 did not say whose a budget was, and each one bound at once: so it stays.
+_FROM_VERSION_1 = (
+    "ALTER TABLE account ADD COLUMN own_budget INTEGER NOT NULL DEFAULT 1",
+    f"PRAGMA user_version = {_VERSION}",
+)
 _TERMS = (
     *("edge_id", "run", "dataset", "partition", "shard", "disjoint", "noise", "epsilon", "noise_multiplier"),
     *("clipping", "scope", "sampling", "batch_size", "shard_size"),
-    *("total_epsilon", "total_delta", "reproducible"),
+    *("total_epsilon", "total_delta", "own_budget", "reproducible"),
 )
 _UPSERT = (
     f"INSERT INTO account ({', '.join(_TERMS)}) VALUES ({', '.join(':' + term for term in _TERMS)})"
     " ON CONFLICT (edge_id, run) DO UPDATE SET total_epsilon = excluded.total_epsilon,"
-    " total_delta = excluded.total_delta, reproducible = excluded.reproducible"
+    " total_delta = excluded.total_delta, own_budget = excluded.own_budget, reproducible = excluded.reproducible"
 )
 
 
@@ -109,14 +114,14 @@ class SqliteLedger(MemoryLedger):
     def _save_terms(self, entries: list[Entry]) -> None:
         self._commit([(_UPSERT, {"edge_id": entry.edge_id, **_row(entry.account)}) for entry in entries])
 
-    def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes | None) -> None:
-        statements: list[tuple[str, Any]] = [
-            (_DEBIT, (sequence, charges, *entry.key)),
-            (_DROP, (*entry.key, entry.acknowledged)),  # an acknowledgement needs no sync of its own
-        ]
-        if payload is not None:
-            statements.append(("INSERT INTO outbox VALUES (?, ?, ?, ?)", (*entry.key, sequence, payload)))
-        self._commit(statements)
+    def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None:
+        self._commit(
+            [
+                (_DEBIT, (sequence, charges, *entry.key)),
+                (_DROP, (*entry.key, entry.acknowledged)),  # an acknowledgement needs no sync of its own
+                ("INSERT INTO outbox VALUES (?, ?, ?, ?)", (*entry.key, sequence, payload)),
+            ]
+        )
 
     def _commit(self, statements: list[tuple[str, Any]]) -> None:
         connection = self._connection
@@ -192,11 +197,13 @@ def _connect(path: Path) -> sqlite3.Connection:
         [(version,)] = connection.execute("PRAGMA user_version")
         if application != _APPLICATION:
             raise sqlite3.DatabaseError("not a ledger of this program")
-        if version != _VERSION:
+        if version not in (1, _VERSION):
             raise ConfigurationError(
-                f"ledger {path}: version {version}, and this program reads version {_VERSION}; update it"
+                f"ledger {path}: version {version}, and this program reads versions 1 to {_VERSION}; update it"
             )
         connection.execute("BEGIN IMMEDIATE")
+        for statement in _FROM_VERSION_1 if version == 1 else ():
+            connection.execute(statement)
         connection.execute("COMMIT")
         [(verdict, *_)] = connection.execute("PRAGMA quick_check(1)")
         if verdict != "ok":
@@ -240,6 +247,7 @@ def _row(account: Account) -> dict[str, object]:
         **account.kind.fields(),
         "total_epsilon": None if budget is None else budget.epsilon,
         "total_delta": None if budget is None else budget.delta,
+        "own_budget": int(account.own_budget),
         "reproducible": int(account.reproducible),
     }
 
@@ -251,5 +259,6 @@ def _account(row: dict[str, Any]) -> Account:
         shard=ShardIdentity(row["dataset"], row["partition"], row["shard"], bool(row["disjoint"])),
         kind=ReleaseKind.of_fields(row),
         budget=budget,
+        own_budget=bool(row["own_budget"]),
         reproducible=bool(row["reproducible"]),
     )

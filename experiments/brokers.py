@@ -207,7 +207,7 @@ def embedded_broker(directory: Path, *, port: int | None = None) -> Iterator[Bro
     broker = Broker(
         address=BrokerAddress("127.0.0.1", port),
         kind="embedded",
-        command=[sys.executable, "-m", "experiments.embedded_broker", str(port)],
+        command=[sys.executable, "-P", "-m", "experiments.embedded_broker", str(port)],
         log=directory / "embedded-broker.log",
     )
     with _running(broker):

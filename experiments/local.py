@@ -107,7 +107,7 @@ def edge_processes(
 def edge_arguments(
     scenario: Scenario, run: RunId, broker: BrokerAddress, state: Path, data_dir: Path, count: int
 ) -> list[str]:
-    arguments = [sys.executable, "-m", "experiments.cli", "edge"]
+    arguments = [sys.executable, "-P", "-m", "experiments.cli", "edge"]
     arguments += ["--broker", str(broker), "--run", run, "--count", str(count)]
     arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
     for name in (scenario.model.name, scenario.data.set):

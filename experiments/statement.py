@@ -60,6 +60,7 @@ class Statement:
     edges: tuple[EdgeStatement, ...]
     whole: Total  # of a record, whichever it is: the largest edge's, or all edges' together
     shared: bool  # every edge draws from all the data
+    of_ledgers: bool = False  # every run that the edges' ledgers know is counted; False: one run alone
 
     @property
     def reproducible(self) -> bool:
@@ -119,27 +120,34 @@ class Statement:
 
 
 def state_privacy(
-    edges: Sequence[EdgeReleases], delta: float, *, shared: bool = False, quick: bool = False
+    edges: Sequence[EdgeReleases],
+    delta: float,
+    *,
+    shared: bool = False,
+    quick: bool = False,
+    of_ledgers: bool = False,
 ) -> Statement:
     """Account every edge at δ; edges with the same parameters are accounted once.
 
     `shared` says that shards overlap, so a record pays for all edges' releases. `quick` leaves PLD out.
+    `of_ledgers` says that the edges' ledgers were asked, so that no run of theirs is missing.
     """
     if not edges:
         raise ValueError("a statement needs at least one edge")
     keys = {edge.spent for edge in edges}
     costly = {key for key in keys if _needs_pld(key)}
-    totals = {key: (total(key, delta, quick=quick), True) for key in keys - costly}
+    totals = {key: (total(key, delta, quick=quick, several_runs=len(key) > 1), True) for key in keys - costly}
     if len(costly) <= MOST_PLDS:
         totals |= {key: (total(key, delta, quick=quick), True) for key in costly}
     else:
         totals |= _ranked(costly, delta, quick)
     stated = tuple(EdgeStatement(edge, *totals[edge.spent]) for edge in edges)
     if shared:
-        whole = total([spent for edge in edges for spent in edge.spent], delta, quick=quick)
+        everything = [spent for edge in edges for spent in edge.spent]
+        whole = total(everything, delta, quick=quick, several_runs=any(edge.earlier for edge in edges))
     else:
         whole = _largest(stated).total
-    return Statement(delta, stated, whole, shared)
+    return Statement(delta, stated, whole, shared, of_ledgers)
 
 
 Key = tuple[Spent, ...]
@@ -216,9 +224,11 @@ def _words(statement: Statement) -> Iterator[str]:
         return
     worst = _largest(edges)
     whole = statement.whole if statement.shared else worst.total
-    subject, seen = "Each record of an edge's shard", "that its edge released"
+    when = "" if statement.of_ledgers else " in this run"
+    subject, seen = "Each record of an edge's shard", f"that its edge released{when}"
     if statement.shared:
-        subject, seen = "Each record", "that all edges released, since they draw from the same records"
+        subject = "Each record"
+        seen = f"that all edges released{when}, since they draw from the same records"
     elif bare:
         subject = "Each record of the other edges' shards"
     yield (
@@ -245,6 +255,7 @@ _NAMES = {
     "advanced": "advanced composition",
     "optimal": "optimal composition",
     "heterogeneous": "heterogeneous composition",
+    "odometer": "an RDP odometer, which holds however later runs' terms were chosen",
 }
 
 

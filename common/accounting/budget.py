@@ -33,7 +33,10 @@ def max_charges(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...] = ()
     """Return the largest number of charges whose total ε is within the budget; 0 where nothing is."""
 
     def epsilon(charges: int, *, quick: bool) -> float:
-        return total((*spent, Spent(kind, charges)), budget.delta, quick=quick, replace_one=False).epsilon
+        everything = (*spent, Spent(kind, charges))
+        return total(
+            everything, budget.delta, quick=quick, replace_one=False, several_runs=bool(spent)
+        ).epsilon
 
     # RDP costs a sum per question, so it finds its own number first; PLD permits a little more.
     low = _last(lambda charges: epsilon(charges, quick=True), budget.epsilon, 0, 1)

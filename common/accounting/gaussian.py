@@ -55,13 +55,22 @@ def _quiet() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _rdp_of_one(noise_multiplier: float, rate: float) -> tuple[Any, npt.NDArray[np.float64]]:
+def _rdp_of_one(
+    noise_multiplier: float, rate: float, orders: tuple[float, ...] | None = None
+) -> tuple[Any, npt.NDArray[np.float64]]:
     library = dp_accounting()
-    accountant = library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_SPECIAL)
+    accountant = library.rdp.RdpAccountant(
+        orders, neighboring_relation=library.NeighboringRelation.REPLACE_SPECIAL
+    )
     event = library.GaussianDpEvent(noise_multiplier)
     with _quiet():
         accountant.compose(event if rate == 1 else library.PoissonSampledDpEvent(rate, event))
     return accountant.orders, accountant.rdp
+
+
+def rdp_curve(noise_multiplier: float, rate: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    """Return the Rényi divergence of one release at each order, under zero-out adjacency."""
+    return _rdp_of_one(noise_multiplier, rate, orders)[1]
 
 
 def rdp(groups: Sequence[GaussianReleases], delta: float) -> float:

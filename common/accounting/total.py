@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 from common.accounting import gaussian, pure
 from common.accounting.gaussian import GaussianReleases
+from common.accounting.odometer import odometer
 from common.accounting.pure import PureReleases
 from common.accounting.releases import ReleaseKind, Spent, check_delta
 from common.noise import Adjacency
 
 # A PLD's grid widens with ε: minutes and gigabytes beyond this, for a figure that protects nobody.
 PLD_CEILING = 50.0
+_NO_DELTA = "a Gaussian release has no ε at δ = 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +30,11 @@ class Total:
     advanced: float | None = None
     optimal: float | None = None  # KOV, all releases alike
     heterogeneous: float | None = None  # KOV, releases differ
+    odometer: float | None = None  # several runs of different kinds: holds however they were chosen
     replace_one: float | None = None  # ε at δ under replace-one adjacency: PLD, or the best pure bound
     reason: str = ""  # why there is no finite ε, or which figure was left out
 
-    METHODS = ("rdp", "pld", "basic", "advanced", "optimal", "heterogeneous")
+    METHODS = ("rdp", "pld", "basic", "advanced", "optimal", "heterogeneous", "odometer")
 
     def by_method(self) -> dict[str, float]:
         """Return the zero-out figures that apply, by method."""
@@ -54,14 +57,27 @@ class Total:
         return math.isfinite(self.epsilon)
 
 
-def total(spent: Sequence[Spent], delta: float, *, quick: bool = False, replace_one: bool = True) -> Total:
-    """Compose everything spent on one record; `quick` leaves PLD out, and replace-one with it."""
+def total(
+    spent: Sequence[Spent],
+    delta: float,
+    *,
+    quick: bool = False,
+    replace_one: bool = True,
+    several_runs: bool = False,
+) -> Total:
+    """Compose everything spent on one record; `quick` leaves PLD out, and replace-one with it.
+
+    `several_runs` says that kinds were not all chosen before the first release: where they differ, whoever
+    chose the later ones may have looked at the earlier releases, and only bounds that allow it are given.
+    """
     check_delta(delta)
     groups: dict[ReleaseKind, int] = {}
     for item in spent:
         if item.charges:
             groups[item.kind] = groups.get(item.kind, 0) + item.charges
     merged = tuple(Spent(kind, charges) for kind, charges in groups.items())
+    if several_runs and len(merged) > 1:
+        return _adaptive_total(merged, delta)
     return _total(merged, delta, quick, replace_one and not quick)
 
 
@@ -69,13 +85,42 @@ def total(spent: Sequence[Spent], delta: float, *, quick: bool = False, replace_
 def _total(spent: tuple[Spent, ...], delta: float, quick: bool, replace_one: bool) -> Total:
     if not spent:
         return Total(delta=delta, basic=0.0, replace_one=0.0, reason="nothing released")
-    for item in spent:
-        guarantee = item.kind.guarantee(Adjacency.ZERO_OUT)
-        if not guarantee.is_private:
-            return Total(delta=delta, reason=guarantee.reason)
-    if all(item.kind.guarantee(Adjacency.ZERO_OUT).epsilon is not None for item in spent):
+    if reason := _not_private(spent):
+        return Total(delta=delta, reason=reason)
+    if _all_pure(spent):
         return _pure_total(spent, delta)
     return _gaussian_total(spent, delta, quick, replace_one)
+
+
+@functools.lru_cache(maxsize=4096)
+def _adaptive_total(spent: tuple[Spent, ...], delta: float) -> Total:
+    if reason := _not_private(spent):
+        return Total(delta=delta, reason=reason)
+    pure_groups = _pure_groups(spent, Adjacency.ZERO_OUT)
+    if _all_pure(spent):
+        replaced = _pure_groups(spent, Adjacency.REPLACE_ONE)
+        return Total(
+            delta=delta,
+            basic=pure.basic(pure_groups),
+            odometer=odometer((), pure_groups, delta) if delta else None,
+            replace_one=min(pure.basic(replaced), odometer((), replaced, delta)),
+        )
+    if delta == 0:
+        return Total(delta=delta, reason=_NO_DELTA)
+    groups = _gaussian_groups(spent, Adjacency.ZERO_OUT)
+    return Total(delta=delta, odometer=odometer(groups, pure_groups, delta))
+
+
+def _not_private(spent: Sequence[Spent]) -> str:
+    """Say why there is no finite ε; '' where there is."""
+    guarantees = (item.kind.guarantee(Adjacency.ZERO_OUT) for item in spent)
+    return next(
+        (guarantee.reason or "no guarantee" for guarantee in guarantees if not guarantee.is_private), ""
+    )
+
+
+def _all_pure(spent: Sequence[Spent]) -> bool:
+    return all(item.kind.guarantee(Adjacency.ZERO_OUT).epsilon is not None for item in spent)
 
 
 def _pure_total(spent: Sequence[Spent], delta: float) -> Total:
@@ -118,7 +163,7 @@ def _pure_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[PureRelea
 
 def _gaussian_total(spent: Sequence[Spent], delta: float, quick: bool, replace_one: bool) -> Total:
     if delta == 0:
-        return Total(delta=delta, reason="a Gaussian release has no ε at δ = 0")
+        return Total(delta=delta, reason=_NO_DELTA)
     groups = _gaussian_groups(spent, Adjacency.ZERO_OUT)
     pure_groups = _pure_groups(spent, Adjacency.ZERO_OUT)
     # An ε-DP release has a Rényi divergence of at most ε at every order, so pure releases just add up.

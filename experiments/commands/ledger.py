@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from common.accounting.releases import Budget, ReleaseKind, check_delta
+from common.datasets.families import records_of
 from common.errors import ConfigurationError
 from common.noise import Clipping, NoiseLaw, Sampling, noise_law
 from common.scenario import Scenario, parse_scenario
@@ -31,15 +32,18 @@ def ledger_command(
     """Print what every edge has released and what it guarantees: words first, then the table."""
     if delta is not None:
         check_delta(delta)
-    statement = _statement(_find(run, runs), delta)
+    statements = _statements(_find(run, runs), delta)
     if as_json:
-        print(json.dumps(statement.as_dict(), indent=2, ensure_ascii=False))
+        print(json.dumps(_document(statements), indent=2, ensure_ascii=False))
         return
     console = Console()
-    for line in statement.words():
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.width = max(console.width, 140)
-    console.print(statement.table())
+    for records, statement in statements.items():
+        if len(statements) > 1:
+            console.print(f"Records of data set {records}:", soft_wrap=True, highlight=False, markup=False)
+        for line in statement.words():
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(statement.table())
 
 
 def calibrate_command(
@@ -88,8 +92,11 @@ def _find(run: str, runs: Path) -> Path:
     raise ConfigurationError(f"run = {run!r}: no such directory, here or under {runs}")
 
 
-def _statement(path: Path, delta: float | None) -> Statement:
-    """Return the statement of an edge's own ledgers where they are here, else of what the cloud was told."""
+def _statements(path: Path, delta: float | None) -> dict[str, Statement]:
+    """Return the statements of an edge's own ledgers where they are here, else that of what the cloud was told.
+
+    One for each data set that has records of its own, by its checksum.
+    """
     ledgers = sorted(
         {*path.glob(FILE_NAME), *path.glob(f"*/{FILE_NAME}"), *path.glob(f"state/*/{FILE_NAME}")}
     )
@@ -101,40 +108,67 @@ def _statement(path: Path, delta: float | None) -> Statement:
         return _of_ledgers(ledgers, scenario, delta)
     if scenario is None or not (path / "summary.json").is_file():
         raise ConfigurationError(f"run = {str(path)!r}: neither a run's records nor a ledger is there")
-    return _of_summary(_json(path / "summary.json"), scenario, delta)
+    return {scenario.data.set: _of_summary(_json(path / "summary.json"), scenario, delta)}
 
 
-def _of_ledgers(ledgers: list[Path], scenario: Scenario | None, delta: float | None) -> Statement:
-    """Account what the ledgers hold; other runs on the same records count too."""
-    edges: list[EdgeReleases] = []
-    shared, chosen = False, delta
+def _document(statements: dict[str, Statement]) -> dict[str, object]:
+    """Return a lone statement as it is; several beside each other, so that none passes for the whole."""
+    if len(statements) == 1:
+        [statement] = statements.values()
+        return statement.as_dict()
+    return {"statements": [{"dataset": key, **one.as_dict()} for key, one in statements.items()]}
+
+
+def _of_ledgers(ledgers: list[Path], scenario: Scenario | None, delta: float | None) -> dict[str, Statement]:
+    """Account what the ledgers hold, one statement for all runs on the same records, oldest records first."""
+    books: dict[str, list[tuple[str, list[Standing]]]] = {}
     for path in ledgers:
         with ledger_snapshot(path.parent) as ledger:
-            standings = ledger.standings()
-            if not standings:
-                continue
-            now = standings[-1]
-            edges.append(_edge(now, standings[:-1], ledger.edge_id))
-        shared = shared or not now.account.shard.disjoint
-        if chosen is None and now.account.budget is not None:
-            chosen = now.account.budget.delta
-    if not edges:
+            for records, standings in _by_records(ledger.standings()).items():
+                books.setdefault(records, []).append((ledger.edge_id, standings))
+    if not books:
         raise ConfigurationError("the ledgers hold no account yet")
-    if chosen is None:
-        chosen = 1e-5 if scenario is None else scenario.privacy.total_delta
-    return state_privacy(sorted(edges, key=lambda edge: edge.edge), chosen, shared=shared)
+    charged = {records: book for records, book in books.items() if any(_charged(s) for _, s in book)}
+    fallback = 1e-5 if scenario is None else scenario.privacy.total_delta
+    return {
+        records: _of_book(book, delta, fallback)
+        for records, book in (charged or dict([*books.items()][-1:])).items()
+    }
 
 
-def _edge(now: Standing, others: list[Standing], edge_id: str) -> EdgeReleases:
-    touching = [other for other in others if other.account.shard.overlaps(now.account.shard)]
+def _by_records(standings: list[Standing]) -> dict[str, list[Standing]]:
+    groups: dict[str, list[Standing]] = {}
+    for standing in standings:
+        groups.setdefault(records_of(standing.account.shard.dataset), []).append(standing)
+    return groups
+
+
+def _charged(standings: list[Standing]) -> list[Standing]:
+    return [standing for standing in standings if standing.charges]
+
+
+def _of_book(book: list[tuple[str, list[Standing]]], delta: float | None, fallback: float) -> Statement:
+    """State what the ledgers' standings on the same records cost; without charges, the last one's terms."""
+    told = [(edge_id, _charged(standings) or standings[-1:]) for edge_id, standings in book]
+    edges = sorted((_edge(*one) for one in told), key=lambda edge: edge.edge)
+    shared = any(not standing.account.shard.disjoint for _, standings in told for standing in standings)
+    if delta is None:
+        budgets = (standings[-1].account.budget for _, standings in told)
+        delta = next((budget.delta for budget in budgets if budget is not None), fallback)
+    return state_privacy(edges, delta, shared=shared, of_ledgers=True)
+
+
+def _edge(edge_id: str, standings: list[Standing]) -> EdgeReleases:
+    """Return what a ledger let go of the same records: it charges no two shards of a cut, so all of it overlaps."""
+    [*earlier, now] = standings
     return EdgeReleases(
         edge=now.account.shard.index,
         edge_id=edge_id,
         kind=now.account.kind,
         releases=now.releases,
         charges=now.charges,
-        earlier=tuple(other.spent for other in touching),
-        reproducible=now.account.reproducible,
+        earlier=tuple(standing.spent for standing in earlier),
+        reproducible=any(standing.account.reproducible for standing in standings),
     )
 
 

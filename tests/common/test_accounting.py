@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.accounting import pure
+from common.accounting.gaussian import GaussianReleases
+from common.accounting.odometer import ORDERS, odometer
 from common.accounting.pure import PureReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import Total, total
@@ -230,6 +233,64 @@ def test_gamma_releases_of_different_epsilon_have_no_homogeneous_bound() -> None
     ours = total([*of(100, kind(GammaNorm(0.1))), *of(100, kind(GammaNorm(0.2)))], DELTA)
     assert ours.optimal is None
     assert ours.epsilon == ours.heterogeneous
+
+
+# -- terms chosen after a look at earlier releases ----------------------------------------------------
+
+
+def test_where_runs_differ_only_bounds_that_allow_adaptive_terms_are_given() -> None:
+    gaussians = [*of(100, kind(Gaussian(1.5))), *of(70, kind(Gaussian(2.0), 24))]
+    gammas = [*of(100, kind(GammaNorm(0.1))), *of(100, kind(GammaNorm(0.2)))]
+    for spent, methods in ((gaussians, {"odometer"}), (gammas, {"basic", "odometer"})):
+        fixed, chosen = total(spent, DELTA), total(spent, DELTA, several_runs=True)
+        assert set(chosen.by_method()) == methods
+        assert chosen.epsilon > fixed.epsilon
+    mixed = total([*gaussians, *gammas], DELTA, several_runs=True)
+    assert set(mixed.by_method()) == {"odometer"}
+    assert mixed.epsilon > total(gaussians, DELTA, several_runs=True).epsilon
+
+
+def test_runs_alike_are_accounted_as_one() -> None:
+    this = kind(Gaussian(1.5))
+    assert total([*of(60, this), *of(40, this)], DELTA, several_runs=True) == total(of(100, this), DELTA)
+
+
+def test_at_delta_0_pure_runs_add_up_and_gaussian_ones_have_no_epsilon() -> None:
+    pure_runs = [*of(3, kind(GammaNorm(0.1))), *of(4, kind(GammaNorm(0.2)))]
+    assert total(pure_runs, 0.0, several_runs=True).by_method() == {"basic": total(pure_runs, 0.0).basic}
+    mixed = total([*pure_runs, *of(1, kind(Gaussian(9.0)))], 0.0, several_runs=True)
+    assert not mixed.is_private
+    bare = total([*pure_runs, *of(1, kind(None))], DELTA, several_runs=True)
+    assert "no noise" in bare.reason
+
+
+def test_the_odometer_is_the_sum_of_divergences_with_a_share_of_delta_for_each_order() -> None:
+    groups = [GaussianReleases(20.0, 1.0, 4), GaussianReleases(30.0, 1.0, 9)]
+    variance = 4 / 20.0**2 + 9 / 30.0**2  # ρ(α) = α/(2z²) each
+    share = math.log(len(ORDERS) / DELTA)
+    expected = min(a * variance / 2 + share / (a - 1) for a in ORDERS)
+    assert odometer(groups, [], DELTA) == pytest.approx(expected)
+    pure_only = [PureReleases(0.05, 200), PureReleases(3.0, 1)]
+    expected = min(200 * a * 0.05**2 / 2 + min(3.0, a * 4.5) + share / (a - 1) for a in ORDERS)
+    assert odometer([], pure_only, DELTA) == pytest.approx(expected)
+
+
+def test_the_odometer_holds_for_a_curator_who_looks_before_choosing_the_noise() -> None:
+    """He goes on with little noise only where the loss is already large; its bound at his stop is passed rarely."""
+    rng, runs, delta = np.random.default_rng(3), 20_000, 0.05
+    passed = 0
+    for first in rng.normal(0.5 / 2.0**2, 1 / 2.0, runs):  # the loss of a Gaussian with z = 2: N(1/2z², 1/z²)
+        groups, loss = [GaussianReleases(2.0, 1.0, 1)], first
+        if loss > 0.5:
+            groups.append(GaussianReleases(1.0, 1.0, 1))
+            loss += rng.normal(0.5, 1.0)
+        passed += loss > _bound(tuple(groups), delta)
+    assert passed / runs <= delta
+
+
+@functools.cache
+def _bound(groups: tuple[GaussianReleases, ...], delta: float) -> float:
+    return odometer(groups, [], delta)
 
 
 def test_poisson_amplification_is_the_sup_of_the_density_ratio_for_one_coordinate() -> None:

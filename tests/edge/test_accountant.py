@@ -11,6 +11,7 @@ from common.accounting.budget import max_charges
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.errors import ConfigurationError, MapaError
 from common.noise import Clipping, GammaNorm, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
+from edge import accountant
 from edge.accountant import max_charges_apart
 
 BUDGET = Budget(3.0, 1e-5)
@@ -42,6 +43,27 @@ def test_what_it_refuses_is_refused_here(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "dp_accounting.py").write_text("raise ImportError('as in the image without it')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="dp-accounting is not installed"):
+        max_charges_apart(BUDGET, kind(Gaussian(2.0)), ())
+
+
+def test_what_lies_in_the_caller_s_directory_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "__init__.py").write_text("raise SystemExit('not ours')\n")
+    monkeypatch.chdir(tmp_path)
+    assert max_charges_apart(BUDGET, kind(GammaNorm(0.2)), ()) > 0
+
+
+def test_an_accountant_that_never_answers_is_no_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mute = tmp_path / "python"
+    mute.write_text("#!/bin/sh\nexec sleep 100\n")
+    mute.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(mute))
+    monkeypatch.setattr(accountant, "PATIENCE", 0.1)
+    with pytest.raises(MapaError, match="no answer"):
         max_charges_apart(BUDGET, kind(Gaussian(2.0)), ())
 
 

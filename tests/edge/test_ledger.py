@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from common.accounting.releases import Budget, ReleaseKind
+from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.accounting.total import total
 from common.datasets import embedded, mnist
 from common.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from common.noise import Clipping, ExponentialNorm, GammaNorm, Mechanism, NoiseLaw, Sampling, Scope
+from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
 from common.quantities import RunId
 from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, OtherShardError, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
@@ -147,6 +148,40 @@ def test_only_the_owner_of_the_data_replaces_a_budget(ledger: Ledger) -> None:
     assert ledger.open(account(HALF, None, run=RunId("lab2"))).cap == 2  # the new one binds from now on
 
 
+def test_a_scenario_s_budget_binds_other_runs_once_something_was_released_under_it(ledger: Ledger) -> None:
+    hostile, honest = RunId("hostile"), RunId("honest")
+    assert ledger.open(account(HALF, 1e-9, run=hostile, own_budget=False)).cap == 0
+    assert ledger.open(account(HALF, 1.0, run=honest, own_budget=False)).cap == 2
+    assert ledger.open(account(HALF, 1e-9, run=hostile, own_budget=False)).cap == 0  # for itself, still
+    ledger.open(account(HALF, 1.0, run=honest, own_budget=False))
+    spend(ledger, 1, honest)
+    assert ledger.open(account(HALF, 50.0)).cap == 1
+
+
+def test_an_operator_s_budget_binds_at_once(ledger: Ledger) -> None:
+    ledger.open(account(HALF, 1.0, own_budget=False))
+    ledger.open(account(HALF, 1.0))  # resumed, and now by the operator's word
+    ledger.open(account(HALF, None, own_budget=False))
+    assert ledger.open(account(HALF, 50.0, run=RunId("lab2"), own_budget=False)).cap == 2
+    assert ledger.open(account(HALF, 3.0, run=RunId("lab3")), replace_budget=True).cap == 6
+    assert ledger.open(account(HALF, None, run=RunId("lab4"))).cap == 6
+
+
+def test_a_cap_over_runs_of_different_kinds_holds_whenever_their_terms_were_chosen(ledger: Ledger) -> None:
+    """By RDP's odometer; PLD alone would permit more, and is not proven for terms chosen after a look."""
+    kinds = [ReleaseKind(Gaussian(z), HALF.mechanism, 30) for z in (90.0, 120.0)]
+    budget, before = Budget(2.0, 1e-5), Spent(kinds[0], 5)
+    ledger.open(account(kinds[0], budget=budget))
+    spend(ledger, before.charges)
+    cap = ledger.open(account(kinds[1], run=RunId("lab2"), budget=budget)).cap
+    assert cap is not None
+    assert cap > 0
+    for charges, within in ((cap, True), (cap + 1, False)):
+        spent = [before, Spent(kinds[1], charges)]
+        assert (total(spent, 1e-5, several_runs=True).epsilon <= 2.0) is within
+    assert total([before, Spent(kinds[1], cap + 1)], 1e-5).epsilon < 2.0
+
+
 @pytest.mark.parametrize(
     ("other", "shared"),
     [
@@ -236,18 +271,7 @@ def test_a_restart_in_an_epoch_shuffles_anew_and_is_charged_for_it(tmp_path: Pat
         assert ledger.open(account(EPOCHS, 1.0)).exhausted
 
 
-# -- what the cloud knows and the ledger does not -----------------------------------------------------
-
-
-def test_releases_that_only_the_cloud_remembers_are_charged(ledger: Ledger) -> None:
-    ledger.open(account())
-    spend(ledger, 1)
-    ledger.catch_up(RUN, 3)
-    assert (ledger.last_sequence(RUN), ledger.standing(RUN).charges) == (3, 3)
-    ledger.catch_up(RUN, 2)  # nothing new
-    assert ledger.last_sequence(RUN) == 3
-    ledger.catch_up(RUN, 9)
-    assert ledger.standing(RUN).exhausted
+# -- identity -----------------------------------------------------------------------------------------
 
 
 def test_a_new_identity_starts_its_sequences_and_keeps_the_debts(ledger: Ledger) -> None:
@@ -345,8 +369,35 @@ def test_a_ledger_of_a_later_version_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 7")
     connection.close()
-    with pytest.raises(ConfigurationError, match="version 7, and this program reads version 1"):
+    with pytest.raises(ConfigurationError, match="version 7, and this program reads versions 1 to 2"):
         SqliteLedger(tmp_path)
+
+
+def test_a_ledger_of_version_1_is_read_and_its_budgets_bind_as_they_did(tmp_path: Path) -> None:
+    import sqlite3
+
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(account())
+        spend(ledger, 1)
+        path, before = ledger.path, ledger.standings()
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE account DROP COLUMN own_budget")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    for _ in range(2):  # the second time it is of version 2
+        with SqliteLedger(tmp_path) as ledger:
+            ledger.open(account())
+            assert ledger.standings() == before
+            assert ledger.account(RUN) == account()
+
+
+def test_whose_a_budget_is_survives_a_restart(tmp_path: Path) -> None:
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(account(HALF, 1e-9, own_budget=False))
+    with SqliteLedger(tmp_path) as ledger:
+        assert ledger.open(account(run=RunId("lab2"))).cap == 4
+        assert ledger.account(RUN) == account(HALF, 1e-9, own_budget=False)
 
 
 def test_after_a_failed_write_nothing_more_is_released(tmp_path: Path) -> None:

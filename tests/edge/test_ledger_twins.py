@@ -53,14 +53,24 @@ class Twins(RuleBasedStateMachine):
         index=st.integers(0, 1),
         this=st.sampled_from(KINDS),
         budget=st.sampled_from([None, Budget(2.0, 0.0), Budget(5.0, 0.0)]),
+        own=st.booleans(),
         reproducible=st.booleans(),
         anew=st.booleans(),
     )
     def open(
-        self, run: RunId, index: int, this: ReleaseKind, budget: Budget | None, reproducible: bool, anew: bool
+        self,
+        run: RunId,
+        index: int,
+        this: ReleaseKind,
+        budget: Budget | None,
+        own: bool,
+        reproducible: bool,
+        anew: bool,
     ) -> None:
         shard = ShardIdentity("d", "p", index)
-        account = Account(run=run, shard=shard, kind=this, budget=budget, reproducible=reproducible)
+        account = Account(
+            run=run, shard=shard, kind=this, budget=budget, own_budget=own, reproducible=reproducible
+        )
         self.both(lambda ledger: ledger.open(account, replace_budget=anew))
 
     @rule(run=st.sampled_from(RUNS), payload=st.binary(max_size=9), jump=st.sampled_from([1, 1, 1, 1, 0, 2]))
@@ -70,10 +80,6 @@ class Twins(RuleBasedStateMachine):
     @rule(run=st.sampled_from(RUNS), sequence=st.integers(0, 8))
     def acknowledge(self, run: RunId, sequence: int) -> None:
         self.both(lambda ledger: ledger.acknowledge(run, sequence))
-
-    @rule(run=st.sampled_from(RUNS), sequence=st.integers(0, 4))
-    def catch_up(self, run: RunId, sequence: int) -> None:
-        self.both(lambda ledger: ledger.catch_up(run, sequence))
 
     @rule(run=st.sampled_from(RUNS))
     def restart(self, run: RunId) -> None:

@@ -72,6 +72,16 @@ def test_a_printed_epsilon_is_rounded_up() -> None:
     assert statement.whole.epsilon <= shown <= statement.whole.epsilon * 1.001
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_statement_of_one_run_speaks_of_that_run_alone(shared: bool) -> None:
+    alone, all_runs = (
+        state_privacy([edge(0)], DELTA, shared=shared, of_ledgers=known).words()[0] for known in (False, True)
+    )
+    assert "released in this run" in alone
+    assert "in this run" not in all_runs
+    assert alone.replace(" in this run", "") == all_runs
+
+
 def test_seeded_noise_is_said_first() -> None:
     statement = state_privacy([edge(0), edge(1, reproducible=True)], DELTA)
     assert statement.words()[0].startswith("Reproducible noise: not private.")
@@ -114,9 +124,14 @@ def test_edges_that_share_records_pay_together() -> None:
 
 def test_earlier_runs_and_epochs_cut_short_are_counted() -> None:
     before = (Spent(kind(Gaussian(2.0)), 60),)
-    statement = state_privacy([edge(0, earlier=before)], DELTA)
-    assert statement.whole == total([*before, Spent(kind(Gaussian(1.5)), 100)], DELTA)
+    statement = state_privacy([edge(0, earlier=before)], DELTA, of_ledgers=True)
+    everything = [*before, Spent(kind(Gaussian(1.5)), 100)]
+    assert statement.whole == total(everything, DELTA, several_runs=True)
+    assert statement.whole.epsilon > total(everything, DELTA).epsilon
     assert any("earlier runs" in sentence for sentence in statement.words())
+    assert "RDP odometer" in statement.words()[-1]
+    alike = state_privacy([edge(0, earlier=(Spent(kind(Gaussian(1.5)), 60),))], DELTA)
+    assert alike.whole == total([Spent(kind(Gaussian(1.5)), 160)], DELTA)
     shuffled = kind(Gaussian(9.0), sampling=Sampling.SHUFFLED)
     restarted = state_privacy([edge(0, 150, shuffled, charges=4)], DELTA)
     assert restarted.whole == total([Spent(shuffled, 4)], DELTA)
