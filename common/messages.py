@@ -56,7 +56,7 @@ class Welcome:
 
     edge_id: EdgeId
     index: int  # k ≥ 0, and with it shard k
-    last_sequence: int  # last sequence applied; the edge goes on at max(own, this) + 1
+    last_sequence: int  # last sequence applied, at most the hello's; the edge goes on at its own + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.channel import Channel, Loop, Timer
 from common.datasets.dataset import Dataset
-from common.errors import ConfigurationError, RemoteProtocolError
+from common.errors import MapaError, RemoteProtocolError
 from common.link import LinkProfile
 from common.messages import Hello, Leave, SendModel
 from common.quantities import EdgeId, RunId
@@ -56,7 +56,6 @@ _T = TypeVar("_T")
 _CLOSING = 0.01  # seconds between two looks at a channel that closes
 _LONGEST_WAIT = 60.0  # seconds between two tries, at most
 _MOST_DOUBLINGS = 1000  # 2¹⁰²⁴ is no float
-_LAST_SEQUENCE = 2**48  # no run gets there; a welcome that says so leaves no sequence to go on with
 
 
 @dataclass(slots=True)
@@ -194,15 +193,20 @@ class EdgeClient:
         worker = self.preparation.worker
         sent = decode_model(self.edge_id, payload, worker.model.dimension)
         worker.check(sent)
+        self._check_sequence("model: acknowledged", sent.acknowledged)
         return sent
 
     def _read_answer(self, payload: bytes) -> Admission | Refusal:
         answer = decode_answer(self.edge_id, payload)
-        if isinstance(answer, Admission) and answer.welcome.last_sequence >= _LAST_SEQUENCE:
-            raise RemoteProtocolError(
-                f"welcome: last_sequence = {answer.welcome.last_sequence}: must be below 2**48"
-            )
+        if isinstance(answer, Admission) and answer.nonce == self.nonce:
+            self._check_sequence("welcome: last_sequence", answer.welcome.last_sequence)
         return answer
+
+    def _check_sequence(self, key: str, sequence: int) -> None:
+        """Believe in no gradient that was never debited: a cloud that has seen more answers `ledger-lost`."""
+        debited = self.session.last_sequence
+        if sequence > debited:
+            raise RemoteProtocolError(f"{key} = {sequence}: must be at most {debited}, the last one debited")
 
     def _topic(self, leaf: EdgeTopic) -> str:
         return edge_topic(self.run, self.edge_id, leaf)
@@ -258,7 +262,7 @@ class EdgeClient:
             return  # it would wait in a queue with all that follow; the next connection begins with one
         hello = Hello(
             edge_id=self.edge_id,
-            noise=self.wishes.noise,
+            noise=self.wishes.law,
             epsilon=self.wishes.epsilon,
             noise_multiplier=self.wishes.noise_multiplier,
             last_sequence=self.session.last_sequence,
@@ -295,12 +299,11 @@ class EdgeClient:
             self.session.phase = Phase.GREETING
             self._say_hello()
             return
-        except ConfigurationError as error:
-            self._turn_down(str(error))
+        except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others go on
+            self._turn_down(str(error) or "not enough memory for what the welcome asks for")
             return
         self._admission = admission
         self.resend_after = self.preparation.scenario.testbed.resend_after
-        self.session.last_sequence = self.preparation.worker.sequence
         self._mind_size()
         if self.preparation.link is not None:
             self._link = self.preparation.link
@@ -318,8 +321,6 @@ class EdgeClient:
         other = difference(self._admission, admission)
         if other:
             self._turn_down(f"the cloud now welcomes with {other}; an edge keeps the terms it began with")
-        else:
-            self.ledger.catch_up(self.run, admission.welcome.last_sequence)
 
     def _turn_down(self, text: str) -> None:
         """End since a welcome cannot be followed; the cloud need not wait for us."""
@@ -352,7 +353,11 @@ class EdgeClient:
             self._tell(BudgetSpent())
             return
         worker.sequence = sequence - 1
-        gradient = worker.receive(sent)
+        try:
+            gradient = worker.receive(sent)
+        except MemoryError as error:
+            self.give_up(EXIT_FAILED, f"not enough memory for a gradient: {error}")
+            return
         if not np.isfinite(gradient.gradient).all():  # without clipping only: a run that diverges
             self.give_up(EXIT_FAILED, "the gradient is not finite: the run diverges")
             return
@@ -388,7 +393,7 @@ class EdgeClient:
         new = self.ledger.renew_identity()
         self.say(f"{old}: its ledger was lost ({detail}); goes on as {new}, on a shard that nobody has used")
         self.session, self.preparation, self._outbox = EdgeSession(), None, None
-        self._admission = self._wanted = None
+        self._admission = self._wanted = self._early = None
         self.loop.post(self._reroute)
 
     def _stop(self, code: int, text: str) -> None:

@@ -118,6 +118,7 @@ class EdgeFleet:
             username=self.settings.username if accounts is None else edge_id,
             password=self.settings.password if accounts is None else accounts[edge_id],
             tls=self.settings.tls,
+            server_name=self.settings.broker.host,  # a relay's address is in no certificate
             will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode_leave(farewell)),
         )
         channel = MqttChannel(

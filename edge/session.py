@@ -143,7 +143,6 @@ class EdgeSession:
         if self.pending is not None and self.pending > applied:
             self.phase, self.awaited = Phase.PUSHING, self.pending
             return [*effects, PushOutbox(self.pending)]
-        self.last_sequence = max(self.last_sequence, applied)
         self.awaited = applied  # a cloud that was started anew knows less than the ledger
         self.pending = None
         self.phase = Phase.WAITING

@@ -65,6 +65,7 @@ def cloud_arguments(environ: Mapping[str, str]) -> list[str]:
         *_option(environ, "EDGES_AT_LEAST", "--edges-at-least"),
         *_option(environ, "GATHER", "--gather"),
         *_option(environ, "SEED", "--seed"),
+        *_option(environ, "CONNECT_TIMEOUT", "--connect-timeout"),
         *_credentials(environ),
         "--runs-dir",
         _text(environ, "RUNS_DIR") or "/runs",
@@ -88,6 +89,8 @@ def edge_arguments(environ: Mapping[str, str]) -> list[str]:
         arguments += _option(environ, name, "--" + name.lower().replace("_", "-"))
     for name in _text(environ, "ALLOW").split():
         arguments += ["--allow", name]
+    if _text(environ, "ALLOW_SEED") == "1":
+        arguments += ["--allow-seed"]
     return [
         *arguments,
         *_option(environ, "CONNECT_TIMEOUT", "--connect-timeout"),

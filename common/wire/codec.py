@@ -189,7 +189,7 @@ def encode_welcome(admission: Admission) -> bytes:
     scenario = dict(admission.scenario)
     if not v1.bounded(scenario):
         raise LocalProtocolError(
-            f"welcome: scenario is not JSON-like, or deeper than {v1.DEPTH_LIMIT}, or too large"
+            f"welcome: scenario is not JSON-like or printable, or deeper than {v1.DEPTH_LIMIT}, or too large"
         )
     return _encode_cold(
         v1.WelcomeV1,
@@ -219,7 +219,9 @@ def decode_answer(edge_id: EdgeId, payload: bytes) -> Admission | Refusal:
     if wire.index >= wire.edges:
         raise RemoteProtocolError(f"welcome: index {wire.index} of {wire.edges} shards")
     if not v1.bounded(wire.scenario):
-        raise RemoteProtocolError("welcome: scenario is not JSON-like, or too deep, or too large")
+        raise RemoteProtocolError(
+            "welcome: scenario is not JSON-like or printable, or too deep, or too large"
+        )
     return Admission(
         welcome=Welcome(edge_id, wire.index, wire.last_sequence),
         edges=wire.edges,

@@ -80,6 +80,11 @@ def presence_topic(run: RunId) -> str:
     return f"{_ROOT}/{run}/cloud"
 
 
+def clouds_topic(run: RunId) -> str:
+    """Return the topic where a cloud that starts asks whether another one serves the run."""
+    return f"{_ROOT}/{run}/clouds"
+
+
 def edge_client_id(run: RunId, edge: EdgeId) -> str:
     """Return the MQTT client id of an edge: the broker lets one connection at a time hold it.
 
@@ -89,7 +94,7 @@ def edge_client_id(run: RunId, edge: EdgeId) -> str:
 
 
 def cloud_client_id(run: RunId, nonce: str) -> str:
-    """Return a client id of the cloud; a second cloud does not throw the first out, it can see it."""
+    """Return a client id of the cloud; a second cloud does not throw the first out, it finds it."""
     return f"{run}::{nonce}"
 
 

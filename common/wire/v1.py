@@ -113,7 +113,7 @@ class PresenceV1(_Message):
 
 
 def bounded(value: object) -> bool:
-    """Tell whether a value is JSON-like, finite, and within every cap; walks without recursion."""
+    """Tell whether a value is JSON-like, finite, printable and within every cap; walks without recursion."""
     waiting, seen = [(value, 0)], 0
     while waiting:
         node, depth = waiting.pop()
@@ -124,7 +124,7 @@ def bounded(value: object) -> bool:
             case None | bool():
                 pass
             case str():
-                if len(node) > ITEMS_LIMIT:
+                if not _is_bounded_text(node):
                     return False
             case int():
                 if not -INTEGER_LIMIT <= node < INTEGER_LIMIT:
@@ -135,9 +135,13 @@ def bounded(value: object) -> bool:
             case list():
                 waiting.extend((item, depth + 1) for item in node)
             case dict():
-                if not all(isinstance(key, str) and len(key) <= ITEMS_LIMIT for key in node):
+                if not all(isinstance(key, str) and _is_bounded_text(key) for key in node):
                     return False
                 waiting.extend((item, depth + 1) for item in node.values())
             case _:
                 return False
     return True
+
+
+def _is_bounded_text(text: str) -> bool:
+    return len(text) <= ITEMS_LIMIT and text.isprintable()  # keys, too, end up on a terminal

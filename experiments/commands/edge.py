@@ -22,8 +22,11 @@ from experiments.commands import options
 def edge_command(
     broker: Annotated[str, typer.Option(help="HOST[:PORT]")],
     run: options.RunName,
-    epsilon: Annotated[float | None, typer.Option(help="ε_k of one release, instead of the run's")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="z_k of the gaussian law, likewise")] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="ε_k of one release, of gamma-norm noise unless --noise names another"),
+    ] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="z_k of gaussian noise")] = None,
     noise: Annotated[str | None, typer.Option(help="the law, instead of the run's")] = None,
     total_epsilon: Annotated[
         float | None, typer.Option(help="budget of this edge's data; no release goes past it")
@@ -42,6 +45,10 @@ def edge_command(
     allow: Annotated[
         list[str] | None, typer.Option(help="package.module:Class that a run's scenario may name; repeatable")
     ] = None,
+    allow_seed: Annotated[
+        bool,
+        typer.Option("--allow-seed", help="take part in a run whose noise can be taken off by its seed"),
+    ] = False,
     accounts: Annotated[
         Path | None,
         typer.Option(help="a folder of password files: each names a user of the broker and its edge"),
@@ -63,10 +70,11 @@ def edge_command(
         replace_budget=replace_budget,
         link=_link(link),
         allowed=frozenset(allow or ()),
+        allow_seed=allow_seed,
     )
     if epsilon is not None and noise_multiplier is not None:
         raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
-    _check_law(noise, epsilon, noise_multiplier)
+    _check_law(wishes)
     if not connect_timeout >= 0:
         raise ConfigurationError(f"--connect-timeout {connect_timeout}: must be at least 0")
     if replace_budget and total_epsilon is None:
@@ -93,13 +101,13 @@ def edge_command(
     raise typer.Exit(code)
 
 
-def _check_law(noise: str | None, epsilon: float | None, noise_multiplier: float | None) -> None:
+def _check_law(wishes: Wishes) -> None:
     """Refuse at once what no cloud would take; a law without its parameter takes the run's."""
-    if noise is not None and noise not in LAWS:
-        raise ConfigurationError(f"--noise {noise!r}: allowed are {', '.join(LAWS)}")
-    if epsilon is not None or noise_multiplier is not None:
-        law = noise or ("gamma-norm" if noise_multiplier is None else "gaussian")
-        noise_law(law, epsilon=epsilon, noise_multiplier=noise_multiplier)
+    law, epsilon, multiplier = wishes.law, wishes.epsilon, wishes.noise_multiplier
+    if law is not None and law not in LAWS:
+        raise ConfigurationError(f"--noise {law!r}: allowed are {', '.join(LAWS)}")
+    if law is not None and (epsilon, multiplier) != (None, None):
+        noise_law(law, epsilon=epsilon, noise_multiplier=multiplier)
 
 
 def _link(name: str | None) -> LinkProfile | None:

@@ -342,7 +342,9 @@ def test_a_scenario_beyond_a_cap_is_refused_on_both_sides() -> None:
     for _ in range(v1.DEPTH_LIMIT + 1):
         deep = [deep]
     fields = msgpack.unpackb(VALID["answer"])
-    for scenario in ({"x": deep}, {"x": list(range(v1.ITEMS_LIMIT))}, {"x": "y" * (v1.ITEMS_LIMIT + 1)}):
+    too_large = ({"x": deep}, {"x": list(range(v1.ITEMS_LIMIT))}, {"x": "y" * (v1.ITEMS_LIMIT + 1)})
+    not_printable = ({"\x1b[2J": 1}, {"x": {"options": {"\x1b]0;owned\x07": 1}}}, {"x": ["\u202e"]})
+    for scenario in (*too_large, *not_printable):
         with pytest.raises(RemoteProtocolError, match="scenario"):
             codec.decode_answer(EDGE, msgpack.packb(fields | {"scenario": scenario}))
         with pytest.raises(LocalProtocolError, match="scenario"):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from common.accounting.releases import Budget
+from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.channel import MemoryBroker, MemoryChannel
 from common.datasets.dataset import Dataset
-from common.errors import RemoteProtocolError
+from common.errors import DataUnavailableError, MapaError, RemoteProtocolError
 from common.link import LinkProfile
 from common.messages import Hello, Refuse, SendModel, Welcome
+from common.noise import ExponentialNorm, GammaNorm, Gaussian, NoiseLaw
 from common.quantities import RunId
 from common.scenario import Scenario
 from common.wire.codec import (
@@ -30,6 +31,7 @@ from edge.client import EdgeClient
 from edge.ledger import MemoryLedger
 from edge.preparation import Wishes
 from edge.session import EXIT_FAILED, EXIT_REFUSED
+from edge.worker import EdgeWorker
 from tests.core_support import small_dataset, small_scenario
 
 RUN = RunId("hostile")
@@ -38,6 +40,11 @@ HOUR = 3600.0
 
 def private_scenario(**changes: Any) -> Scenario:
     return small_scenario(**{"privacy": {"noise": "gaussian", "noise_multiplier": 1.0}, **changes})
+
+
+def plenty(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...]) -> int:  # noqa: ARG001
+    """Stand in for the accountant where the budget is never spent."""
+    return 500
 
 
 @dataclass
@@ -52,6 +59,7 @@ class Stage:
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     said: list[str] = field(default_factory=list)
     channels: list[MemoryChannel] = field(default_factory=list)
+    failure: BaseException | None = None  # what loading the data set ends with
 
     def __post_init__(self) -> None:
         self.edge = EdgeClient(
@@ -69,6 +77,8 @@ class Stage:
         self.broker.settle()
 
     def _load(self, name: str) -> Dataset:  # noqa: ARG002
+        if self.failure is not None:
+            raise self.failure
         return small_dataset()
 
     def _connect(self, client: EdgeClient, link: LinkProfile | None) -> MemoryChannel:  # noqa: ARG002
@@ -148,6 +158,32 @@ def test_an_edge_whose_gradient_is_not_finite_tells_the_cloud_that_it_goes() -> 
     assert stage.ledger.last_sequence(RUN) == 0
 
 
+def test_an_edge_without_memory_for_a_gradient_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    stage.welcome()
+
+    def full(*_: object) -> None:
+        raise MemoryError("40 GiB")
+
+    monkeypatch.setattr(EdgeWorker, "receive", full)
+    stage.model()
+    assert (stage.edge.exit_code, stage.leaves) == (EXIT_FAILED, ["failed"])
+    assert stage.ledger.last_sequence(RUN) == 0
+
+
+@pytest.mark.parametrize("acknowledged", [3, 2**60])
+def test_a_model_that_acknowledges_what_was_never_debited_is_dropped_and_counted(acknowledged: int) -> None:
+    stage = Stage()
+    stage.welcome()
+    stage.release(2)
+    with pytest.raises(RemoteProtocolError, match=f"acknowledged = {acknowledged}: must be at most 2"):
+        stage.model(acknowledged=acknowledged)
+    assert stage.edge.dropped["model"] == 1
+    assert (stage.ledger.standing(RUN).charges, stage.edge.pushed) == (2, 2)
+    stage.model(acknowledged=2)
+    assert stage.ledger.last_sequence(RUN) == 3
+
+
 # -- welcomes -----------------------------------------------------------------------------------------
 
 
@@ -160,6 +196,138 @@ def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(wishe
     assert stage.edge.exit_code == EXIT_REFUSED
     assert "algorithm.name = 'asgd'" in stage.said[-1]
     assert stage.leaves == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "privacy", "law"),
+    [
+        (Wishes(epsilon=0.5), {"noise": "gaussian", "noise_multiplier": 8.0}, GammaNorm(0.5)),
+        (Wishes(epsilon=0.5), {"noise": "exponential-norm", "epsilon": 1.0}, GammaNorm(0.5)),
+        (Wishes(noise_multiplier=8.0), {"noise": "exponential-norm", "epsilon": 1.0}, Gaussian(8.0)),
+        (
+            Wishes(noise="exponential-norm", epsilon=0.5),
+            {"noise": "gaussian", "noise_multiplier": 8.0},
+            ExponentialNorm(0.5),
+        ),
+        (
+            Wishes(noise="exponential-norm"),
+            {"noise": "exponential-norm", "epsilon": 1.0},
+            ExponentialNorm(1.0),
+        ),
+        (Wishes(), {"noise": "exponential-norm", "epsilon": 1.0}, ExponentialNorm(1.0)),
+    ],
+)
+def test_an_epsilon_alone_means_gamma_norm_noise_and_a_z_gaussian_and_the_hello_says_so(
+    wishes: Wishes, privacy: dict[str, Any], law: NoiseLaw
+) -> None:
+    stage = Stage(small_scenario(seed=None, privacy=privacy), wishes=wishes)
+    stage.welcome()
+    assert stage.edge.preparation is not None
+    assert stage.edge.preparation.worker.recipe.law == law
+    assert stage.hellos[0].noise == (None if wishes == Wishes() else law.name)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "privacy"),
+    [
+        (Wishes(epsilon=0.5), {"noise": "gamma-norm", "epsilon": 0.5}),
+        (Wishes(noise_multiplier=8.0), {"noise": "gaussian", "noise_multiplier": 8.0}),
+        (Wishes(noise="gaussian"), {"noise": "gaussian", "noise_multiplier": 8.0}),
+        (Wishes(noise="gaussian", noise_multiplier=8.0), {"noise": "gaussian", "noise_multiplier": 8.0}),
+    ],
+)
+def test_an_operator_who_asks_for_noise_takes_no_part_where_a_layer_leaves_in_the_clear(
+    wishes: Wishes, privacy: dict[str, Any]
+) -> None:
+    stage = Stage(small_scenario(seed=None, privacy={**privacy, "scope": "first-conv"}), wishes=wishes)
+    stage.welcome()
+    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
+    assert "in the clear" in stage.said[-1]
+
+
+ASKED = [
+    Wishes(budget=Budget(2.0, 1e-5)),
+    Wishes(noise="gaussian"),
+    Wishes(noise_multiplier=8.0),
+    Wishes(epsilon=0.5),
+]
+
+
+@pytest.mark.parametrize("wishes", ASKED)
+def test_an_operator_who_asks_for_protection_takes_no_part_in_a_run_with_a_seed(wishes: Wishes) -> None:
+    """The welcome brings the seed: whoever reads it takes the noise off again."""
+    stage = Stage(wishes=wishes, ledger=MemoryLedger(accountant=plenty))
+    stage.welcome(seed=7)
+    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
+    assert "seed = 7" in stage.said[-1]
+    assert "--allow-seed" in stage.said[-1]
+    assert stage.ledger.standings() == []
+
+
+@pytest.mark.parametrize("wishes", ASKED)
+@pytest.mark.parametrize(("seed", "allow_seed"), [(7, True), (None, False)])
+def test_an_operator_may_allow_a_seed_and_need_not_where_there_is_none(
+    wishes: Wishes, seed: int | None, allow_seed: bool
+) -> None:
+    stage = Stage(
+        private_scenario(seed=seed),
+        wishes=replace(wishes, allow_seed=allow_seed),
+        ledger=MemoryLedger(accountant=plenty),
+    )
+    stage.welcome()
+    stage.release(1)
+    assert stage.ledger.last_sequence(RUN) == 1
+
+
+def test_a_scenario_s_own_budget_goes_with_its_seed() -> None:
+    budgeted = {"noise": "gaussian", "noise_multiplier": 1.0, "total_epsilon": 2.0}
+    ledger = MemoryLedger(accountant=plenty)
+    for run, seed in (("first", None), ("second", 7), ("third", 7)):
+        stage = Stage(private_scenario(privacy=budgeted, seed=seed), ledger, run=RunId(run))
+        stage.welcome()
+        stage.release(1)
+        assert ledger.last_sequence(RunId(run)) == 1
+
+
+def test_records_for_which_the_operator_set_a_budget_are_in_no_run_with_a_seed() -> None:
+    ledger = MemoryLedger(accountant=plenty)
+    Stage(private_scenario(seed=None), ledger, Wishes(budget=Budget(2.0, 1e-5)), RunId("first")).welcome()
+    later = Stage(ledger=ledger)
+    later.welcome(seed=8)  # another cut of the same data set
+    assert later.edge.exit_code == EXIT_REFUSED
+    assert "keeps its operator's budget for these records" in later.said[-1]
+    allowed = Stage(ledger=ledger, wishes=Wishes(allow_seed=True), run=RunId("allowed"))
+    allowed.welcome(seed=8)
+    assert allowed.edge.preparation is not None
+
+
+@pytest.mark.parametrize(
+    "failure", [DataUnavailableError("usps is not here"), MapaError("the accountant failed"), MemoryError()]
+)
+def test_a_welcome_that_cannot_be_followed_here_ends_this_edge_and_not_its_process(
+    failure: BaseException,
+) -> None:
+    stage = Stage(failure=failure)
+    stage.welcome()
+    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
+    assert (str(failure) or "not enough memory") in stage.said[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 241}, "batch_size = 241: must be at most the 240 records"),
+        (
+            {"data": {"partition": "label", "labels_per_edge": 61}},
+            "data.labels_per_edge = 244: must be at most",
+        ),
+    ],
+)
+def test_sizes_that_the_data_set_cannot_fill_are_refused(changes: dict[str, Any], words: str) -> None:
+    stage = Stage(private_scenario(**changes))  # drawn with replacement: no shard would be too small
+    stage.welcome()
+    assert stage.edge.exit_code == EXIT_REFUSED
+    assert words in stage.said[-1]
 
 
 @pytest.mark.parametrize(
@@ -192,25 +360,51 @@ def test_a_welcome_for_other_shards_than_its_scenario_s_is_refused_before_they_a
     assert f"edges = {2**40}: must be 4" in stage.said[-1]
 
 
-@pytest.mark.parametrize("last_sequence", [2**48, 2**63 - 1])
-def test_a_last_sequence_that_leaves_none_to_go_on_with_is_dropped(last_sequence: int) -> None:
+@pytest.mark.parametrize("last_sequence", [1, 2**47, 2**62])
+def test_a_welcome_that_knows_of_releases_never_debited_is_dropped_and_nothing_is_charged(
+    last_sequence: int,
+) -> None:
     stage = Stage()
-    with pytest.raises(RemoteProtocolError, match="last_sequence"):
+    with pytest.raises(RemoteProtocolError, match=f"last_sequence = {last_sequence}: must be at most 0"):
         stage.welcome(last_sequence=last_sequence)
     assert stage.edge.dropped["welcome"] == 1
     stage.welcome()
+    stage.release(3)
+    with pytest.raises(RemoteProtocolError, match="must be at most 3"):
+        stage.welcome(last_sequence=last_sequence + 3)
+    assert stage.ledger.standing(RUN).charges == 3
+    stage.welcome(last_sequence=3)
     stage.release(1)
-    assert stage.ledger.last_sequence(RUN) == 1
+    assert (stage.ledger.last_sequence(RUN), stage.edge.pushed) == (4, 4)
 
 
-def test_what_a_later_welcome_knows_more_of_is_charged_and_the_edge_goes_on() -> None:
+def test_a_welcome_to_an_older_hello_has_the_gradient_since_then_sent_again() -> None:
+    """The cloud answered before it got the gradient, or the edge was killed in between."""
     stage = Stage()
     stage.welcome()
-    stage.release(3)
-    stage.welcome(last_sequence=1000)
-    assert stage.ledger.standing(RUN).charges == 1000
-    stage.model(acknowledged=1000)
-    assert (stage.ledger.last_sequence(RUN), stage.edge.pushed) == (1001, 4)
+    stage.release(2)
+    stage.edge.on_connected()
+    stage.welcome(last_sequence=1)
+    first, second, again = stage.published(EdgeTopic.GRADIENT)
+    assert first != second == again
+    restarted = Stage(ledger=stage.ledger)
+    restarted.welcome(last_sequence=1)
+    assert restarted.published(EdgeTopic.GRADIENT) == [second]
+    restarted.model(acknowledged=2)
+    assert restarted.ledger.standing(RUN).charges == 3
+
+
+def test_a_scenario_s_budget_binds_no_other_run_before_something_was_released_under_it() -> None:
+    """Else one hostile welcome would end this edge's part in every later run."""
+    ledger = MemoryLedger(accountant=lambda budget, kind, spent: 0 if budget.epsilon < 1e-3 else 500)  # noqa: ARG005
+    tiny = {"noise": "gaussian", "noise_multiplier": 1.0, "total_epsilon": 1e-9}
+    Stage(private_scenario(seed=None, privacy=tiny), ledger).welcome()
+    assert ledger.standing(RUN).exhausted
+    honest = RunId("honest")
+    stage = Stage(private_scenario(seed=None), ledger, Wishes(budget=Budget(2.0, 1e-5)), honest)
+    stage.welcome()
+    stage.release(1)
+    assert (ledger.standing(honest).cap, ledger.last_sequence(honest)) == (500, 1)
 
 
 # -- the shard that the ledger belongs to -------------------------------------------------------------
@@ -260,14 +454,14 @@ def test_an_edge_that_is_given_its_shard_when_it_asks_again_goes_on() -> None:
 
 
 def test_an_operator_may_replace_a_budget() -> None:
-    scenario = small_scenario(privacy={"noise": "gamma-norm", "epsilon": 0.1})  # 0.25 a release
+    scenario = small_scenario(seed=None, privacy={"noise": "gamma-norm", "epsilon": 0.1})  # 0.25 a release
     ledger, larger = MemoryLedger(), Budget(1.5, 0.0)
     first = Stage(scenario, ledger, Wishes(budget=Budget(1.0, 0.0)))
     first.welcome()
     first.release(4)
-    for replace, cap in ((False, 0), (True, 2)):
-        run = RunId(f"replaced-{replace}")
-        stage = Stage(scenario, ledger, Wishes(budget=larger, replace_budget=replace), run)
+    for replaced, cap in ((False, 0), (True, 2)):
+        run = RunId(f"replaced-{replaced}")
+        stage = Stage(scenario, ledger, Wishes(budget=larger, replace_budget=replaced), run)
         stage.welcome()
         assert ledger.standing(run).cap == cap
 

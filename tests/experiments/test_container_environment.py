@@ -117,7 +117,10 @@ def test_an_edge_takes_the_runs_name_from_the_cloud_of_its_host(tmp_path: Path) 
     with pytest.raises(ConfigurationError, match="RUN"):
         edge_arguments({})
     file.write_text("that-one\n")
-    arguments = edge_arguments({"MAPA_RUN_FILE": str(file), "TOTAL_EPSILON": "2", "ALLOW": "a.b:C d.e:F"})
+    environ = {"MAPA_RUN_FILE": str(file), "TOTAL_EPSILON": "2", "ALLOW": "a.b:C d.e:F"}
+    arguments = edge_arguments(environ)
+    assert "--allow-seed" not in arguments
+    assert "--allow-seed" in edge_arguments({**environ, "ALLOW_SEED": "1"})
     assert arguments[arguments.index("--run") + 1] == "that-one"
     assert arguments[arguments.index("--total-epsilon") + 1] == "2"
     assert arguments.count("--allow") == 2
