@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from common.journal import Journal
 from common.messages import Fact, GradientRefused, Halt
 from common.tally import Evaluation, Tally
+
+_REFUSALS = 100  # lines for refused gradients of one edge; further ones are counted, not written
 
 
 @dataclass(slots=True)
@@ -17,13 +20,14 @@ class Records:
     tally: Tally = field(default_factory=Tally)
     began: float = 0.0
     facts: list[tuple[float, Fact]] = field(default_factory=list)  # not written yet
+    _refusals: Counter[str] = field(default_factory=Counter)  # lines by edge id
 
     def write(self) -> None:
         """Write the facts that have gathered."""
         facts, self.facts = self.facts, []
         for now, fact in facts:
             self.tally.observe(fact)
-            if self.journal is not None and not _of_a_stranger(fact):
+            if self.journal is not None and self._worth_a_line(fact):
                 self.journal.fact(fact, now - self.began)
 
     def evaluated(self, evaluation: Evaluation, now: float) -> None:
@@ -39,7 +43,13 @@ class Records:
         if self.journal is not None:
             self.journal.write("halted", {"t": halt.updates, "reason": halt.reason}, now - self.began)
 
-
-def _of_a_stranger(fact: Fact) -> bool:
-    """Tell what anybody can cause without end: it is counted, not written line by line."""
-    return type(fact) is GradientRefused and fact.reason == "stranger"
+    def _worth_a_line(self, fact: Fact) -> bool:
+        """Tell what is written line by line, and not only counted: not what somebody can cause without end."""
+        if type(fact) is not GradientRefused:
+            return True
+        if fact.reason == "stranger":
+            return False
+        # after the halt the server does not tell strangers apart: all share one count
+        whose = "" if fact.reason == "after-halt" else fact.edge_id
+        self._refusals[whose] += 1
+        return self._refusals[whose] <= _REFUSALS

@@ -35,6 +35,8 @@ from common.messages import (
 from common.noise import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite
 
+_REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
+
 
 @dataclass(slots=True)
 class CloudServer:
@@ -109,6 +111,9 @@ class CloudServer:
             reason = "epsilon-floor" if isinstance(error, BelowFloorError) else "mechanism"
             yield Refuse(hello.edge_id, reason, str(error))
             return
+        if account is not None and law != account.law and not self._may_change(hello, account, moment):
+            yield Refuse(hello.edge_id, "mechanism", f"an edge keeps the noise it began with: {account.law}")
+            return
         returned = account is not None
         if account is None:
             account = self.edges[hello.edge_id] = EdgeAccount(hello.edge_id, index)
@@ -142,6 +147,15 @@ class CloudServer:
         begun = account.last_sequence or hello.last_sequence
         return account.index if begun or hello.index is None else self._deal(hello, account.index)
 
+    def _may_change(self, hello: Hello, account: EdgeAccount, moment: float) -> bool:
+        """Tell whether an edge that is known may noise by another law: before its first release, and only so often.
+
+        A larger v opens the stage again; an edge that asked for it without end would hold everybody there.
+        """
+        if account.last_sequence or hello.last_sequence:
+            return False
+        return self.schedule is None or moment <= self.moment or account.reopenings < _REOPENINGS
+
     def _try_schedule(self, moment: float) -> None:
         """Raise ConfigurationError where v_k would leave no schedule: one edge's hello must not stop the cloud."""
         if self.schedule is None:
@@ -155,6 +169,7 @@ class CloudServer:
         self.moment = max(self.moment, account.moment)
         if self.schedule is not None:
             if larger:
+                account.reopenings += 1
                 self.schedule = self.schedule.with_moment(self.moment, self.t)
                 yield from self.stage_opened(reopened=True)
             yield self._send(account)

@@ -13,7 +13,7 @@ from cloud.contacts import Contacts
 from cloud.evaluation import Evaluator
 from cloud.records import Records
 from cloud.server import CloudServer
-from common.channel import Channel, Loop
+from common.channel import Channel, Loop, Timer
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.messages import (
     EdgeGone,
@@ -39,6 +39,7 @@ from common.wire.codec import (
     decode_gradient,
     decode_hello,
     decode_leave,
+    decode_presence,
     encode_halt,
     encode_model,
     encode_presence,
@@ -46,10 +47,20 @@ from common.wire.codec import (
     encode_welcome,
     new_nonce,
 )
-from common.wire.topics import EdgeTopic, edge_topic, every_edge, halt_topic, parse_edge_topic, presence_topic
+from common.wire.topics import (
+    EdgeTopic,
+    clouds_topic,
+    edge_topic,
+    every_edge,
+    halt_topic,
+    parse_edge_topic,
+    presence_topic,
+)
 
 _RECORD_EVERY = 0.25  # seconds between two batches of records
-_COMPLAINTS = 50  # hellos that get a line for the operator: anybody can send any number
+_AGAIN = 0.1  # seconds until a word that the channel could not take is said again
+_WAITING_MODELS = 1 << 28  # bytes of models that may wait for their evaluation
+_COMPLAINTS = 50  # messages that get a line for the operator: anybody can send any number
 
 
 @dataclass(slots=True)
@@ -75,6 +86,9 @@ class CloudService:
     first_update: float | None = None
     last_update: float | None = None
     _evaluating: int = 0
+    _left_out: int = 0  # evaluations
+    _owed: dict[str, bytes] = field(default_factory=dict)  # topic → what the channel has not taken
+    _retry: Timer | None = None
     _complaints: int = 0
     _halt: Halt | None = None
     _over: bool = False  # the loop ends: nobody is here for the edges
@@ -89,15 +103,37 @@ class CloudService:
         subscribe(every_edge(self.run, EdgeTopic.HELLO), self.on_hello, qos=1)
         subscribe(every_edge(self.run, EdgeTopic.LEAVE), self.on_leave, qos=1)
         subscribe(every_edge(self.run, EdgeTopic.WILL), self.on_leave, qos=1)
-        self.channel.publish(halt_topic(self.run), b"", qos=1, retain=True)
+        self._retain(halt_topic(self.run), b"")
         self.announce()
+        # after our own presence: one that a former cloud left is no news
+        subscribe(presence_topic(self.run), self.on_presence, qos=1)
+        subscribe(clouds_topic(self.run), self.on_inquiry, qos=1)
         self.loop.call_later(_RECORD_EVERY, self._record_often)
         self.loop.call_later(self.scenario.testbed.silent_after / 2, self._look_for_silence)
 
     def announce(self) -> None:
         """Say whether the cloud is there; again after every reconnect, since its last will said it is not."""
         presence = encode_presence(Presence(online=not self._over, nonce=self.nonce))
-        self.channel.publish(presence_topic(self.run), presence, qos=1, retain=True)
+        self._retain(presence_topic(self.run), presence)
+
+    def _retain(self, topic: str, payload: bytes) -> None:
+        """Publish what no edge may miss: a queue that is full is asked again until it takes it."""
+        if self.channel.publish(topic, payload, qos=1, retain=True):
+            self._owed.pop(topic, None)  # an older word on the topic
+            return
+        self._owed[topic] = payload
+        if self._retry is None:
+            self._retry = self.loop.call_later(_AGAIN, self._retain_owed)
+
+    def _retain_owed(self) -> None:
+        self._retry = None
+        for topic, payload in list(self._owed.items()):
+            self._retain(topic, payload)
+
+    @property
+    def owing(self) -> bool:
+        """Whether the channel still has to take the halt or the presence."""
+        return bool(self._owed)
 
     def interrupt(self) -> None:
         """End the run early, from the loop's thread."""
@@ -162,6 +198,30 @@ class CloudService:
             leave = Leave(address.edge_id, "lost")  # whatever the will says: the broker speaks, not the edge
         self._perform_all(self.server.receive(leave))
 
+    def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        """Say again that we are here where the will of another cloud has said that nobody is."""
+        presence = self._presence(payload)
+        if presence.nonce == self.nonce or self._over:
+            return
+        if presence.online:
+            self._complain(f"another cloud announces itself for run {self.run!r}")
+        else:
+            self.announce()
+
+    def on_inquiry(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        """Answer a cloud that is about to begin under this run's name."""
+        asking = self._presence(payload)
+        if not asking.online and asking.nonce != self.nonce and not self._over:
+            answer = encode_presence(Presence(online=True, nonce=self.nonce))
+            self.channel.publish(clouds_topic(self.run), answer, qos=1)
+
+    def _presence(self, payload: bytes) -> Presence:
+        try:
+            return decode_presence(payload)
+        except RemoteProtocolError:
+            self.dropped["presence"] += 1
+            raise
+
     # -- effects --------------------------------------------------------------------------------------
 
     def _perform_all(self, effects: list[Effect]) -> None:
@@ -184,7 +244,7 @@ class CloudService:
             case StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
                 self.records.facts.append((self.loop.now(), effect))
             case EvaluationDue():
-                self._evaluate(effect)
+                self._evaluate_in_time(effect)
             case Welcome():
                 self._welcome(effect, nonce)
             case Refuse():
@@ -223,7 +283,8 @@ class CloudService:
 
     def _refuse(self, refuse: Refuse, nonce: str | None) -> None:
         topic = edge_topic(self.run, refuse.edge_id, EdgeTopic.WELCOME)
-        self.channel.publish(topic, encode_refuse(Refusal(refuse, nonce)), qos=1)
+        # without acknowledgement: whoever hears nothing asks again, and a flood must not fill the halt's queue
+        self.channel.publish(topic, encode_refuse(Refusal(refuse, nonce)))
         if nonce is not None:
             self._complain(f"{refuse.edge_id}: refused, {refuse.reason}: {refuse.detail}")
 
@@ -232,16 +293,25 @@ class CloudService:
         if self._complaints <= _COMPLAINTS:
             self.say(text)
         if self._complaints == _COMPLAINTS:
-            self.say("further hellos of this kind get no line")
+            self.say("further lines of this kind are left out")
 
     def _on_halt(self, halt: Halt) -> None:
         if self._halt is not None:
             return  # it is retained: who asks again has it already
         self._halt = halt
-        self.channel.publish(halt_topic(self.run), encode_halt(halt), qos=1, retain=True)
+        self._retain(halt_topic(self.run), encode_halt(halt))
         self._stop_when_evaluated()
 
     # -- off the hot path -----------------------------------------------------------------------------
+
+    def _evaluate_in_time(self, due: EvaluationDue) -> None:
+        """Evaluate unless too many models wait for it; the last one is evaluated at the end in any case."""
+        if self._evaluating * due.model.nbytes < _WAITING_MODELS:
+            self._evaluate(due)
+            return
+        self._left_out += 1
+        if self._left_out == 1:
+            self.say(f"evaluations take longer than evaluation.every allows: left out at t = {due.updates}")
 
     def _evaluate(self, due: EvaluationDue) -> None:
         """Evaluate in another thread; the result comes back through the loop."""

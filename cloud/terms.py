@@ -90,3 +90,4 @@ class EdgeAccount:
     exhausted: bool = False  # said that its privacy budget is spent; only a new hello takes it back
     moment: float = 0.0  # v_k
     law: NoiseLaw | None = None  # how it said that it noises
+    reopenings: int = 0  # how often its noise has opened a stage again

@@ -93,6 +93,7 @@ class MqttOptions:
     username: str | None = None
     password: str | None = None
     tls: TlsFiles | None = None
+    server_name: str | None = None  # that the broker's certificate must bear; None: the address's host
     will: Will | None = None
     keepalive: int = 30  # seconds; the broker gives a silent client one and a half of them
     connect_timeout: float = 5.0  # seconds for TCP, TLS and MQTT's own greeting, each
@@ -123,7 +124,7 @@ def open_socket(options: MqttOptions) -> socket.socket:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if options.tls is None:
             return plain
-        return options.tls.context().wrap_socket(plain, server_hostname=address.host)
+        return options.tls.context().wrap_socket(plain, server_hostname=options.server_name or address.host)
     except BaseException:
         plain.close()
         raise

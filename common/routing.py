@@ -12,6 +12,7 @@ OnViolation = Callable[[str, RemoteProtocolError], None]  # topic, what was wron
 
 UNREAD = "?"  # stands for the topic of a packet that was skipped before its topic was read
 _REMEMBERED = 4096  # topics whose callback is remembered; a flood of topics empties it, no more
+_LONGEST = 256  # bytes of a topic that is remembered: ours are shorter, and anybody may send 64 kB
 
 
 def ignore_violation(topic: str, error: RemoteProtocolError) -> None:
@@ -56,8 +57,9 @@ class Routes:
             raise RemoteProtocolError(f"topic {topic[:200]!r}: not UTF-8") from error
         for topic_filter, (callback, _qos) in self.filters.items():
             if topic_matches(topic_filter, name):
-                if len(self._known) >= _REMEMBERED:
-                    self._known.clear()
-                self._known[topic] = name, callback
+                if len(topic) <= _LONGEST:
+                    if len(self._known) >= _REMEMBERED:
+                        self._known.clear()
+                    self._known[topic] = name, callback
                 return name, callback
         raise RemoteProtocolError(f"topic {name[:200]!r}: nobody here asked for it")

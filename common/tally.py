@@ -53,7 +53,10 @@ class Tally:
             if fact.staleness > edge.staleness_max:
                 edge.staleness_max = fact.staleness
         elif isinstance(fact, EdgeJoined):
+            if fact.returned:
+                self._forget_former_shard(fact)
             edge = self.edges.setdefault(fact.edge, EdgeTally(fact.edge_id))
+            edge.edge_id = fact.edge_id
             edge.joins += 1
             edge.gone = ""
         elif isinstance(fact, EdgeGone):
@@ -62,6 +65,12 @@ class Tally:
             self.refused[fact.reason] += 1
         elif isinstance(fact, StageOpened):
             self.stages.append(asdict(fact))
+
+    def _forget_former_shard(self, joined: EdgeJoined) -> None:
+        """Drop the row of a shard that was dealt anew before anything was applied from there."""
+        for k, edge in list(self.edges.items()):
+            if edge.edge_id == joined.edge_id and k != joined.edge and not edge.applied:
+                del self.edges[k]
 
     def evaluated(self, evaluation: Evaluation) -> None:
         self.evaluations.append(evaluation)

@@ -11,13 +11,14 @@ from pathlib import Path
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
 from cloud.records import Records
+from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from common.channel import Will
 from common.connection import BrokerAddress, Credentials, MqttOptions
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
-from common.errors import RemoteProtocolError
+from common.errors import ConfigurationError, RemoteProtocolError
 from common.health import beat
 from common.loop import SelectorLoop
 from common.models.model import Model
@@ -36,6 +37,7 @@ from experiments.live import View
 from experiments.world import deal
 
 EXIT_CODES = {"finished": 0, "no-budget": 3, "interrupted": 130}
+_ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
 _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart takes less
 
 
@@ -100,13 +102,17 @@ class CloudRun:
 
     def _deliver(self) -> None:
         """Wait until the broker has taken the halt: the edges wait for nothing else."""
-        channel, say = self.channel, self.service.say
-        if channel.owing and not channel.connected:
+        channel, service, say = self.channel, self.service, self.service.say
+
+        def owing() -> bool:
+            return channel.owing or service.owing
+
+        if owing() and not channel.connected:
             say(
                 f"the broker is away; waiting for it up to {self.patience:g} s, so that the edges get the halt"
             )
         until = self.loop.now() + self.patience
-        if not self.loop.serve(lambda: self._hurried or not channel.owing, until=until) or channel.owing:
+        if not self.loop.serve(lambda: self._hurried or not owing(), until=until) or owing():
             self.patience = 0.0
             say("the broker has not taken the halt: edges may wait for ever")
 
@@ -172,6 +178,12 @@ def open_cloud(
     )
     view.attach(service)
     channel.connect(connect_timeout)
+    try:
+        _ask_for_others(service, loop)
+    except ConfigurationError:
+        channel.close()  # with a goodbye: our last will would say that the run's cloud is away
+        loop.close()
+        raise
     service.start()
     started.append(service)
     beat(loop, lambda: channel.connected)
@@ -184,6 +196,21 @@ def open_cloud(
         raise
     finally:
         loop.close()
+
+
+def _ask_for_others(service: CloudService, loop: SelectorLoop) -> None:
+    """Raise ConfigurationError where another cloud serves the run; one that only left its presence is replaced."""
+    inquiry = Inquiry(service.run, service.nonce, service.channel)
+    inquiry.begin()
+    loop.serve(lambda: inquiry.settled, until=loop.now() + _ANSWER)
+    if inquiry.answered:
+        raise ConfigurationError(
+            f"run = {service.run!r}: another cloud serves it on this broker; end that one, or choose another --run"
+        )
+    if inquiry.online:
+        service.say(
+            f"run {service.run!r}: its last cloud left no goodbye and does not answer; taking its place"
+        )
 
 
 @contextlib.contextmanager

@@ -115,6 +115,7 @@ def open_testbed(
     *,
     run: str = "test",
     edges_at_least: int = 1,
+    credentials: Credentials | None = None,
 ) -> Iterator[Testbed]:
     directory.mkdir(parents=True, exist_ok=True)
     setting = Setting.of(parse_scenario(values), data_directory(os.environ))
@@ -125,7 +126,7 @@ def open_testbed(
             setting,
             run=run_id(run),
             broker=broker,
-            credentials=Credentials(),
+            credentials=credentials or Credentials(),
             directory=records,
             view=view,
             edges_at_least=edges_at_least,

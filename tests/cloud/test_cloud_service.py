@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
 from cloud.records import Records
+from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from common.channel import MemoryBroker, MemoryChannel
 from common.journal import Journal
@@ -24,14 +27,17 @@ from common.wire.codec import (
     Admission,
     Farewell,
     Greeting,
+    Presence,
     Refusal,
     decode_answer,
+    decode_halt,
     decode_presence,
     encode_gradient,
     encode_hello,
     encode_leave,
+    encode_presence,
 )
-from common.wire.topics import EdgeTopic, edge_topic, presence_topic
+from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic
 from experiments.world import World
 from tests.core_support import small_dataset, small_scenario
 
@@ -49,7 +55,7 @@ class Bed:
     written: io.StringIO = field(default_factory=io.StringIO)
 
     def __post_init__(self) -> None:
-        scenario = small_scenario(evaluation={"every": 0}, **self.changes)
+        scenario = small_scenario(**{"evaluation": {"every": 0}, **self.changes})
         world = World.on(scenario, small_dataset())
         self.cloud = MemoryChannel(self.broker, on_connected=lambda: self.service.announce())
         self.service = CloudService(
@@ -158,6 +164,24 @@ def test_strangers_leave_nothing_behind_but_counts() -> None:
     assert [event["reason"] for event in bed.events("gradient_refused")] == ["duplicate"]
 
 
+def test_refused_gradients_of_one_edge_get_a_hundred_lines_and_are_counted_beyond() -> None:
+    bed = Bed({"edges": 2})
+    for edge in ("a", "b"):
+        bed.hello(edge)
+        bed.gradient(edge, 1)
+    for _ in range(150):
+        bed.gradient("a", 1)
+    bed.gradient("b", 1)
+    lines = [event["edge_id"] for event in bed.events("gradient_refused")]
+    assert (lines.count("a"), lines.count("b")) == (100, 1)
+    assert bed.service.tally.refused == {"duplicate": 151}
+    bed.service.interrupt()
+    for number in range(150):
+        bed.gradient(f"h{number}", 1)
+    assert len(bed.events("gradient_refused")) == 201
+    assert bed.service.tally.refused["after-halt"] == 150
+
+
 # -- evaluation -------------------------------------------------------------------------------------------
 
 
@@ -183,6 +207,55 @@ def test_an_error_in_the_evaluation_ends_the_cloud_with_it(interrupted: bool) ->
         halt()
 
 
+class WaitingEvaluations(ThreadPoolExecutor):
+    """Begins none before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.held: list[Callable[[], None]] = []
+
+    def submit(self, work: Callable[[], None]) -> Future[None]:  # type: ignore[override]
+        self.held.append(work)
+        return Future()
+
+    def go_on(self, bed: Bed) -> None:
+        while self.held:
+            self.held.pop(0)()
+            bed.broker.settle()
+
+
+def test_evaluations_that_cannot_keep_up_are_left_out_but_never_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bed = Bed({"iterations": 6, "evaluation": {"every": 1}})
+    evaluations = bed.service.evaluations = WaitingEvaluations()
+    monkeypatch.setattr("cloud.service._WAITING_MODELS", 2 * bed.service.server.model.nbytes)
+    bed.hello("a")
+    for sequence in range(1, 5):
+        bed.gradient("a", sequence)
+    assert len(evaluations.held) == 2
+    evaluations.go_on(bed)
+    bed.gradient("a", 5)
+    bed.gradient("a", 6)
+    assert bed.service.halted == Halt("finished", 6)
+    evaluations.go_on(bed)
+    assert [evaluation.updates for evaluation in bed.service.tally.evaluations] == [1, 2, 5, 6]
+    assert [line for line in bed.said if "evaluation" in line] == [
+        "evaluations take longer than evaluation.every allows: left out at t = 3"
+    ]
+
+
+def test_the_last_model_is_evaluated_where_its_turn_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed({"iterations": 3, "evaluation": {"every": 1}})
+    evaluations = bed.service.evaluations = WaitingEvaluations()
+    monkeypatch.setattr("cloud.service._WAITING_MODELS", 1)
+    bed.hello("a")
+    for sequence in range(1, 4):
+        bed.gradient("a", sequence)
+    evaluations.go_on(bed)
+    assert [evaluation.updates for evaluation in bed.service.tally.evaluations] == [1, 3]
+
+
 # -- the end ----------------------------------------------------------------------------------------------
 
 
@@ -206,3 +279,100 @@ def test_a_cloud_that_is_over_does_not_announce_itself_to_a_broker_that_comes_ba
     bed.broker.settle()
     assert seen
     assert not any(seen)
+
+
+class FullChannel(MemoryChannel):
+    """Its queue of acknowledged messages may be full, as that of a broker's connection may."""
+
+    full = False
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+        if qos and self.full:
+            return False
+        return super().publish(topic, payload, qos=qos, retain=retain)
+
+
+def test_a_halt_that_finds_the_queue_full_is_said_again_until_it_is_taken() -> None:
+    bed = Bed({"iterations": 1})
+    full = FullChannel(bed.broker)
+    full.connect()
+    bed.service.channel = full
+    bed.hello("a")
+    full.full = True
+    bed.gradient("a", 1)
+    bed.service.evaluations.shutdown(wait=True)
+    bed.broker.advance(5.0)
+    assert bed.service.halted == Halt("finished", 1)
+    assert bed.service.owing
+    assert not bed.broker.retained.get(halt_topic(RUN))
+    assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online
+    full.full = False
+    bed.broker.advance(1.0)
+    assert not bed.service.owing
+    assert decode_halt(bed.broker.retained[halt_topic(RUN)]) == Halt("finished", 1)
+    assert not decode_presence(bed.broker.retained[presence_topic(RUN)]).online
+
+
+def test_refusals_need_no_place_in_the_queue() -> None:
+    bed = Bed({"edges": 1})
+    full = FullChannel(bed.broker)
+    full.connect()
+    bed.service.channel = full
+    bed.hello("a")
+    full.full = True
+    assert isinstance(bed.hello("b"), Refusal)
+    assert isinstance(bed.gradient("c", 1)[-1], Refusal)
+
+
+# -- other clouds -----------------------------------------------------------------------------------------
+
+
+def ask(bed: Bed) -> Inquiry:
+    channel = MemoryChannel(bed.broker)
+    channel.connect()
+    inquiry = Inquiry(RUN, THEIRS, channel)
+    inquiry.begin()
+    bed.broker.settle()
+    return inquiry
+
+
+def test_a_second_cloud_finds_the_one_that_serves() -> None:
+    bed = Bed()
+    inquiry = ask(bed)
+    assert inquiry.answered
+    assert inquiry.settled
+    assert not bed.said
+
+
+def test_a_presence_without_anybody_behind_it_is_not_an_answer() -> None:
+    bed = Bed()
+    bed.cloud.close()  # no last will, as where the broker has not noticed the end
+    inquiry = ask(bed)
+    assert (inquiry.online, inquiry.asked, inquiry.answered, inquiry.settled) == (True, True, False, False)
+    bed.broker.route(presence_topic(RUN), encode_presence(Presence(False, bed.service.nonce)), retain=True)
+    bed.broker.settle()  # the last will, at last
+    assert inquiry.settled
+
+
+def test_where_nobody_was_there_is_nothing_to_wait_for() -> None:
+    bed = Bed()
+    bed.broker.settle()
+    bed.cloud.close()
+    bed.broker.retained.clear()
+    inquiry = ask(bed)
+    assert inquiry.settled
+    assert not inquiry.answered
+
+
+def test_the_will_of_another_cloud_does_not_stay_the_last_word() -> None:
+    bed = Bed()
+    bed.broker.route(presence_topic(RUN), encode_presence(Presence(False, THEIRS)), retain=True)
+    bed.broker.settle()
+    assert decode_presence(bed.broker.retained[presence_topic(RUN)]) == Presence(True, bed.service.nonce)
+    bed.broker.route(presence_topic(RUN), encode_presence(Presence(True, THEIRS)), retain=True)
+    bed.broker.settle()
+    assert any("another cloud" in line for line in bed.said)
+    bed.broker.route(presence_topic(RUN), b"nonsense", retain=False)
+    bed.broker.route(clouds_topic(RUN), b"nonsense", retain=False)
+    bed.broker.settle()
+    assert bed.service.dropped == {"presence": 2}

@@ -354,6 +354,41 @@ def test_the_smallest_epsilon_never_rises_not_even_when_its_edge_leaves_or_chang
     assert opened.variance == pytest.approx(1 / 4 + opened.sensitivity**2 * 2 / 0.5**2)
 
 
+def test_an_edge_keeps_the_noise_of_its_first_release() -> None:
+    server = cloud()
+    joined(server, "a", "b")
+    server.receive(gradient("b", 1))
+    before = (server.moment, server.schedule)
+    for epsilon in (0.5, 5.0):
+        effects = server.receive(hello("b", epsilon=epsilon, last_sequence=1))
+        assert kinds(effects) == ["Refuse"]
+        assert only(Refuse, effects).reason == "mechanism"
+        assert "keeps the noise" in only(Refuse, effects).detail
+    assert kinds(server.receive(hello("a", epsilon=0.5, last_sequence=1))) == ["Refuse"]  # it says so itself
+    assert (server.moment, server.schedule) == before
+    assert kinds(server.receive(hello("b", last_sequence=1))) == ["Welcome", "SendModel"]
+
+
+def test_an_edge_that_asks_for_ever_more_noise_does_not_open_the_stage_without_end() -> None:
+    server = cloud()
+    joined(server, "a", "b")
+    opened = 0
+    for n in range(1, 21):
+        server.receive(gradient("a", n, n))
+        opened += kinds(server.receive(hello("b", epsilon=1 / (n + 1)))).count("StageOpened")
+    assert opened == 2
+    assert server.moment == 2 * 3**2
+    assert kinds(server.receive(hello("b", epsilon=1 / 3))) == ["Welcome", "SendModel"]
+
+
+def test_an_edge_that_moves_to_another_shard_takes_the_epsilon_of_that_one() -> None:
+    server = cloud(epsilons=(2.0, 2.0, 0.5))
+    joined(server, "a", "b")
+    effects = server.receive(hello("b", index=2))
+    assert only(Welcome, effects).index == 2
+    assert only(StageOpened, effects).reopened
+
+
 def test_a_stage_ends_after_exactly_its_length_and_the_next_model_carries_the_new_bound() -> None:
     server = cloud()
     joined(server, "a")

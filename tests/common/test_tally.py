@@ -59,6 +59,35 @@ def test_an_edge_that_returned_is_no_longer_gone() -> None:
     assert (edge["gone"], edge["joins"]) == ("", 2)
 
 
+def test_a_shard_that_was_dealt_anew_counts_for_whom_it_was_dealt_to() -> None:
+    tally = Tally()
+    a, b = EdgeId("a"), EdgeId("b")
+    for fact in (
+        EdgeJoined(0, a, 1, "gaussian", None, 1.0, False),
+        EdgeGone(0, a, 1, "lost"),
+        EdgeJoined(3, a, 1, "gaussian", None, 1.0, True),  # its ledger is of shard 3
+        EdgeJoined(0, b, 1, "gaussian", None, 1.0, False),
+        GradientApplied(0, b, 1, 1, 1, 0, 1, 0.5),
+        GradientApplied(3, a, 1, 1, 2, 1, 1, 0.5),
+        EdgeJoined(0, b, 3, "gaussian", None, 1.0, True),
+    ):
+        tally.observe(fact)
+    rows = [(row["edge"], row["edge_id"], row["applied"], row["joins"]) for row in tally.summary()["edges"]]
+    assert rows == [(0, "b", 1, 2), (3, "a", 1, 1)]
+
+
+def test_a_shard_that_nobody_took_after_its_edge_moved_is_no_row() -> None:
+    tally = Tally()
+    for fact in (
+        EdgeJoined(0, EdgeId("a"), 1, "gaussian", None, 1.0, False),
+        EdgeJoined(3, EdgeId("a"), 1, "gaussian", None, 1.0, True),
+    ):
+        tally.observe(fact)
+    assert [(row["edge"], row["edge_id"]) for row in tally.summary()["edges"]] == [(3, "a")]
+    tally.observe(EdgeJoined(3, EdgeId("b"), 1, "gaussian", None, 1.0, False))
+    assert [(row["edge"], row["edge_id"]) for row in tally.summary()["edges"]] == [(3, "b")]
+
+
 def test_the_best_accuracy_is_the_first_largest_one() -> None:
     tally = Tally()
     for updates, accuracy in ((10, 0.5), (20, 0.9), (30, 0.9), (40, 0.7)):

@@ -1,0 +1,64 @@
+"""The halt reaches a broker that was away while the queue of acknowledged messages ran full."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from common.connection import Credentials
+from common.datasets.catalogue import data_directory
+from common.messages import Halt
+from common.rundir import RunDirectory
+from common.scenario import parse_scenario
+from common.wire.codec import decode_halt, decode_presence
+from common.wire.topics import halt_topic, presence_topic, run_id
+from experiments.brokers import Broker
+from experiments.cloud_run import Setting, open_cloud
+from experiments.live import PlainView
+from tests.broker.testbed_support import scenario
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+RUN = run_id("test")
+
+
+def test_a_halt_is_delivered_though_the_queue_was_full(
+    mosquitto: Broker, tmp_path: Path, connect: Callable[..., Any]
+) -> None:
+    setting = Setting.of(parse_scenario(scenario()), data_directory(os.environ))
+    with (
+        RunDirectory(tmp_path / "records") as records,
+        open_cloud(
+            setting,
+            run=RUN,
+            broker=mosquitto.address,
+            credentials=Credentials(),
+            directory=records,
+            view=PlainView(setting.scenario, Console(quiet=True)),
+            edges_at_least=1,
+        ) as cloud,
+    ):
+        mosquitto.stop(signal.SIGKILL)
+        while cloud.channel.publish("elsewhere", b"x", qos=1):
+            pass
+        cloud.loop.post(cloud.service.interrupt)
+        stop = cloud.loop.stop
+
+        def stop_and_start_the_broker() -> None:
+            assert cloud.service.owing
+            mosquitto.start()
+            stop()
+
+        cloud.loop.stop = stop_and_start_the_broker  # type: ignore[method-assign]
+        assert cloud.serve() == "interrupted"
+        assert not cloud.service.owing
+    late = connect(mosquitto, "late", "mapa/v1/test/#")
+    late.wait(lambda: len(late.seen) == 2)
+    said = dict(late.seen)
+    assert decode_halt(said[halt_topic(RUN)]) == Halt("interrupted", 0)
+    assert not decode_presence(said[presence_topic(RUN)]).online
