@@ -194,6 +194,8 @@ def draw_testbed(results: Results, folder: Path) -> list[Path]:
             over_updates(over_t)
             over_seconds.set_xlabel("seconds since the first update")
             stale.axvline(x, color="#999999", linewidth=0.8)
+            stale.set_xscale("symlog", linthresh=20)  # single gradients are far out
+            stale.set_xlim(left=-0.5)
             stale.set_xlabel("staleness (grey: τ_max = K)")
             stale.set_yscale("log")
         for axis, label in zip(
