@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from common.errors import ConfigurationError
@@ -95,11 +97,17 @@ def _in_pool(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[
             children = set(multiprocessing.active_children()) - before
             for child in children:
                 child.kill()  # at SIGTERM a simulation stops, and its worker would begin the next task
-            for child in children:
-                child.join(_GRACE)
+            _await_end(children)
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _await_end(children: Set[BaseProcess]) -> None:
+    """Return when they are gone; not by `join`, which misses a child that the pool's own thread waits for, too."""
+    until = time.monotonic() + _GRACE
+    while children & set(multiprocessing.active_children()) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def _begin_worker() -> None:

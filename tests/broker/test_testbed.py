@@ -75,7 +75,7 @@ def test_a_killed_edge_comes_back_with_its_index_and_goes_on(mosquitto: Broker, 
 
 def test_a_late_joiner_with_a_smaller_epsilon_reopens_the_stage(mosquitto: Broker, tmp_path: Path) -> None:
     values = scenario(
-        iterations=1500, privacy={"noise": "gamma-norm", "epsilon": 1.0, "noise_multiplier": None}
+        iterations=6000, privacy={"noise": "gamma-norm", "epsilon": 1.0, "noise_multiplier": None}
     )
     with open_testbed(mosquitto.address, tmp_path, values) as bed:
         for _ in range(2):
@@ -83,7 +83,7 @@ def test_a_late_joiner_with_a_smaller_epsilon_reopens_the_stage(mosquitto: Broke
         bed.wait(lambda: bed.updates > 100)
         bed.edge("--epsilon", "0.25")
         bed.finish()
-        per_edge = assert_applied_exactly_once(bed, 1500)
+        per_edge = assert_applied_exactly_once(bed, 6000)
         (reopened,) = [event for event in bed.events("stage_opened") if event["reopened"]]
         before = [event for event in bed.events("stage_opened") if event["t"] < reopened["t"]][-1]
     assert len(per_edge) == 3
