@@ -31,7 +31,7 @@ from common.rundir import RunDirectory
 from common.scenario import Scenario
 from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
-from common.wire.v1 import packet_limit
+from common.wire.v1 import ITEMS_LIMIT, bounded, packet_limit
 from experiments.budget import calibrated
 from experiments.live import View
 from experiments.world import deal
@@ -52,6 +52,10 @@ class Setting:
 
     @classmethod
     def of(cls, scenario: Scenario, data_dir: Path) -> Setting:
+        if not bounded(scenario.for_edge(0)):
+            raise ConfigurationError(
+                f"scenario: edges read it, so its keys and texts must be printable, of {ITEMS_LIMIT} characters"
+            )
         dataset = with_holdout(load_dataset(scenario.data.set, data_dir), scenario.data.holdout)
         model = make_model(
             scenario.model.name,

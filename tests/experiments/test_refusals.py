@@ -143,3 +143,10 @@ def test_a_run_that_is_interrupted_before_its_first_update_has_all_of_its_record
     assert [seen["stage"] for seen in summary["evaluations"]] == [1]
     assert not load_file(run / "model.safetensors")["x"].any()
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_cloud_refuses_a_scenario_that_it_could_not_tell_its_edges(mapa: Program) -> None:
+    options = 'model.options={"a\\nb" = 1}'
+    ended = mapa("cloud", "quickstart", "--set", options, "--broker", "127.0.0.1:1", "--run", "odd")
+    assert ended.code == 2
+    assert "must be printable" in ended.err
