@@ -22,8 +22,7 @@ from experiments.reproduce.report import Story, counted, made_with, write_report
 from experiments.reproduce.results import Result, Results
 from experiments.reproduce.tables import EXPLANATION, rows_of
 from experiments.reproduce.verdicts import Case, Claim, Judged, Judgement, Verdict
-
-NOWHERE = Path("/nonexistent")  # no data but the embedded images
+from tests.reproduce_support import NOWHERE
 
 
 def points(name: str, size: str = "quick") -> list[Point]:

@@ -20,8 +20,8 @@ from experiments.recording import privacy_of
 from experiments.reproduce import reproduction
 from experiments.reproduce.catalogue import FIGURES, SIZES, catalogue
 from experiments.reproduce.engines import Sheet, Task, UnfinishedError, run_task, world_for
-from experiments.reproduce.points import Point, all_points, data_set
-from experiments.reproduce.reproduction import Order, reproduce
+from experiments.reproduce.points import Point, data_set
+from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.results import WINDOW, Cache, Result, Results, mean, spread
 from experiments.reproduce.tasks import make_tasks
 from experiments.reproduce.verdicts import Verdict, claims
@@ -30,25 +30,7 @@ from experiments.simulator import simulate
 from experiments.synchronous import simulate_synchronously
 from experiments.vectorised import simulate_many
 from tests.core_support import small_world
-
-NOWHERE = Path("/nonexistent")  # no data but the embedded images
-
-
-def tiny(*names: str) -> list[Point]:
-    return all_points(catalogue().chosen(list(names)), "tiny", NOWHERE)
-
-
-def order(out: Path, *names: str, **more: Any) -> Order:
-    return Order(
-        experiments=catalogue().chosen(list(names)),
-        size="tiny",
-        out=out,
-        data_dir=NOWHERE,
-        command="mapa reproduce --tiny",
-        jobs=2,
-        **more,
-    )
-
+from tests.reproduce_support import NOWHERE, order, points
 
 # -- the catalogue ------------------------------------------------------------------------------------
 
@@ -85,7 +67,7 @@ def test_experiments_are_chosen_by_name_by_number_or_as_ours() -> None:
         chosen("fig9")
 
 
-# -- points -------------------------------------------------------------------------------------------
+# -- points -----------------------------------------------------------------------------------------
 
 
 def test_embedded_images_stand_in_but_never_at_full_size() -> None:
@@ -98,9 +80,9 @@ def test_embedded_images_stand_in_but_never_at_full_size() -> None:
 
 
 def test_the_command_of_a_point_runs_the_very_scenario_of_the_point() -> None:
-    points = tiny()
-    assert len(points) > 100
-    for point in points:
+    some = points("tiny")
+    assert len(some) > 100
+    for point in some:
         words = shlex.split(point.command)
         changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
         _, scenario = load_scenario(words[2], changes, seed=int(words[words.index("--seed") + 1]))
@@ -121,7 +103,7 @@ def printed_by(point: Point, capsys: pytest.CaptureFixture[str], *more: str) -> 
 def test_the_command_of_an_attack_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    point = next(p for p in tiny("attack") if p.panel.startswith("lr"))
+    point = next(p for p in points("tiny", "attack") if p.panel.startswith("lr"))
     (result,) = run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
     cells = printed_by(point, capsys, "--out", str(tmp_path), "--data-dir", str(NOWHERE))["cells"]
     keys = ("law", "epsilon", "t", "correlation", "ssim", "psnr", "label_accuracy")
@@ -135,7 +117,7 @@ def test_the_command_of_an_attack_gives_its_very_numbers(
 def test_the_command_of_a_point_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str
 ) -> None:
-    point = next(p for p in tiny("stragglers") if p.engine == engine and p.variant == "mapa")
+    point = next(p for p in points("tiny", "stragglers") if p.engine == engine and p.variant == "mapa")
     (result,) = run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
     summary = printed_by(point, capsys, "--runs-dir", str(tmp_path), "--data-dir", str(NOWHERE))
     evaluations = summary["evaluations"]
@@ -148,14 +130,14 @@ def test_the_command_of_a_point_gives_its_very_numbers(
 
 
 def test_a_line_that_does_not_depend_on_x_is_run_once() -> None:
-    accuracy = tiny("accuracy")
+    accuracy = points("tiny", "accuracy")
     assert {p.x for p in accuracy if p.variant == "asgd"} == {None}
     assert len({p.x for p in accuracy if p.line == "accuracy-lr-mnist-mapa"}) == 2
-    assert {p.x for p in tiny("convergence") if p.variant == "csgd"} == {None}
+    assert {p.x for p in points("tiny", "convergence") if p.variant == "csgd"} == {None}
 
 
 def test_results_are_shared_by_scenario_and_engine_alone() -> None:
-    first, *_ = tiny("stragglers")
+    first, *_ = points("tiny", "stragglers")
     assert replace(first, line="another", experiment="other", x=9.0).key == first.key
     assert replace(first, engine="synchronous").key != first.key
     _, other = load_scenario(first.file, [*first.changes, "batch_size=13"], seed=0)
@@ -163,10 +145,10 @@ def test_results_are_shared_by_scenario_and_engine_alone() -> None:
 
 
 def test_tasks_hold_every_point_once_and_only_alike_ones_together() -> None:
-    points = tiny()
-    tasks = make_tasks(points, NOWHERE, NOWHERE)
+    some = points("tiny")
+    tasks = make_tasks(some, NOWHERE, NOWHERE)
     keys = [point.key for task in tasks for point in task.points]
-    assert sorted(keys) == sorted({point.key for point in points})
+    assert sorted(keys) == sorted({point.key for point in some})
     together = [task for task in tasks if len(task.points) > 1]
     assert together
     for task in together:
@@ -176,13 +158,13 @@ def test_tasks_hold_every_point_once_and_only_alike_ones_together() -> None:
 
 
 def test_a_point_gives_the_same_result_alone_and_among_others() -> None:
-    points = [p for p in tiny("bounds") if p.line.startswith("bounds-lr-mnist")]
-    assert len(points) == 4
+    some = [p for p in points("tiny", "bounds") if p.line.startswith("bounds-lr-mnist")]
+    assert len(some) == 4
 
     def run(some: Sequence[Point]) -> list[Result]:
         return [replace(r, wall=0.0) for r in run_task(Task(tuple(some), NOWHERE, NOWHERE, 0.0))]
 
-    assert run(points) == [run([point])[0] for point in points]
+    assert run(some) == [run([point])[0] for point in some]
 
 
 # -- results ------------------------------------------------------------------------------------------
@@ -230,7 +212,7 @@ def test_an_unfinished_run_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None
         return replace(simulate(world, **more), reason="interrupted")
 
     monkeypatch.setattr(engines, "simulate", interrupted)
-    point = next(p for p in tiny("stragglers") if p.engine == "events")
+    point = next(p for p in points("tiny", "stragglers") if p.engine == "events")
     with pytest.raises(UnfinishedError, match="interrupted after 400 updates"):
         run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
 
@@ -247,9 +229,9 @@ def test_norms_are_put_where_the_cyclic_delay_applies_them() -> None:
 
 
 def test_no_run_of_a_total_budget_spends_more_than_it() -> None:
-    points = [p for p in tiny("sound") if p.scenario.private and p.line.startswith("sound-lr-mnist")]
-    assert {p.variant for p in points} == {"audp", "mapa"}
-    worlds = [world_for(point.scenario, NOWHERE) for point in points]
+    some = [p for p in points("tiny", "sound") if p.scenario.private and p.line.startswith("sound-lr-mnist")]
+    assert {p.variant for p in some} == {"audp", "mapa"}
+    worlds = [world_for(point.scenario, NOWHERE) for point in some]
     assert len({world.scenario.privacy.parameter(0) for world in worlds}) == 1
     for world, outcome in zip(worlds, simulate_many(worlds, blocks=True), strict=True):
         scenario, most = world.scenario, max(outcome.releases)
@@ -302,7 +284,7 @@ def test_a_reproduction_writes_a_page_that_needs_nothing_else(tmp_path: Path) ->
     assert "mnist" in page
     for one in outcome.judged:
         assert one.claim.text in page.replace("&#x27;", "'")
-    for point in tiny("norms", "stragglers"):
+    for point in points("tiny", "norms", "stragglers"):
         assert point.scenario.digest[:16] in page
     for name in ("norms", "stragglers"):
         for kind in ("svg", "png"):
@@ -383,7 +365,9 @@ def test_the_tiny_size_represents_every_experiment(tmp_path: Path) -> None:
     pictures = {path.stem.partition("-")[0] for path in (tmp_path / "figures").glob("*.png")}
     assert pictures == {experiment.name for experiment in catalogue().experiment}
     assert "its verdicts mean nothing" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    live = Results(tiny(), {p.key: r for p in tiny() if (r := Cache(tmp_path / "cache").get(p.key))})
+    live = Results(
+        points("tiny"), {p.key: r for p in points("tiny") if (r := Cache(tmp_path / "cache").get(p.key))}
+    )
     assert not live.missing
     for entry in live.of("testbed"):
         assert entry.result.seconds

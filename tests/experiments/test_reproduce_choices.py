@@ -22,42 +22,13 @@ from experiments.reproduce.engines import Task, world_for
 from experiments.reproduce.judges.ours import MODELS, SOUND, bound_of, held_out
 from experiments.reproduce.live import LiveRunError, live_command, patience
 from experiments.reproduce.plots import draw_all
-from experiments.reproduce.points import Point, all_points
-from experiments.reproduce.reproduction import Order, notes, reproduce
-from experiments.reproduce.results import Result, Results
+from experiments.reproduce.points import Point
+from experiments.reproduce.reproduction import notes, reproduce
+from experiments.reproduce.results import Results
 from experiments.reproduce.tables import rows_of
 from experiments.reproduce.tasks import ALONE, make_tasks
-from experiments.reproduce.verdicts import Judgement, Verdict, claims, judge_of
-
-NOWHERE = Path("/nonexistent")  # no data but the embedded images
-
-
-def points(size: str, *names: str, **more: Any) -> list[Point]:
-    return all_points(catalogue().chosen(list(names)), size, NOWHERE, **more)
-
-
-def order(out: Path, *names: str, size: str = "tiny", **more: Any) -> Order:
-    return Order(
-        experiments=catalogue().chosen(list(names)),
-        size=size,
-        out=out,
-        data_dir=NOWHERE,
-        command="mapa reproduce",
-        jobs=1,
-        **more,
-    )
-
-
-def ends_at(accuracy: float, point: Point) -> Result:
-    return Result(
-        key=point.key, digest="d", engine=point.engine, t=[1], accuracy=[accuracy], loss=[1.0], seconds=[1.0]
-    )
-
-
-def judged(name: str, results: Results) -> Judgement:
-    (claim,) = (claim for claim in claims() if claim.name == name)
-    return judge_of(claim)(results)
-
+from experiments.reproduce.verdicts import Verdict
+from tests.reproduce_support import NOWHERE, ends_at, judged, order, points
 
 # -- seeds --------------------------------------------------------------------------------------------
 

@@ -25,38 +25,14 @@ from common.errors import ConfigurationError
 from experiments.commands import reproduce as command
 from experiments.commands.reproduce import reproduce_command
 from experiments.reproduce import attacks, live, reproduction
-from experiments.reproduce.catalogue import catalogue
 from experiments.reproduce.live import LiveRunError, live_command, run_live
 from experiments.reproduce.plots import draw_all
-from experiments.reproduce.points import FORMAT, Point, all_points
-from experiments.reproduce.reproduction import Order, reproduce
-from experiments.reproduce.results import WINDOW, Cache, Result, Results
+from experiments.reproduce.points import FORMAT
+from experiments.reproduce.reproduction import reproduce
+from experiments.reproduce.results import WINDOW, Cache, Results
 from experiments.scenario_files import load_scenario
 from experiments.sweep import Done
-
-NOWHERE = Path("/nonexistent")  # no data but the embedded images
-
-
-def points(size: str, *names: str, **more: Any) -> list[Point]:
-    return all_points(catalogue().chosen(list(names)), size, NOWHERE, **more)
-
-
-def order(out: Path, *names: str, size: str = "tiny", **more: Any) -> Order:
-    return Order(
-        experiments=catalogue().chosen(list(names)),
-        size=size,
-        out=out,
-        data_dir=NOWHERE,
-        command="mapa reproduce",
-        jobs=1,
-        **more,
-    )
-
-
-def ends_at(accuracy: float, point: Point) -> Result:
-    return Result(
-        key=point.key, digest="d", engine=point.engine, t=[1], accuracy=[accuracy], loss=[1.0], seconds=[1.0]
-    )
+from tests.reproduce_support import NOWHERE, ends_at, order, points
 
 
 def printing(text: str, code: int = 0) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,16 +22,11 @@ from experiments.reproduce.verdicts import (
     claims,
     covered,
     judge_all,
-    judge_of,
     not_behind,
 )
+from tests.reproduce_support import NOWHERE, judged, points
 
-NOWHERE = Path("/nonexistent")  # no data but the embedded images
 TIMES = list(range(100, 2100, 100))
-
-
-def points_of(experiment: str, size: str = "tiny") -> list[Point]:
-    return all_points(catalogue().chosen([experiment]), size, NOWHERE)
 
 
 def result(key: str, accuracy: float | list[float] = 0.5, **fields: Any) -> Result:
@@ -41,15 +35,10 @@ def result(key: str, accuracy: float | list[float] = 0.5, **fields: Any) -> Resu
     return Result(key=key, accuracy=curve, **{**usual, **fields})
 
 
-def made_up(points: Sequence[Point], accuracy: dict[str, float]) -> Results:
+def made_up(some: Sequence[Point], accuracy: dict[str, float]) -> Results:
     """Return results in which every variant ends at the accuracy given for it."""
-    found = {p.key: result(p.key, accuracy[p.variant]) for p in points if p.variant in accuracy}
-    return Results(points, found)
-
-
-def judged(name: str, results: Results) -> Judgement:
-    (claim,) = (claim for claim in claims() if claim.name == name)
-    return judge_of(claim)(results)
+    found = {p.key: result(p.key, accuracy[p.variant]) for p in some if p.variant in accuracy}
+    return Results(some, found)
 
 
 # -- cases --------------------------------------------------------------------------------------------
@@ -103,7 +92,7 @@ def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytes
     here = [SimpleNamespace(name=name, present=True) for name in ("mnist", "usps")]
     monkeypatch.setattr("experiments.reproduce.points.describe", lambda _: here)
     experiments = [e.name for e in catalogue().experiment if e.name not in ("attack", "heldout")]
-    points = [
+    some = [
         p
         for name in experiments
         for p in all_points(catalogue().chosen([name]), "full", NOWHERE, most_seeds=1)
@@ -111,9 +100,9 @@ def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytes
     t, falling = list(range(1000, 41000, 1000)), [2.0] * 20 + [0.0] * 20
     found = {
         p.key: result(p.key, t=t, accuracy=[0.9] * 40, loss=falling, seconds=[float(x) for x in t])
-        for p in points
+        for p in some
     }
-    for one in judge_all(Results(points, found), experiments):
+    for one in judge_all(Results(some, found), experiments):
         assert len(one.judgement.cases) >= max(1, one.claim.cases) or one.claim.name == "norms fall", (
             one.claim
         )
@@ -127,32 +116,32 @@ def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytes
     [(0.9, 0.8, Verdict.REPRODUCED), (0.8, 0.9, Verdict.NOT), (0.8, 0.799, Verdict.UNDECIDED)],
 )
 def test_that_mapa_beats_audp_is_judged_by_the_numbers(mapa: float, audp: float, verdict: Verdict) -> None:
-    found = judged("beats AUDP", made_up(points_of("accuracy"), {"mapa": mapa, "audp": audp}))
+    found = judged("beats AUDP", made_up(points("tiny", "accuracy"), {"mapa": mapa, "audp": audp}))
     assert found.verdict is verdict
     assert f"{100 * mapa:.1f} : {100 * audp:.1f} %" in found.measured
     assert bool(found.why) == (verdict is Verdict.NOT)
 
 
 def test_a_claim_that_holds_in_some_panels_is_partly_reproduced() -> None:
-    points = points_of("accuracy")
-    better = made_up([p for p in points if p.panel == "lr-mnist"], {"mapa": 0.9, "audp": 0.8})
-    worse = made_up([p for p in points if p.panel == "svm-mnist"], {"mapa": 0.7, "audp": 0.8})
-    both = Results(points, {e.point.key: e.result for e in [*better.entries, *worse.entries]})
+    some = points("tiny", "accuracy")
+    better = made_up([p for p in some if p.panel == "lr-mnist"], {"mapa": 0.9, "audp": 0.8})
+    worse = made_up([p for p in some if p.panel == "svm-mnist"], {"mapa": 0.7, "audp": 0.8})
+    both = Results(some, {e.point.key: e.result for e in [*better.entries, *worse.entries]})
     found = judged("beats AUDP", both)
     assert found.verdict is Verdict.PARTLY
     assert found.summary == "holds in 2 of 4"
 
 
 def test_a_lead_that_is_none_is_not_larger_at_small_epsilon() -> None:
-    points = points_of("accuracy")
+    some = points("tiny", "accuracy")
 
     def behind_by(small: float, large: float) -> Verdict:
         found = {}
-        for p in points:
+        for p in some:
             if p.panel == "lr-mnist" and p.variant in ("mapa", "audp"):
                 lag = 0.0 if p.variant == "audp" else small if p.x == 0.1 else large
                 found[p.key] = result(p.key, 0.9 - lag)
-        return judged("more at small ε", Results(points, found)).verdict
+        return judged("more at small ε", Results(some, found)).verdict
 
     assert behind_by(-0.3, 0.0) is Verdict.REPRODUCED
     assert behind_by(0.05, 0.2) is Verdict.NOT
@@ -160,20 +149,20 @@ def test_a_lead_that_is_none_is_not_larger_at_small_epsilon() -> None:
 
 def test_nothing_run_is_nothing_judged() -> None:
     names = [experiment.name for experiment in catalogue().experiment]
-    verdicts = [one.judgement.verdict for one in judge_all(Results(points_of("norms"), {}), names)]
+    verdicts = [one.judgement.verdict for one in judge_all(Results(points("tiny", "norms"), {}), names)]
     assert len(verdicts) == len(claims())
     assert set(verdicts) == {Verdict.NOT_RUN}
 
 
 def test_what_nobody_claimed_holds_or_does_not() -> None:
-    points = all_points(catalogue().chosen(["bounds"]), "tiny", NOWHERE)
+    some = points("tiny", "bounds")
     for worst, words in ((0.1, "holds"), (0.8, "does not hold")):
         found = {}
-        for p in points:
-            large = p.x == max(q.x or 0 for q in points if q.panel == p.panel)
+        for p in some:
+            large = p.x == max(q.x or 0 for q in some if q.panel == p.panel)
             last = worst if p.variant == "audp" and large else 0.5 if large and worst == 0.8 else 0.9
             found[p.key] = result(p.key, last)
-        by_name = {one.claim.name: one.words for one in judge_all(Results(points, found), ["bounds"])}
+        by_name = {one.claim.name: one.words for one in judge_all(Results(some, found), ["bounds"])}
         assert by_name["no tuning"] == words
 
 
@@ -181,14 +170,14 @@ def test_what_nobody_claimed_holds_or_does_not() -> None:
 
 
 def test_some_images_are_restored_where_one_is_and_all_blurred_where_none_is() -> None:
-    points = points_of("attack")
+    some = points("tiny", "attack")
 
     def seen(weak: list[float], strong: list[float]) -> Judgement:
         cells = [
             {"law": "exponential-norm", "epsilon": epsilon, "correlations": values}
             for epsilon, values in ((1.0, weak), (0.01, strong))
         ]
-        return judged("blurred", Results(points, {p.key: result(p.key, cells=cells) for p in points}))
+        return judged("blurred", Results(some, {p.key: result(p.key, cells=cells) for p in some}))
 
     assert seen([0.9, 0.1, 0.1], [0.1, 0.0, 0.1]).verdict is Verdict.REPRODUCED
     assert seen([0.4, 0.4, 0.4], [0.1, 0.0, 0.1]).verdict is Verdict.PARTLY
@@ -202,15 +191,15 @@ def test_some_images_are_restored_where_one_is_and_all_blurred_where_none_is() -
 
 def converging(reached: Callable[[Point], int | None], panel: str = "lr-mnist") -> Results:
     """Return results whose loss falls to 0 so that a window of five evaluations ends there."""
-    points = points_of("convergence", "quick")
+    some = points("quick", "convergence")
     found = {}
-    for p in points:
+    for p in some:
         if p.panel == panel:
             at = reached(p)
             high = len(TIMES) if at is None else TIMES.index(at) - 4
             loss = [3.0] * high + [0.0] * (len(TIMES) - high)
             found[p.key] = result(p.key, t=TIMES, accuracy=[0.5] * len(TIMES), loss=loss)
-    return Results(points, found)
+    return Results(some, found)
 
 
 def test_how_much_faster_is_a_lower_bound_where_the_rival_never_got_there() -> None:
@@ -269,28 +258,26 @@ def test_the_caption_s_threshold_is_judged_where_it_is_reached() -> None:
 
 
 def test_models_that_learned_nothing_are_not_called_robust() -> None:
-    points = points_of("sensitivity")
-    assert judged("robust", made_up(points, {"mapa": 0.1})).verdict is Verdict.NOT_RUN
-    assert judged("robust", made_up(points, {"mapa": 0.9})).verdict is Verdict.REPRODUCED
+    some = points("tiny", "sensitivity")
+    assert judged("robust", made_up(some, {"mapa": 0.1})).verdict is Verdict.NOT_RUN
+    assert judged("robust", made_up(some, {"mapa": 0.9})).verdict is Verdict.REPRODUCED
 
 
 def test_being_ahead_of_guessing_by_guessing_decides_nothing() -> None:
-    points = points_of("testbed", "quick")
+    some = points("quick", "testbed")
     assert (
-        judged("testbed: above ASGD", made_up(points, {"mapa": 0.2, "asgd": 0.1})).verdict
-        is Verdict.UNDECIDED
+        judged("testbed: above ASGD", made_up(some, {"mapa": 0.2, "asgd": 0.1})).verdict is Verdict.UNDECIDED
     )
     assert (
-        judged("testbed: above ASGD", made_up(points, {"mapa": 0.8, "asgd": 0.1})).verdict
-        is Verdict.REPRODUCED
+        judged("testbed: above ASGD", made_up(some, {"mapa": 0.8, "asgd": 0.1})).verdict is Verdict.REPRODUCED
     )
 
 
 def test_a_synchronous_twin_that_never_gets_there_is_slower() -> None:
-    points = points_of("stragglers")
+    some = points("tiny", "stragglers")
     found = {
-        p.key: result(p.key, TARGET if p.engine == "events" else TARGET - 0.1, seconds=[3.0]) for p in points
+        p.key: result(p.key, TARGET if p.engine == "events" else TARGET - 0.1, seconds=[3.0]) for p in some
     }
-    judgement = judged("stragglers", Results(points, found))
+    judgement = judged("stragglers", Results(some, found))
     assert judgement.verdict is Verdict.REPRODUCED
     assert "3.0 s against never within T" in judgement.measured
