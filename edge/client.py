@@ -9,7 +9,7 @@ from typing import TypeVar, assert_never
 
 import numpy as np
 
-from common.channel import Channel, Loop, Timer
+from common.channel import Channel, Loop
 from common.datasets.dataset import Dataset
 from common.errors import MapaError, RemoteProtocolError
 from common.link import LinkProfile
@@ -32,6 +32,7 @@ from common.wire.codec import (
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.ledger import BudgetExhausted, Ledger, OtherShardError
+from edge.patience import Patience
 from edge.preparation import Preparation, Wishes, difference, prepare
 from edge.session import (
     EXIT_FAILED,
@@ -54,8 +55,6 @@ from edge.session import (
 
 _T = TypeVar("_T")
 _CLOSING = 0.01  # seconds between two looks at a channel that closes
-_LONGEST_WAIT = 60.0  # seconds between two tries, at most
-_MOST_DOUBLINGS = 1000  # 2¹⁰²⁴ is no float
 
 
 @dataclass(slots=True)
@@ -73,7 +72,6 @@ class EdgeClient:
     connect: Callable[[EdgeClient, LinkProfile | None], Channel]
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
-    resend_after: float = 5.0
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     nonce: str = field(default_factory=new_nonce)
     session: EdgeSession = field(init=False)
@@ -83,8 +81,7 @@ class EdgeClient:
     pushed: int = 0
     resent: int = 0
     exit_code: int | None = None
-    _timer: Timer | None = None
-    _tries: int = 0
+    patience: Patience = field(init=False)
     _cloud_online: bool | None = None
     _link: LinkProfile | None = None  # the one that the channel goes through
     _outbox: bytes | None = None  # the bytes of the last debit
@@ -94,6 +91,7 @@ class EdgeClient:
     _wanted: int | None = None  # the shard that the ledger holds of the run's cut
 
     def __post_init__(self) -> None:
+        self.patience = Patience(self.loop, self._unanswered)
         pending = self.ledger.pending(self.run)
         self.session = EdgeSession(self.ledger.last_sequence(self.run), pending[-1][0] if pending else None)
 
@@ -216,7 +214,7 @@ class EdgeClient:
     def _tell(self, event: SessionEvent) -> None:
         """Give the session an event and perform what it says."""
         if not isinstance(event, Unanswered):
-            self._tries = 0
+            self.patience.tries = 0
         for effect in self.session.receive(event):
             match effect:
                 case SayHello():
@@ -236,20 +234,13 @@ class EdgeClient:
                     self._stop(effect.code, effect.text)
                 case _:
                     assert_never(effect)
-        self._arm()
-
-    def _arm(self) -> None:
-        """Expect an answer; longer each time that none comes."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        if self.session.phase is not Phase.DONE:
-            wait = min(self.resend_after * 2 ** min(self._tries, _MOST_DOUBLINGS), _LONGEST_WAIT)
-            self._timer = self.loop.call_later(wait, self._unanswered)
+        if self.session.phase is Phase.DONE:
+            self.patience.end()
+        else:
+            self.patience.expect()
 
     def _unanswered(self) -> None:
-        self._tries += 1
-        if self._tries == 2 and self._cloud_online is not True:
+        if self.patience.tries == 2 and self._cloud_online is not True:
             self.say(f"{self.edge_id}: no answer from the cloud of run {self.run!r}; waiting for it")
         self._tell(Unanswered())
 
@@ -303,7 +294,7 @@ class EdgeClient:
             self._turn_down(str(error) or "not enough memory for what the welcome asks for")
             return
         self._admission = admission
-        self.resend_after = self.preparation.scenario.testbed.resend_after
+        self.patience.first = self.preparation.scenario.testbed.resend_after
         self._mind_size()
         if self.preparation.link is not None:
             self._link = self.preparation.link
@@ -375,7 +366,7 @@ class EdgeClient:
             self._outbox = dict(self.ledger.pending(self.run)).get(sequence)
         if self._outbox is not None:
             self.pushed += 1
-            self.resent += self._tries > 0
+            self.resent += self.patience.tries > 0
             self._publish(EdgeTopic.GRADIENT, self._outbox, qos=0)
 
     def _new_identity(self, detail: str) -> None:
@@ -397,8 +388,7 @@ class EdgeClient:
         self.loop.post(self._reroute)
 
     def _stop(self, code: int, text: str) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self.patience.end()
         self.exit_code = code
         self.say(f"{self.edge_id}: {text}")
         if self.channel is not None:

@@ -348,7 +348,7 @@ def test_a_silent_edge_is_reported_gone_and_nothing_waits_for_it() -> None:
     run.until(lambda: run.service.server.updates >= 4)
     for client in (silent, lively):
         assert isinstance(client.channel, LossyChannel)
-        client.resend_after = 1e9
+        client.patience.first = 1e9
         client.channel.mute = True
     run.until(lambda: not run.service.server.edges[silent.edge_id].present)
     assert isinstance(lively.channel, LossyChannel)

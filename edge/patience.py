@@ -1,0 +1,38 @@
+"""How long an edge waits for an answer before it asks again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.channel import Loop, Timer
+
+_LONGEST_WAIT = 60.0  # seconds between two tries, at most
+_MOST_DOUBLINGS = 1000  # 2¹⁰²⁴ is no float
+
+
+@dataclass(slots=True)
+class Patience:
+    """A timer that waits twice as long each time that no answer comes."""
+
+    loop: Loop
+    unanswered: Callable[[], None]
+    first: float = 5.0  # seconds until the first try again
+    tries: int = 0  # since the last answer
+    _timer: Timer | None = None
+
+    def expect(self) -> None:
+        """Wait for an answer from now on."""
+        self.end()
+        wait = min(self.first * 2 ** min(self.tries, _MOST_DOUBLINGS), _LONGEST_WAIT)
+        self._timer = self.loop.call_later(wait, self._expire)
+
+    def end(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _expire(self) -> None:
+        self.tries += 1
+        self.unanswered()
