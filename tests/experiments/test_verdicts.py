@@ -166,6 +166,13 @@ def test_what_nobody_claimed_holds_or_does_not() -> None:
         assert by_name["no tuning"] == words
 
 
+def test_a_single_bound_is_no_choice_of_bounds() -> None:
+    some = points("tiny", "bounds")
+    large = max(p.x or 0 for p in some)
+    found = {p.key: result(p.key, 0.5 if p.variant == "audp" else 0.9) for p in some if p.x == large}
+    assert judged("a bound for AUDP", Results(some, found)).verdict is Verdict.NOT_RUN
+
+
 # -- the attack ---------------------------------------------------------------------------------------
 
 
