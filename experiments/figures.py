@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from common.errors import ConfigurationError
@@ -118,6 +119,16 @@ def curve(
     for run in values if torn.any() else ():
         alone = np.where(torn, run, math.nan)
         axis.plot(x, alone, color=how.colour, linestyle=how.dash, marker=".", markersize=2, linewidth=0.6)
+
+
+def means(axis: Any, x: Sequence[float], runs: Sequence[Sequence[float]], how: Look) -> None:
+    """Draw means over x, of as many runs as there are at each, with a band of one standard deviation."""
+    middle = [math.fsum(values) / len(values) for values in runs]
+    width = [stdev(values) if len(values) > 1 else 0.0 for values in runs]
+    line(axis, x, middle, how)
+    if any(width):
+        low, high = ([m + sign * w for m, w in zip(middle, width, strict=True)] for sign in (-1, 1))
+        axis.fill_between(x, low, high, color=how.colour, alpha=0.18, linewidth=0)
 
 
 def bars(axis: Any, x: Sequence[float], runs: Sequence[Sequence[float]], how: Look) -> None:

@@ -19,6 +19,7 @@ from experiments.figures import (
     level,
     line,
     look,
+    means,
     over_updates,
     panels,
     save,
@@ -93,12 +94,13 @@ def _against_x(
                 how = _LOOKS.get(variant) or look(variant, place)
                 if variant == "audp" and not results.of(experiment, panel=panel, variant="audp-fair"):
                     how = replace(how, label="AUDP")  # its bound is what is swept, or a fair one
-                swept = {(e.point.seed, e.point.x): e.result.final for e in entries if e.point.x is not None}
+                swept: dict[float, list[float]] = {}
+                for entry in entries:
+                    if entry.point.x is not None:
+                        swept.setdefault(entry.point.x, []).append(entry.result.final)
                 if swept:
-                    seeds = sorted({seed for seed, _ in swept})
-                    # a point that failed is missing: what has every seed can be drawn
-                    xs = [x for x in results.xs(experiment) if all((seed, x) in swept for seed in seeds)]
-                    curve(axis, xs, [[swept[seed, x] for x in xs] for seed in seeds], how, markers=True)
+                    xs = sorted(swept)
+                    means(axis, xs, [swept[x] for x in xs], how)
                 else:
                     level(axis, [e.result.final for e in entries], how)
             axis.set_title(results.title(panel))

@@ -380,3 +380,11 @@ def test_conventions_are_those_of_the_scenario_files() -> None:
     assert found["lr"].smoothness == pytest.approx(9.8 / 4)
     assert found["svm"].smoothness == 7.5
     assert {found["cnn"].smoothness, found["cnn"].sigma, found["cnn"].radius} == {10.0}
+
+
+def test_a_bound_with_fewer_seeds_than_another_is_drawn_all_the_same(drawn: Callable[..., Any]) -> None:
+    some = [p for p in points("bounds") if p.line == "bounds-lr-mnist-audp"]
+    more = [replace(p, seed=1, updates=(1,)) for p in some if p.x == 1.0]
+    axes = drawn(plots.draw_bounds, results_of([*some, *more], result))
+    (line,) = (one for one in axes[0].get_lines() if one.get_label() == "AUDP")
+    assert list(line.get_xdata()) == sorted(p.x for p in some if p.x is not None)
