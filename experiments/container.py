@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
-from experiments.scenario_files import find_scenario
+from experiments.scenario_files import read_scenario
 
 SCENARIOS = Path("/scenarios")  # a folder of the host, where one is mounted
 RUN_FILE = "MAPA_RUN_FILE"  # where the cloud leaves the run's name for the edges
@@ -56,7 +55,8 @@ def cloud_arguments(environ: Mapping[str, str]) -> list[str]:
     """Return the arguments of `mapa cloud`."""
     name = scenario_name(environ)
     arguments = ["cloud", name, "--broker", _text(environ, "BROKER") or "broker"]
-    arguments += ["--run", _text(environ, "RUN") or f"{Path(name).stem}-{secrets.token_hex(4)}"]
+    short = Path(name).name.removesuffix(".toml")  # the stem of …-0.1 would be …-0
+    arguments += ["--run", _text(environ, "RUN") or f"{short}-{secrets.token_hex(4)}"]
     for change in changes(environ, _law(name)):
         arguments += ["--set", change]
     return [
@@ -173,11 +173,7 @@ def _credentials(environ: Mapping[str, str]) -> list[str]:
 
 
 def _scenario(name: str) -> dict[str, Any]:
-    path = find_scenario(name)
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+    return read_scenario(name)[1]
 
 
 def _table(values: dict[str, Any], key: str) -> dict[str, Any]:

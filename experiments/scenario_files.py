@@ -1,4 +1,4 @@
-"""Scenario files: found by name or path, changed by --set, checked as a whole."""
+"""Scenarios: a shipped name, a line of a figure or a file; changed by --set, checked as a whole."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from common.errors import ConfigurationError
 from common.link import links_from_csv
 from common.scenario import Scenario, parse_scenario
+from experiments.figure_lines import FOLDER, PREFIX, line_of, values_of
 
 SHIPPED = Path(__file__).parent / "scenarios"
 
@@ -32,15 +33,27 @@ def find_scenario(name: str) -> Path:
     raise ConfigurationError(f"scenario = {name!r}: neither a file nor one of {', '.join(shipped_names())}")
 
 
+def read_scenario(name: str) -> tuple[Path, dict[str, Any]]:
+    """Return a scenario's file and its unchecked values; a line of a figure has the file that it would be."""
+    line = line_of(name)
+    if line is not None:
+        return FOLDER / f"{line}.toml", values_of(line)
+    if name.startswith(PREFIX) and not Path(name).is_file():
+        raise ConfigurationError(
+            f"scenario = {name!r}: neither a file nor a line of a figure; `mapa scenario list --figures` names them"
+        )
+    path = find_scenario(name)
+    try:
+        return path, tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+
+
 def load_scenario(
     name: str, changes: Sequence[str] = (), *, seed: int | None = None, edges: int | None = None
 ) -> tuple[str, Scenario]:
     """Return (short name, checked scenario) with every --set KEY=VALUE applied."""
-    path = find_scenario(name)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+    path, values = read_scenario(name)
     changed = {key: _apply(values, key, text) for key, text in map(_split, changes)}
     if seed is not None:
         values["seed"] = seed

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.figure_lines import line_names
 from experiments.scenario_files import SHIPPED, load_scenario, shipped_names
 
 REPOSITORY = Path(__file__).parents[1]
@@ -141,7 +142,8 @@ def test_every_shipped_scenario_parses_and_says_what_it_is() -> None:
     for path in files:
         if path.suffix == ".toml":
             assert path.read_text(encoding="utf-8").startswith("# "), named(path)
-            load_scenario(str(path))
+    for name in [*shipped, *(f"figures/{line}" for line in line_names())]:
+        load_scenario(name)
 
 
 PROBE = """

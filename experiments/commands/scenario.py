@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.scenario import Scenario
+from experiments.figure_lines import PREFIX, about_line, line_names
 from experiments.scenario_files import SHIPPED, load_scenario, shipped_names
 
 app = typer.Typer(no_args_is_help=True, help="Scenario files: one TOML = one run.")
@@ -17,10 +18,16 @@ app = typer.Typer(no_args_is_help=True, help="Scenario files: one TOML = one run
 
 @app.command("list")
 def list_scenarios(
+    figures: Annotated[
+        bool, typer.Option("--figures", help="the lines of the paper's figures and of ours instead")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """List the scenarios that come with mapa."""
-    rows = [{"name": name, "about": about(name)} for name in shipped_names()]
+    if figures:
+        rows = [{"name": f"{PREFIX}{line}", "about": about_line(line)} for line in line_names()]
+    else:
+        rows = [{"name": name, "about": about(name)} for name in shipped_names()]
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return

@@ -17,6 +17,7 @@ from experiments.cloud_run import EXIT_CODES
 from experiments.commands import options
 from experiments.commands.report import report
 from experiments.faults import Fault, Happening, Scale, parse_happening
+from experiments.figure_lines import PREFIX, line_of
 from experiments.scenario_files import find_scenario, load_scenario
 
 _LOOK_EVERY = 0.1  # seconds between two looks at the records
@@ -50,12 +51,12 @@ def containers_command(
     given = [*(changes or ()), *_links(links)]
     _, resolved = load_scenario(scenario, given, seed=seed, edges=edges)
     _check(happenings, resolved.workers)
-    path = find_scenario(scenario)
+    name, folder = for_a_container(scenario)
     console = Console(stderr=True, quiet=as_json)
     bed = Testbed(
         Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
         {
-            "SCENARIO": path.stem,
+            "SCENARIO": name,
             "SET": ";".join(given),
             "EDGES": str(resolved.edges),
             "EDGES_AT_LEAST": str(resolved.workers),
@@ -65,7 +66,7 @@ def containers_command(
         runs,
         Images(edge=edge_image),
         data_dir=data_dir,
-        scenarios=path.parent.resolve(),
+        scenarios=folder,
     )
     try:
         console.print(f"project {bed.stack.project}: {resolved.workers} edges")
@@ -82,6 +83,15 @@ def containers_command(
         raise ConfigurationError(f"the cloud ended with {code} and left no summary")
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary.get("reason", ""), code))
+
+
+def for_a_container(scenario: str) -> tuple[str, Path | None]:
+    """Return a scenario's name in a container and the folder to mount; the image has every line of a figure."""
+    line = line_of(scenario)
+    if line is not None:
+        return f"{PREFIX}{line}", None
+    path = find_scenario(scenario)
+    return path.stem, path.parent.resolve()
 
 
 def _links(links: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""catalogue.toml: which scenario files make which figure, and how far each size goes."""
+"""catalogue.toml: which lines make which figure, and how far each size goes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.errors import ConfigurationError
-from experiments.scenario_files import SHIPPED
+from experiments.figure_lines import matching_lines
 
-FIGURES = SHIPPED / "figures"
 SIZES = ("tiny", "quick", "full")
 OURS = "ours"  # the experiments of number 7 together
 
@@ -31,7 +30,7 @@ class Experiment(_Table):
 
 
 class Size(_Table):
-    """How far a block goes; what is absent stays as the scenario file has it."""
+    """How far a block goes; what is absent stays as the line's scenario has it."""
 
     seeds: int = Field(1, ge=1)
     iterations: int | None = None
@@ -46,7 +45,7 @@ class Block(_Table):
     """Lines of one figure that are swept alike."""
 
     experiment: str
-    lines: list[str] = Field(min_length=1)  # names or globs of scenario files
+    lines: list[str] = Field(min_length=1)  # names or patterns of scenarios/figures/lines.toml
     engine: Engine
     sweep: str | None = None
     x: list[float] | None = None
@@ -62,12 +61,12 @@ class Block(_Table):
     def engine_at(self, size: Size) -> Engine:
         return size.engine or self.engine
 
-    def files(self, size: Size) -> list[Path]:
-        found = [
-            path for pattern in size.lines or self.lines for path in sorted(FIGURES.glob(f"{pattern}.toml"))
-        ]
+    def lines_at(self, size: Size) -> list[str]:
+        """Return the names of the lines at this size."""
+        patterns = size.lines or self.lines
+        found = [line for pattern in patterns for line in matching_lines(pattern)]
         if not found:
-            raise ConfigurationError(f"catalogue: {self.lines}: no such scenario files in {FIGURES}")
+            raise ConfigurationError(f"catalogue: lines = {patterns}: match no line of a figure")
         return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from common.datasets.catalogue import describe
 from common.errors import ConfigurationError
 from common.scenario import Scenario
+from experiments.figure_lines import PREFIX
 from experiments.reproduce import attacks
 from experiments.reproduce.catalogue import Block, Experiment, catalogue
 from experiments.scenario_files import load_scenario
@@ -36,14 +37,14 @@ class Point:
     """One run: a line of a figure at one x, with one seed."""
 
     experiment: str
-    line: str  # name of the scenario file
+    line: str  # its name, as in scenarios/figures/lines.toml
     engine: str  # of the catalogue; `testbed` means processes here, and `containers` the same in containers
     sweep: str | None
     x: float | None  # None: the line does not depend on x
     seed: int
-    file: str
+    file: str  # the line as `mapa simulate` takes it
     changes: tuple[str, ...]
-    asked: str  # data set of the scenario file
+    asked: str  # data set of the line's scenario
     scenario: Scenario
     updates: tuple[int, ...] = ()  # attack: whose models are attacked
     data_dir: Path = Path("data")  # where its data set is, unless it is the embedded one
@@ -83,7 +84,7 @@ class Point:
     @property
     def command(self) -> str:
         """Return the command that runs this point alone."""
-        words = ["mapa", _COMMANDS.get(self.engine, "simulate"), shown(self.file)]
+        words = ["mapa", _COMMANDS.get(self.engine, "simulate"), self.file]
         for change in self.changes:
             words += ["--set", change]
         words += ["--seed", str(self.seed)]
@@ -126,14 +127,12 @@ def all_points(
     found = [
         point
         for block in blocks_of(experiments)
-        for path in block.files(block.size(size))
-        if not only or any(fnmatch(path.stem, glob) for glob in only)
-        for point in _points(block, path, size, present, data_dir, most_seeds, containers)
+        for line in block.lines_at(block.size(size))
+        if not only or any(fnmatch(line, glob) for glob in only)
+        for point in _points(block, line, size, present, data_dir, most_seeds, containers)
     ]
     if not found:
-        names = sorted(
-            path.stem for block in blocks_of(experiments) for path in block.files(block.size(size))
-        )
+        names = sorted(line for block in blocks_of(experiments) for line in block.lines_at(block.size(size)))
         raise ConfigurationError(f"only = {list(only)}: matches none of {', '.join(names)}")
     return found
 
@@ -153,7 +152,7 @@ def data_set(asked: str, size: str, present: set[str]) -> str:
 
 def _points(
     block: Block,
-    path: Path,
+    line: str,
     size_name: str,
     present: set[str],
     data_dir: Path,
@@ -166,7 +165,8 @@ def _points(
     engine: str = block.engine_at(size)
     if engine == "testbed" and containers:
         engine = "containers"
-    _, plain = load_scenario(str(path))
+    file = f"{PREFIX}{line}"
+    _, plain = load_scenario(file)
     asked = plain.data.set
     fixed = [f"data.set={data_set(asked, size_name, present)}", *size.set]
     if size.iterations is not None:
@@ -180,16 +180,16 @@ def _points(
     for x, more in _swept(block, size.values, plain):
         for seed in range(block.first_seed, block.first_seed + seeds):
             changes = (*fixed, *more)
-            _, scenario = load_scenario(str(path), changes, seed=seed)
+            _, scenario = load_scenario(file, changes, seed=seed)
             points.append(
                 Point(
                     experiment=block.experiment,
-                    line=path.stem,
+                    line=line,
                     engine=engine,
                     sweep=block.sweep,
                     x=x,
                     seed=seed,
-                    file=str(path),
+                    file=file,
                     changes=changes,
                     asked=asked,
                     scenario=scenario,

@@ -12,6 +12,7 @@ import pytest
 
 from common.scenario import parse_scenario
 from experiments.cli import main
+from experiments.figure_lines import about_line, line_names
 from experiments.scenario_files import load_scenario, shipped_names
 
 EXAMPLE = (
@@ -380,6 +381,17 @@ def test_the_list_names_every_shipped_scenario_and_says_what_it_is(mapa: Mapa) -
     assert "quickstart" in shipped_names()
     assert all(row["about"] for row in rows)
     assert "quickstart" in mapa("scenario", "list").out
+
+
+def test_the_lines_of_the_figures_are_listed_with_what_they_are_and_shown_as_toml(mapa: Mapa) -> None:
+    rows = mapa.rows("scenario", "list", "--figures")
+    assert [row["name"] for row in rows] == [f"figures/{line}" for line in line_names()]
+    assert len({row["about"] for row in rows}) == len(rows) == 135
+    assert about_line("heldout-cnn-usps-audp-0.5") == (
+        "Ours: bounds chosen on held-out training records, CNN on USPS: AUDP at ε = 0.5"
+    )
+    shown = mapa("scenario", "show", "figures/sensitivity-cnn-mnist-mapa")
+    assert parse_scenario(tomllib.loads(shown.out)) == load_scenario("figures/sensitivity-cnn-mnist-mapa")[1]
 
 
 @pytest.mark.parametrize("name", shipped_names())

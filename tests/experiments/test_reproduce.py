@@ -16,9 +16,10 @@ from common.errors import ConfigurationError
 from experiments.cli import build
 from experiments.commands.reproduce import reproduce_command
 from experiments.delays import drawn_trips
+from experiments.figure_lines import line_names
 from experiments.recording import privacy_of
 from experiments.reproduce import reproduction
-from experiments.reproduce.catalogue import FIGURES, SIZES, catalogue
+from experiments.reproduce.catalogue import SIZES, catalogue
 from experiments.reproduce.engines import Sheet, Task, UnfinishedError, run_task, world_for
 from experiments.reproduce.points import Point, data_set
 from experiments.reproduce.reproduction import reproduce
@@ -41,14 +42,19 @@ def test_the_seven_experiments_are_there_and_every_one_has_points_at_every_size(
     assert named == {experiment.name for experiment in catalogue().experiment}
     for block in catalogue().block:
         for size in SIZES:
-            assert block.files(block.size(size))
+            assert block.lines_at(block.size(size))
 
 
-def test_every_scenario_file_of_a_figure_is_a_line_of_one() -> None:
-    used = {path for block in catalogue().block for path in block.files(block.full)}
-    files = set(FIGURES.glob("*.toml"))
-    assert len(files) > 50
-    assert files == used
+def test_every_line_is_drawn_in_a_figure() -> None:
+    used = {line for block in catalogue().block for line in block.lines_at(block.full)}
+    assert len(used) > 50
+    assert used == set(line_names())
+
+
+def test_a_block_whose_lines_match_nothing_is_an_error() -> None:
+    block = catalogue().block[0].model_copy(update={"lines": ["accuracy-lr-emnist-*"]})
+    with pytest.raises(ConfigurationError, match="accuracy-lr-emnist"):
+        block.lines_at(block.tiny)
 
 
 def test_every_claim_is_of_an_experiment_and_every_experiment_has_one() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigurationError
+from experiments.figure_lines import matching_lines, values_of
 from experiments.reproduce import live, reproduction
-from experiments.reproduce.catalogue import FIGURES, catalogue
+from experiments.reproduce.catalogue import catalogue
 from experiments.reproduce.containers import choose_containers, lacking_here
 from experiments.reproduce.conventions import conventions
 from experiments.reproduce.engines import Task, world_for
@@ -269,8 +270,7 @@ def test_sensitivity_is_of_the_testbed_at_full_size_alone() -> None:
         assert [block.engine_at(block.size(size)) for size in ("tiny", "quick")] == ["events"] * 2
         assert block.engine_at(block.full) == "testbed"
         assert (block.full.seeds, block.full.iterations) == (1, None)  # T is the file's
-    _, *lines = (FIGURES / "sensitivity-cnn-mnist-mapa.toml").read_text(encoding="utf-8").splitlines()
-    assert "iterations = 5000" in lines
+    assert values_of("sensitivity-cnn-mnist-mapa")["iterations"] == 5000
 
 
 # -- bounds chosen on held-out records ----------------------------------------------------------------
@@ -284,8 +284,8 @@ def test_no_bound_is_chosen_on_a_test_set_nor_with_a_seed_of_the_figures() -> No
         assert all(p.scenario.data.holdout > 0 for p in chosen)
         assert not {p.seed for p in chosen} & others
         assert all(p.scenario.data.holdout == 0 for p in points(size) if p.experiment != "heldout")
-    for path in FIGURES.glob("heldout-*.toml"):
-        assert "\nholdout = " in path.read_text(encoding="utf-8")
+    for line in matching_lines("heldout-*"):
+        assert values_of(line)["data"]["holdout"] > 0
 
 
 def test_held_out_records_are_in_no_shard_and_take_the_test_sets_place() -> None:
@@ -311,7 +311,7 @@ def test_runs_with_other_records_held_out_are_not_one_product() -> None:
 
 def test_every_fair_bound_of_a_model_is_the_same() -> None:
     for model in MODELS:
-        fair = [path.stem for path in FIGURES.glob(f"*-{model}-*-audp-fair.toml")]
+        fair = matching_lines(f"*-{model}-*-audp-fair")
         assert len(fair) >= 4
         assert len({bound_of(line) for line in fair}) == 1
     for model in SOUND:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from experiments.reproduce.catalogue import FIGURES
+from experiments.figure_lines import PREFIX
 from experiments.reproduce.results import Results, mean
 from experiments.reproduce.verdicts import TIE, Case, Judgement, ahead, by_cases, not_behind, percent, versus
 from experiments.scenario_files import load_scenario
@@ -57,8 +57,8 @@ def mapa_needs_no_tuning(results: Results) -> Judgement:
 
 
 def bound_of(line: str) -> float:
-    """Return the clipping bound that a scenario file of a figure has."""
-    _, scenario = load_scenario(str(FIGURES / f"{line}.toml"))
+    """Return the clipping bound of a figure's line."""
+    _, scenario = load_scenario(f"{PREFIX}{line}")
     assert scenario.algorithm.first_clip is not None
     return scenario.algorithm.first_clip
 

@@ -1,0 +1,103 @@
+"""The lines of the figures as scenarios: one file of patterns gives each name its values."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigurationError
+
+FOLDER = Path(__file__).parent / "scenarios" / "figures"
+PREFIX = "figures/"
+_FILE = FOLDER / "lines.toml"
+
+
+@cache
+def line_names() -> tuple[str, ...]:
+    """Return the names of all lines, without the prefix, sorted as files of these names would be.
+
+    Runs of one vectorised product round alike, so another order would change the last digits of results.
+    """
+    names = (name for pattern in _lines()["names"] for name in _alternatives(pattern))
+    return tuple(sorted(names, key=lambda name: f"{name}.toml"))
+
+
+def line_of(name: str) -> str | None:
+    """Return the line that a scenario's name or path stands for; None: no line of a figure.
+
+    A file goes first. Earlier versions had one for each line, and their reports name it: scenarios/figures/<line>.toml.
+    """
+    path = Path(name)
+    if path.is_file():
+        return None
+    if path.parent.resolve() == FOLDER.resolve():
+        line = path.name.removesuffix(".toml")
+    elif name.startswith(PREFIX):
+        line = name.removeprefix(PREFIX).removesuffix(".toml")
+    else:
+        return None
+    return line if line in line_names() else None
+
+
+def matching_lines(pattern: str) -> list[str]:
+    return [name for name in line_names() if _matches(pattern, name)]
+
+
+def values_of(line: str) -> dict[str, Any]:
+    """Return what a scenario file of this line would hold: all matching patterns, later ones over earlier ones."""
+    if line not in line_names():
+        raise ConfigurationError(
+            f"figure line = {line!r}: unknown; `mapa scenario list --figures` names them"
+        )
+    values: dict[str, Any] = {}
+    for pattern, changes in _lines()["values"].items():
+        if _matches(pattern, line):
+            values = _merged(values, changes)
+    return values
+
+
+def about_line(line: str) -> str:
+    """Return what a line is: experiment, model and data set, variant."""
+    experiment, model, data, _ = line.split("-", 3)
+    variant = [text for pattern, text in _lines()["variants"].items() if _matches(pattern, line)][-1]
+    return f"{_lines()['experiments'][experiment]}, {model.upper()} on {data.upper()}: {variant}"
+
+
+@cache
+def _lines() -> dict[str, Any]:
+    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+
+
+@cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    """Return a pattern as a regular expression: {a,b} is either, * is anything, ? is one character."""
+    signs = {"*": ".*", "?": ".", "{": "(?:", "}": ")", ",": "|"}
+    return re.compile("".join(signs.get(character, re.escape(character)) for character in pattern))
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return _expression(pattern).fullmatch(name) is not None
+
+
+def _alternatives(pattern: str) -> Iterable[str]:
+    """Return the names that a pattern of {a,b} alone stands for."""
+    head, brace, rest = pattern.partition("{")
+    if not brace:
+        return [head]
+    choices, _, tail = rest.partition("}")
+    return [f"{head}{choice}{end}" for choice in choices.split(",") for end in _alternatives(tail)]
+
+
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with the changes; tables are merged key by key, anything else is replaced."""
+    merged = dict(values)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = (
+            _merged(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
+        )
+    return merged
