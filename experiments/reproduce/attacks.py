@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from common.noise import Clipping
+from experiments.attack.reconstruction import Cell, attack
 from experiments.world import World
 
 EPSILONS = (0.01, 0.1, 1.0)
 LAWS = ("exponential-norm", "gamma-norm")
 _CLIPPING = Clipping.BATCH_MEAN
 _RELEASES = 20  # of which the figures are means
+_NUMBERS = ("law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
 _BATCH_SIZE = 1  # as in the method that the paper cites
 # The same for `mapa attack`.
 OPTIONS = (
@@ -25,9 +29,7 @@ OPTIONS = (
 
 
 def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the cells with their pictures."""
-    from experiments.attack.reconstruction import attack
-
+    """Return the cells with their pictures, as JSON can hold them."""
     cells = attack(
         world,
         epsilons=EPSILONS,
@@ -40,17 +42,22 @@ def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
     )
     return [
         {
-            "law": cell.law,
-            "epsilon": cell.epsilon,
-            "t": cell.t,
-            "psnr": cell.psnr,
-            "ssim": cell.ssim,
-            "correlation": cell.correlation,
+            **{key: getattr(cell, key) for key in _NUMBERS},
             "correlations": [round(r, 4) for r in cell.correlations],
-            "label_accuracy": cell.label_accuracy,
             "picture": [round(float(pixel), 3) for pixel in cell.picture],
             "truth": [round(float(pixel), 3) for pixel in cell.truth],
             "shape": list(world.dataset.shape),
         }
         for cell in cells
     ]
+
+
+def cell_of(values: Mapping[str, Any]) -> Cell:
+    """Return the cell that `attack_cells` wrote, as far as it was rounded."""
+    return Cell(
+        clipping=_CLIPPING.value,
+        **{key: values[key] for key in _NUMBERS},
+        correlations=tuple(values["correlations"]),
+        picture=np.array(values["picture"]),
+        truth=np.array(values["truth"]),
+    )

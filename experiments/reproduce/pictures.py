@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments import figures
+from experiments.attack.picture import draw_grid
 from experiments.figures import (
     Look,
     aligned,
@@ -22,6 +23,7 @@ from experiments.figures import (
     save,
     shared_legend,
 )
+from experiments.reproduce.attacks import cell_of
 from experiments.reproduce.judges.ours import TARGET, seconds_to_target
 from experiments.reproduce.results import Results
 
@@ -36,29 +38,9 @@ def draw_attack(results: Results, folder: Path) -> list[Path]:
     paths = []
     for entry in results.of("attack"):
         cells = entry.result.cells or []
-        clear = [cell for cell in cells if cell["epsilon"] is None]
-        noised = [cell for cell in cells if cell["epsilon"] is not None]
-        columns = list(dict.fromkeys((cell["law"], cell["t"]) for cell in noised))
-        rows = list(dict.fromkeys(cell["epsilon"] for cell in noised))
-        if not rows:
-            continue
-        with panels(len(rows), len(columns) + 1 + len(clear), width=1.0, height=1.1) as (figure, axes):
-            for i, epsilon in enumerate(rows):
-                shown = [
-                    ("original", clear[0]["truth"]),
-                    *((f"no noise\nt={c['t']:,}", c["picture"]) for c in clear),
-                ]
-                for law, t in columns:
-                    cell = next(c for c in noised if (c["epsilon"], c["law"], c["t"]) == (epsilon, law, t))
-                    shown.append((f"{law}\nt={t:,}\n|r| {cell['correlation']:.2f}", cell["picture"]))
-                for axis, (title, picture) in zip(axes[i], shown, strict=True):
-                    axis.imshow(np.reshape(picture, clear[0]["shape"]), cmap="gray", vmin=0, vmax=1)
-                    axis.set_xticks([])
-                    axis.set_yticks([])
-                    axis.grid(visible=False)
-                    axis.set_title(title if i == 0 or "|r|" in title else "", fontsize=6)
-                axes[i, 0].set_ylabel(f"ε = {epsilon:g}")
-            paths += save(figure, folder / f"attack-{entry.point.panel}")
+        if cells:
+            shape, shown = cells[0]["shape"], [cell_of(cell) for cell in cells]
+            paths += draw_grid(shown, shape, folder / f"attack-{entry.point.panel}")
     return paths
 
 
