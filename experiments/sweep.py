@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from common.errors import ConfigurationError
 
-ENGINES = ("cores", "ray")
+SWEEP_ENGINES = ("cores", "ray")
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _LOST = "the process that ran it was killed"
 _GRACE = 10.0  # seconds for workers that were killed to be gone
@@ -47,8 +47,8 @@ def sweep(
 
     `work` and the tasks must be picklable; on Ray the other hosts need this package, too.
     """
-    if engine not in ENGINES:
-        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
+    if engine not in SWEEP_ENGINES:
+        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(SWEEP_ENGINES)}")
     if not tasks:
         return
     if engine == "ray":

@@ -98,16 +98,22 @@ class EchoCloud:
                 client.publish(topic, self.model)
 
 
+def timed_loop(client: paho.Client) -> float:
+    """Run a client until it disconnects, or for PATIENCE; return the processor's seconds."""
+    patience = threading.Timer(PATIENCE, client.disconnect)
+    patience.start()
+    began = time.process_time()
+    client.loop_forever()
+    spent = time.process_time() - began
+    patience.cancel()
+    return spent
+
+
 def serve_echo(segment: Segment, broker: BrokerAddress, fleet: BenchFleet) -> Pace:
     """Echo T gradients."""
     cloud = EchoCloud(segment, broker)
-    patience = threading.Timer(PATIENCE, cloud.client.disconnect)
-    patience.start()
     fleet.begin(segment.run, segment.edges, segment.dimension)
-    began = time.process_time()
-    cloud.client.loop_forever()
-    spent = time.process_time() - began
-    patience.cancel()
+    spent = timed_loop(cloud.client)
     if cloud.echoed < segment.updates:
         raise BrokerUnavailableError(f"{segment}: {cloud.echoed} echoes in {PATIENCE:g} s")
     fleet.end()

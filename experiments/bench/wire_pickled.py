@@ -25,6 +25,7 @@ from common.connection import BrokerAddress, parse_address
 from common.errors import BrokerUnavailableError, ConfigurationError
 from common.quantities import EdgeId, RunId
 from experiments.bench.wire_cloud import Pace, Segment
+from experiments.bench.wire_echo import timed_loop
 from experiments.bench.wire_edges import PATIENCE, serve_segments
 from experiments.bench.wire_fleet import BenchFleet
 from experiments.brokers import Broker, find_mosquitto, free_port
@@ -101,12 +102,7 @@ class PickledCloud:
 def serve_pickled(segment: Segment, broker: BrokerAddress, fleet: BenchFleet) -> Pace:
     """Serve T updates the authors' way."""
     cloud = PickledCloud(segment, broker, fleet)
-    patience = threading.Timer(PATIENCE, cloud.client.disconnect)
-    patience.start()
-    began = time.process_time()
-    cloud.client.loop_forever()
-    spent = time.process_time() - began
-    patience.cancel()
+    spent = timed_loop(cloud.client)
     if cloud.updates < segment.updates:
         raise BrokerUnavailableError(f"{segment}: {cloud.updates} updates in {PATIENCE:g} s")
     fleet.end()

@@ -30,7 +30,7 @@ from rich.text import Text
 
 from common.errors import ConfigurationError
 from experiments.commands import options
-from experiments.sweep import ENGINES
+from experiments.sweep import SWEEP_ENGINES
 
 _COLOURS = {
     "reproduced": "green",
@@ -92,8 +92,8 @@ def reproduce_command(
     sizes = [name for name, chosen in (("quick", quick), ("full", full), ("tiny", tiny)) if chosen]
     if len(sizes) > 1:
         raise ConfigurationError(f"--{sizes[0]} and --{sizes[1]}: choose one")
-    if engine not in ENGINES:
-        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
+    if engine not in SWEEP_ENGINES:
+        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(SWEEP_ENGINES)}")
     if ray_address is not None and engine != "ray":
         raise ConfigurationError("--ray-address: goes with --engine ray")
     if cached and not resume:

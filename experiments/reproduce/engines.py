@@ -20,9 +20,9 @@ from common.scenario import Scenario
 from common.tally import Evaluation, finite_or_none
 from experiments.budget import calibrated
 from experiments.reproduce.attacks import attack_cells
-from experiments.reproduce.live import run_live
 from experiments.reproduce.points import Point
 from experiments.reproduce.results import Result
+from experiments.reproduce.testbed_runs import run_live
 from experiments.simulator import Outcome, simulate
 from experiments.synchronous import simulate_synchronously
 from experiments.vectorised import simulate_many
@@ -72,13 +72,13 @@ def _alone(engine: str, point: Point, task: Task) -> Result:
         rounds = simulate_synchronously(world)
         _require_an_end(point, rounds.outcome)
         return _result(point, rounds.evaluations, seconds=rounds.seconds)
-    sheet = Sheet()
-    outcome = simulate(world, journal=sheet)
-    timed = len(sheet.times) == len(outcome.tally.evaluations)
+    journal = MemoryJournal()
+    outcome = simulate(world, journal=journal)
+    timed = len(journal.times) == len(outcome.tally.evaluations)
     return replace(
         _of_outcome(point, outcome),
-        seconds=sheet.times if timed else None,
-        norms=sheet.norms(world.scenario.workers) if world.scenario.records.diagnostics else None,
+        seconds=journal.times if timed else None,
+        norms=journal.norms(world.scenario.workers) if world.scenario.records.diagnostics else None,
     )
 
 
@@ -133,7 +133,7 @@ def _pool(data: str, model: str, data_dir: Path, scenario: Scenario) -> World:
     return _kept[key]
 
 
-class Sheet(Journal):
+class MemoryJournal(Journal):
     """Keeps times of evaluations and norms of gradients in memory, and nothing else."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from experiments.reproduce.containers import choose_containers, lacking_here
 from experiments.reproduce.engines import Task, run_task
 from experiments.reproduce.plots import draw_all
 from experiments.reproduce.points import Point, all_points, blocks_of
-from experiments.reproduce.report import Story, write_report
+from experiments.reproduce.report_files import ReportContent, write_report
 from experiments.reproduce.results import Cache, Result, Results
 from experiments.reproduce.tasks import ALONE, make_tasks
 from experiments.reproduce.verdicts import Judged, judge_all
@@ -46,7 +46,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Reproduction:
     judged: list[Judged]
     files: list[Path]
     failures: dict[str, str]  # by the label of the point
@@ -57,7 +57,7 @@ class Outcome:
 Watch = Callable[[float, float, str], None]  # cost done, cost in all, what ended last; at first (0, …, "")
 
 
-def reproduce(order: Order, watch: Watch | None = None) -> Outcome:
+def reproduce(order: Order, watch: Watch | None = None) -> Reproduction:
     """Run what is missing, then write the report. Interrupted, it goes on where it stopped."""
     began = time.perf_counter()
     cache = Cache(order.out / "cache")
@@ -89,7 +89,7 @@ def reproduce(order: Order, watch: Watch | None = None) -> Outcome:
     results = Results(points, found)
     names = [experiment.name for experiment in order.experiments]
     judged = judge_all(results, names)
-    story = Story(
+    content = ReportContent(
         command=order.command,
         size=order.size,
         seconds=time.perf_counter() - began,
@@ -105,8 +105,8 @@ def reproduce(order: Order, watch: Watch | None = None) -> Outcome:
             *shortcomings(results, failures),
         ],
     )
-    files = write_report(story, order.out)
-    return Outcome(judged, files, failures, len(found) - cached, cached)
+    files = write_report(content, order.out)
+    return Reproduction(judged, files, failures, len(found) - cached, cached)
 
 
 def _run(tasks: Sequence[Task], order: Order) -> Iterator[Done[Task, list[Result]]]:

@@ -21,7 +21,7 @@ ERRORS = 2.0  # standard errors over seeds within which nothing is decided
 ONE_SEED = 0.01  # the same where a single seed gives no such error
 
 
-class Claim(BaseModel):
+class FigureClaim(BaseModel):
     """What is said, and where; `ours` marks what the paper does not say and we asked all the same."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -79,7 +79,7 @@ class Judgement:
 class Judged:
     """A claim with what became of it."""
 
-    claim: Claim
+    claim: FigureClaim
     judgement: Judgement
 
     @property
@@ -149,12 +149,12 @@ def alike(finals: Sequence[Sequence[float]], margin: float) -> bool | None:
     return None if apart is None else not apart
 
 
-def claims() -> list[Claim]:
+def claims() -> list[FigureClaim]:
     text = Path(__file__).with_name("claims.toml").read_text(encoding="utf-8")
-    return [Claim.model_validate(fields) for fields in tomllib.loads(text)["claim"]]
+    return [FigureClaim.model_validate(fields) for fields in tomllib.loads(text)["claim"]]
 
 
-def judge_of(claim: Claim) -> Callable[[Results], Judgement]:
+def judge_of(claim: FigureClaim) -> Callable[[Results], Judgement]:
     module, _, function = claim.judge.partition(".")
     found: Callable[[Results], Judgement] = getattr(
         import_module(f"experiments.reproduce.judges.{module}"), function
@@ -171,7 +171,7 @@ def judge_all(results: Results, experiments: Sequence[str]) -> list[Judged]:
     ]
 
 
-def covered(claim: Claim, judgement: Judgement) -> Judgement:
+def covered(claim: FigureClaim, judgement: Judgement) -> Judgement:
     """Return the judgement, but a claim of which only a part was run is reproduced in part at most."""
     if not judgement.cases or len(judgement.cases) >= claim.cases:
         return judgement

@@ -16,7 +16,7 @@ from experiments import recording
 from experiments.cli import main
 from experiments.commands.compare import compare_command, describe
 from experiments.records import read_run
-from experiments.reproduce.tables import as_markdown
+from experiments.reproduce.result_tables import as_markdown
 from tests.core_support import small_world
 
 

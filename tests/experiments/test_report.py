@@ -18,10 +18,10 @@ from experiments.reproduce.conventions import conventions
 from experiments.reproduce.pictures import draw_norms, draw_stragglers, interpolated
 from experiments.reproduce.plots import draw_convergence, draw_sensitivity, draw_testbed
 from experiments.reproduce.points import Point, all_points
-from experiments.reproduce.report import Story, counted, made_with, write_report
+from experiments.reproduce.report_files import ReportContent, counted, made_with, write_report
+from experiments.reproduce.result_tables import EXPLANATION, rows_of
 from experiments.reproduce.results import Result, Results
-from experiments.reproduce.tables import EXPLANATION, rows_of
-from experiments.reproduce.verdicts import Case, Claim, Judged, Judgement, Verdict
+from experiments.reproduce.verdicts import Case, FigureClaim, Judged, Judgement, Verdict
 from tests.reproduce_support import NOWHERE
 
 
@@ -228,7 +228,7 @@ def test_one_seed_has_no_spread() -> None:
 
 
 def judged(name: str, verdict: Verdict, *holds: bool | None, ours: bool = False) -> Judged:
-    claim = Claim(
+    claim = FigureClaim(
         name=name, experiment="accuracy", where="fig:a", text=f"Say {name}.", judge="a.b", ours=ours
     )
     cases = tuple(Case(f"case {n}", held, "1 : 2") for n, held in enumerate(holds))
@@ -241,7 +241,7 @@ def page_of(tmp_path: Path, told: Sequence[Judged], **more: Any) -> str:
     png = tmp_path / "accuracy.png"
     png.write_bytes(b"png")
     some = [p for p in points("accuracy", "tiny") if p.panel == "lr-mnist"]
-    story = Story(
+    story = ReportContent(
         command="mapa reproduce",
         size="tiny",
         seconds=1.0,

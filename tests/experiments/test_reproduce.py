@@ -20,7 +20,7 @@ from experiments.figure_lines import line_names
 from experiments.recording import privacy_of
 from experiments.reproduce import reproduction
 from experiments.reproduce.catalogue import SIZES, catalogue
-from experiments.reproduce.engines import Sheet, Task, UnfinishedError, run_task, world_for
+from experiments.reproduce.engines import MemoryJournal, Task, UnfinishedError, run_task, world_for
 from experiments.reproduce.points import Point, data_set
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.results import WINDOW, Cache, Result, Results, mean, spread
@@ -224,12 +224,12 @@ def test_an_unfinished_run_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_norms_are_put_where_the_cyclic_delay_applies_them() -> None:
-    sheet = Sheet()
+    journal = MemoryJournal()
     for n in (1, 2):
         for k in range(3):
             fields = {"edge": k, "sequence": n, "gradient_norm": float(10 * n + k)}
-            sheet.write("diagnostic", fields)
-    norms = sheet.norms(3)
+            journal.write("diagnostic", fields)
+    norms = journal.norms(3)
     assert norms["t"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert norms["mean"] == [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]
 

@@ -15,19 +15,19 @@ import pytest
 
 from common.errors import ConfigurationError
 from experiments.figure_lines import matching_lines, values_of
-from experiments.reproduce import live, reproduction
+from experiments.reproduce import reproduction, testbed_runs
 from experiments.reproduce.catalogue import catalogue
 from experiments.reproduce.containers import choose_containers, lacking_here
 from experiments.reproduce.conventions import conventions
 from experiments.reproduce.engines import Task, world_for
 from experiments.reproduce.judges.ours import MODELS, SOUND, bound_of, held_out
-from experiments.reproduce.live import LiveRunError, live_command, patience
 from experiments.reproduce.plots import draw_all
 from experiments.reproduce.points import Point
 from experiments.reproduce.reproduction import notes, reproduce
+from experiments.reproduce.result_tables import rows_of
 from experiments.reproduce.results import Results
-from experiments.reproduce.tables import rows_of
 from experiments.reproduce.tasks import ALONE, make_tasks
+from experiments.reproduce.testbed_runs import LiveRunError, live_command, patience
 from experiments.reproduce.verdicts import Verdict
 from tests.reproduce_support import NOWHERE, ends_at, judged, order, points
 
@@ -229,8 +229,8 @@ def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
         f"finally:\n    time.sleep(0.3)\n    pathlib.Path({str(tidied)!r}).touch()\n"
     )
     point = points("tiny", "testbed")[0]
-    monkeypatch.setattr(live, "patience", lambda _: 1.0)
-    monkeypatch.setattr(live, "_GRACE", 0.5)
+    monkeypatch.setattr(testbed_runs, "patience", lambda _: 1.0)
+    monkeypatch.setattr(testbed_runs, "_GRACE", 0.5)
     waits: list[float] = []
 
     class Watched(subprocess.Popen[str]):
@@ -238,9 +238,11 @@ def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
             waits.append(timeout or 0)
             return super().communicate(input, 30 if len(waits) == 2 else timeout)
 
-    monkeypatch.setattr("experiments.reproduce.live.subprocess.Popen", Watched)
+    monkeypatch.setattr("experiments.reproduce.testbed_runs.subprocess.Popen", Watched)
     with pytest.raises(LiveRunError, match="not done after 2 s"):
-        live._said_by([*live_command(point, data_dir=NOWHERE, runs=tmp_path)[:1], "-c", script], point)
+        testbed_runs._said_by(
+            [*live_command(point, data_dir=NOWHERE, runs=tmp_path)[:1], "-c", script], point
+        )
     assert waits == [2.0, 0.5]
     assert tidied.exists()
 

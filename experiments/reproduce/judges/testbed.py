@@ -123,18 +123,15 @@ def _early(entry: Entry) -> float:
 
 def sensitive_to_epsilon_and_theta(results: Results) -> Judgement:
     cases = []
-    entries = _learned(results, "privacy.epsilon")
-    if len(entries) > 1:
-        _, words = _finals(entries)
-        xs = list(entries)
-        low, high = ([e.result.final for e in entries[x]] for x in (xs[0], xs[-1]))
-        cases.append(Case("ε raises it", ahead(high, low), words))
-    entries = _learned(results, "algorithm.theta")
-    if len(entries) > 1:
-        _, words = _finals(entries)
-        xs = list(entries)
-        low, high = ([e.result.final for e in entries[x]] for x in (xs[0], xs[-1]))
-        cases.append(Case("larger θ lowers it", ahead(low, high), words))
+    for key, label, raises in (
+        ("privacy.epsilon", "ε raises it", True),
+        ("algorithm.theta", "larger θ lowers it", False),
+    ):
+        entries = _learned(results, key)
+        if len(entries) > 1:
+            finals, words = _finals(entries)
+            low, high = finals[0], finals[-1]
+            cases.append(Case(label, ahead(high, low) if raises else ahead(low, high), words))
     return by_cases(
         cases,
         "P has θ² below the line, so a larger θ gives a larger γ. Read as a stronger reduction, which is a smaller "

@@ -14,8 +14,8 @@ from common.rundir import versions
 from experiments.reproduce.catalogue import Experiment
 from experiments.reproduce.conventions import conventions, run_as
 from experiments.reproduce.points import Point
+from experiments.reproduce.result_tables import EXPLANATION, Row, as_csv, as_markdown, rows_of, verdict_rows
 from experiments.reproduce.results import Results
-from experiments.reproduce.tables import EXPLANATION, Row, as_csv, as_markdown, rows_of, verdict_rows
 from experiments.reproduce.verdicts import Judged, Judgement, Verdict
 
 _STYLE = """
@@ -59,7 +59,7 @@ def _git(root: Path, *words: str) -> str | None:
 
 
 @dataclass(slots=True)
-class Story:
+class ReportContent:
     """Everything the report tells."""
 
     command: str
@@ -75,15 +75,17 @@ class Story:
     made_with: str = field(default_factory=made_with)
 
 
-def write_report(story: Story, folder: Path) -> list[Path]:
+def write_report(content: ReportContent, folder: Path) -> list[Path]:
     """Write report.html, report.md, and the tables as CSV."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables = {experiment.name: rows_of(story.results, experiment.name) for experiment in story.experiments}
+    tables = {
+        experiment.name: rows_of(content.results, experiment.name) for experiment in content.experiments
+    }
     written = [folder / "report.html", folder / "report.md", folder / "tables" / "verdicts.csv"]
     (folder / "tables").mkdir(exist_ok=True)
-    written[0].write_text(_page(story, tables), encoding="utf-8")
-    written[1].write_text(_markdown(story, tables), encoding="utf-8")
-    written[2].write_text(as_csv(verdict_rows(story.judged)), encoding="utf-8")
+    written[0].write_text(_page(content, tables), encoding="utf-8")
+    written[1].write_text(_markdown(content, tables), encoding="utf-8")
+    written[2].write_text(as_csv(verdict_rows(content.judged)), encoding="utf-8")
     for name, rows in tables.items():
         if rows:
             path = folder / "tables" / f"{name}.csv"
@@ -107,47 +109,47 @@ def counted(judged: Sequence[Judged]) -> str:
     return " ".join(said)
 
 
-def _page(story: Story, tables: Mapping[str, Sequence[Row]]) -> str:
+def _page(content: ReportContent, tables: Mapping[str, Sequence[Row]]) -> str:
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>Reproduction, {story.size}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>Reproduction of the paper's evaluation, size {html.escape(story.size)}</h1>",
-        f"<p>Made by <code>{html.escape(story.command)}</code> ({html.escape(story.made_with)}) in "
-        f"{story.seconds:,.0f} s on "
-        f"{html.escape(', '.join(f'{key} {value}' for key, value in story.machine.items()))}.</p>",
-        *(f"<p><b>{html.escape(note)}</b></p>" for note in story.notes),
+        f"<title>Reproduction, {content.size}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>Reproduction of the paper's evaluation, size {html.escape(content.size)}</h1>",
+        f"<p>Made by <code>{html.escape(content.command)}</code> ({html.escape(content.made_with)}) in "
+        f"{content.seconds:,.0f} s on "
+        f"{html.escape(', '.join(f'{key} {value}' for key, value in content.machine.items()))}.</p>",
+        *(f"<p><b>{html.escape(note)}</b></p>" for note in content.notes),
         "<nav><ul><li><a href='#verdicts'>Verdicts</a></li><li><a href='#conventions'>What was decided</a></li>",
         *(
             f"<li><a href='#{experiment.name}'>{_heading(experiment)}</a></li>"
-            for experiment in story.experiments
+            for experiment in content.experiments
         ),
         "</ul></nav>",
         "<h2 id='verdicts'>Verdicts</h2>",
-        f"<p>{html.escape(counted(story.judged))} <span class='note'>✗: it fails there; ?: the seeds cannot tell."
+        f"<p>{html.escape(counted(content.judged))} <span class='note'>✗: it fails there; ?: the seeds cannot tell."
         "</span></p>",
-        _verdict_table(story.judged),
+        _verdict_table(content.judged),
         "<h2 id='conventions'>What was decided where the paper leaves it open</h2><ul>",
-        *(f"<li>{_coded(line)}</li>" for line in conventions(story.results)),
+        *(f"<li>{_coded(line)}</li>" for line in conventions(content.results)),
         "</ul>",
     ]
-    for experiment in story.experiments:
+    for experiment in content.experiments:
         parts.append(
             f"<h2 id='{experiment.name}'>{_heading(experiment)}</h2>"
             f"<p class='note'>The paper's <code>{html.escape(experiment.paper)}</code>. Run as: "
-            f"{html.escape(run_as(story.results, experiment.name))}.{_claims(story.judged, experiment.name)}</p>"
+            f"{html.escape(run_as(content.results, experiment.name))}.{_claims(content.judged, experiment.name)}</p>"
         )
-        for path in story.pictures.get(experiment.name, ()):
+        for path in content.pictures.get(experiment.name, ()):
             if path.suffix == ".png":
                 code = base64.b64encode(path.read_bytes()).decode()
-                alt = html.escape(_alternative(experiment, path, story.results))
+                alt = html.escape(_alternative(experiment, path, content.results))
                 parts.append(f"<p><img alt='{alt}' src='data:image/png;base64,{code}'></p>")
         rows = tables[experiment.name]
         if rows:
             parts.append(f"<details><summary>Numbers ({len(rows)} rows)</summary>{_table(rows)}</details>")
         else:
             parts.append("<p>No result.</p>")
-        parts.append(_commands(story.results, experiment.name))
+        parts.append(_commands(content.results, experiment.name))
     parts.append("</body></html>")
     return "\n".join(parts)
 
@@ -228,14 +230,14 @@ def _commands(results: Results, experiment: str) -> str:
     return f"<details>{summary}<pre><code>{html.escape(lines)}</code></pre></details>"
 
 
-def _markdown(story: Story, tables: Mapping[str, Sequence[Row]]) -> str:
-    made = f"`{story.command}` ({story.made_with}), {story.seconds:,.0f} s.\n"
-    parts = [f"# Reproduction, size {story.size}\n", made]
-    parts += [f"{note}\n" for note in story.notes]
-    parts += ["## Verdicts\n", f"{counted(story.judged)}\n", as_markdown(verdict_rows(story.judged))]
-    for experiment in story.experiments:
+def _markdown(content: ReportContent, tables: Mapping[str, Sequence[Row]]) -> str:
+    made = f"`{content.command}` ({content.made_with}), {content.seconds:,.0f} s.\n"
+    parts = [f"# Reproduction, size {content.size}\n", made]
+    parts += [f"{note}\n" for note in content.notes]
+    parts += ["## Verdicts\n", f"{counted(content.judged)}\n", as_markdown(verdict_rows(content.judged))]
+    for experiment in content.experiments:
         parts.append(f"## {experiment.number}. {experiment.title}\n")
-        parts.append(f"Run as: {run_as(story.results, experiment.name)}.\n")
+        parts.append(f"Run as: {run_as(content.results, experiment.name)}.\n")
         rows = tables[experiment.name]
         parts.append(as_markdown(rows) if rows else "No result.\n")
     return "\n".join(parts)
