@@ -47,7 +47,7 @@ def head_of(model: Model) -> Head:
         outputs, inputs = shapes["full.weight"]
         return Head(outputs, inputs, sees_pixels=False)
     raise ConfigurationError(
-        f"model.name = {model.name!r}: the attack covers lr, svm, softmax and a full connection with a constant"
+        f"model.name = {model.name!r}: the attack covers lr, svm, softmax and a fully connected last layer with a bias"
     )
 
 

@@ -95,7 +95,7 @@ def observe_directory(model: Model, directory: Path, *, regularization: float = 
     """Invert every `*.gradient` of a directory, in the order of their names."""
     files = sorted(directory.glob("*.gradient"))
     if not files:
-        raise ConfigurationError(f"from_payloads = {str(directory)!r}: no *.gradient files there")
+        raise ConfigurationError(f"from_payloads = {str(directory)!r}: contains no *.gradient files")
     sightings = []
     for path in files:
         edge_id = EdgeId(path.stem.rpartition("-")[0] or path.stem)

@@ -44,7 +44,7 @@ def exchanges(world: World, workers: Sequence[EdgeWorker]) -> Iterator[Exchange]
 def models_at(world: World, updates: Sequence[int]) -> list[SendModel]:
     """Return x_t and its ΔS for each t, as an edge would get them from a training of the scenario."""
     if not updates or min(updates) < 1:
-        raise ConfigurationError(f"iterations = {list(updates)}: must be one or more numbers from 1 on")
+        raise ConfigurationError(f"iterations = {list(updates)}: must be one or more integers ≥ 1")
     longest = max(updates)
     scenario = world.scenario
     if longest > scenario.iterations:

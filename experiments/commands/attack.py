@@ -59,29 +59,32 @@ def spread(args: Sequence[str], options: Sequence[str]) -> list[str]:
 def attack_command(
     scenario: Annotated[str, typer.Argument(help="a shipped scenario's name, or a TOML file")],
     epsilon: Annotated[
-        list[str] | None, typer.Option(help="ε of one release; repeat it, or 0.01,0.1,1 (default)")
+        list[str] | None,
+        typer.Option(help="ε of one release; repeatable or comma-separated; default: 0.01,0.1,1"),
     ] = None,
     iterations: Annotated[
         list[str] | None,
-        typer.Option(help="t of the attacked models; repeat it, or 2000,14000 (default: 1,2000)"),
+        typer.Option(help="t of the attacked models; repeatable or comma-separated; default: 1,2000"),
     ] = None,
     batch_size: Annotated[
         int, typer.Option(min=1, help="b of the attacked releases; 1 as in the paper's pictures")
     ] = 1,
     releases: Annotated[
-        int, typer.Option(min=1, help="gradients per cell; the figures are means over them")
+        int, typer.Option(min=1, help="gradients per cell; the metrics are means over them")
     ] = 10,
     law: Annotated[list[str] | None, typer.Option(help=f"repeatable; default: {', '.join(LAWS)}")] = None,
     clipping: Annotated[list[str] | None, typer.Option(help="repeatable; default: both")] = None,
     retrain: Annotated[
-        bool, typer.Option("--retrain", help="train once for each ε, not once with the scenario's")
+        bool, typer.Option("--retrain", help="train once per ε instead of once at the scenario's ε")
     ] = False,
     from_payloads: Annotated[
         Path | None, typer.Option(help="invert the *.gradient files of a recorded run instead")
     ] = None,
-    out: Annotated[Path, typer.Option(help="where the pictures go")] = Path("runs/attack"),
+    out: Annotated[Path, typer.Option(help="directory for the pictures")] = Path("runs/attack"),
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any field")] = None,
-    seed: Annotated[int | None, typer.Option(help="instead of the scenario's; 0 where it has none")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="override the scenario's seed; default: its own, else 0")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="instead of MAPA_DATA_DIR")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -162,7 +165,7 @@ def _row(cell: Cell) -> dict[str, Any]:
 
 
 def _print_cells(world: World, cells: Sequence[Cell], batch_size: int) -> None:
-    what = "images" if head_of(world.model).sees_pixels else "features before the full connection, and labels"
+    what = "images" if head_of(world.model).sees_pixels else "inputs of the last layer, and labels"
     table = Table(title=f"{what} from gradients of {batch_size} sample(s)", box=box.SIMPLE)
     for column in _row(cells[0]):
         table.add_column(column, justify="right")

@@ -47,39 +47,35 @@ def reproduce_command(
         typer.Argument(
             metavar="[FIGURE]...",
             help="attack norms accuracy convergence testbed sensitivity bounds heldout "
-            "sound constants stragglers, ours (the last five), or 1 to 7; all where none is named",
+            "sound constants stragglers, ours (the last five), or 1 to 7; default: all",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="minutes, on the embedded images (default)")] = False,
     full: Annotated[
         bool, typer.Option("--full", help="the paper's sizes: hours; needs MNIST and USPS")
     ] = False,
-    tiny: Annotated[bool, typer.Option("--tiny", help="a minute: only that everything runs")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="a minute: a smoke test of every step")] = False,
     engine: Annotated[str, typer.Option(help="cores or ray")] = "cores",
     ray_address: Annotated[
-        str | None, typer.Option(help="of a Ray cluster; absent: one on this machine")
+        str | None, typer.Option(help="address of a Ray cluster; default: start one here")
     ] = None,
     testbed: Annotated[
-        str, typer.Option(help="containers, processes, or auto: containers at --full where they can run")
+        str, typer.Option(help="containers, processes, or auto: containers at --full if available")
     ] = "auto",
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="at most so many for every point, whatever the size says")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="maximum number of seeds per point")] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="GLOB", help="of scenario names, e.g. '*-lr-*'; may be given several times"),
+        typer.Option(metavar="GLOB", help="run only matching lines, e.g. '*-lr-*'; repeatable"),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="runs at a time on this machine's cores")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="parallel runs on this machine")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume/--fresh", help="take finished runs from the cache, or make them again")
+        bool, typer.Option("--resume/--fresh", help="reuse finished runs from the cache, or run them again")
     ] = True,
     cached: Annotated[
         bool,
-        typer.Option(
-            "--cached", help="run nothing: judge, draw and report what the cache holds, all seeds of it"
-        ),
+        typer.Option("--cached", help="run nothing; report what the cache holds, with all its seeds"),
     ] = False,
-    out: Annotated[Path, typer.Option(help="where report, pictures, tables and cache go")] = Path(
+    out: Annotated[Path, typer.Option(help="directory for report, pictures, tables and cache")] = Path(
         "runs/reproduce"
     ),
     data_dir: options.DataDir = None,
@@ -95,7 +91,7 @@ def reproduce_command(
     if engine not in SWEEP_ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(SWEEP_ENGINES)}")
     if ray_address is not None and engine != "ray":
-        raise ConfigurationError("--ray-address: goes with --engine ray")
+        raise ConfigurationError("--ray-address: needs --engine ray")
     if cached and not resume:
         raise ConfigurationError("--cached and --fresh: choose one")
     order = Order(

@@ -23,7 +23,7 @@ def choose_containers(wanted: str, size: str, lacking: Callable[[], str | None])
     if missing is None:
         return True, ""
     if wanted == "containers":
-        raise ConfigurationError(f"testbed = 'containers': {missing}; or take --testbed processes")
+        raise ConfigurationError(f"testbed = 'containers': {missing}; or use --testbed processes")
     return False, missing
 
 

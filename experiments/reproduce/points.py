@@ -142,7 +142,7 @@ def data_set(asked: str, size: str, present: set[str]) -> str:
     if size == "full":
         if asked not in present:
             raise ConfigurationError(
-                f"data.set = {asked!r}: not here, and --full takes no other; mapa data get {asked}"
+                f"data.set = {asked!r}: not found, and --full takes no substitute; run `mapa data get {asked}`"
             )
         return asked
     if size == "quick" and asked != "mnist" and asked in present:

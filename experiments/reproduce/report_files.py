@@ -119,17 +119,17 @@ def _page(content: ReportContent, tables: Mapping[str, Sequence[Row]]) -> str:
         f"{content.seconds:,.0f} s on "
         f"{html.escape(', '.join(f'{key} {value}' for key, value in content.machine.items()))}.</p>",
         *(f"<p><b>{html.escape(note)}</b></p>" for note in content.notes),
-        "<nav><ul><li><a href='#verdicts'>Verdicts</a></li><li><a href='#conventions'>What was decided</a></li>",
+        "<nav><ul><li><a href='#verdicts'>Verdicts</a></li><li><a href='#conventions'>Conventions</a></li>",
         *(
             f"<li><a href='#{experiment.name}'>{_heading(experiment)}</a></li>"
             for experiment in content.experiments
         ),
         "</ul></nav>",
         "<h2 id='verdicts'>Verdicts</h2>",
-        f"<p>{html.escape(counted(content.judged))} <span class='note'>✗: it fails there; ?: the seeds cannot tell."
+        f"<p>{html.escape(counted(content.judged))} <span class='note'>✗: fails there; ?: undecided by these seeds."
         "</span></p>",
         _verdict_table(content.judged),
-        "<h2 id='conventions'>What was decided where the paper leaves it open</h2><ul>",
+        "<h2 id='conventions'>Conventions where the paper leaves it open</h2><ul>",
         *(f"<li>{_coded(line)}</li>" for line in conventions(content.results)),
         "</ul>",
     ]

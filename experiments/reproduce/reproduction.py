@@ -70,7 +70,7 @@ def reproduce(order: Order, watch: Watch | None = None) -> Reproduction:
                 found[key] = result
     cached = len(found)
     if order.cached_only and not found:
-        raise ConfigurationError(f"--cached: {cache.directory} holds nothing of this at size {order.size}")
+        raise ConfigurationError(f"--cached: {cache.directory} holds no result of this at size {order.size}")
     missing = [] if order.cached_only else [point for point in points if point.key not in found]
     tasks = make_tasks(missing, order.data_dir, order.out / "runs")
     total, spent = sum(task.cost for task in tasks), 0.0
@@ -167,9 +167,9 @@ def notes(order: Order, points: Sequence[Point], no_containers: str = "") -> lis
     """Return what a reader must know of the runs before the verdicts."""
     said = []
     if order.size == "tiny":
-        said.append("This size only shows that everything runs: its verdicts mean nothing.")
+        said.append("This size is a smoke test: its verdicts mean nothing.")
     if order.only:
-        said.append(f"Only the lines {', '.join(order.only)} were asked for.")
+        said.append(f"Restricted to the lines {', '.join(order.only)}.")
     replaced = sorted({point.asked for point in points if point.stands_in})
     if replaced:
         said.append(
@@ -184,7 +184,7 @@ def notes(order: Order, points: Sequence[Point], no_containers: str = "") -> lis
     for kind in dict.fromkeys(kinds.values()):
         why = f" instead of containers: {no_containers}" if no_containers else ""
         names = ", ".join(name for name in kinds if kinds[name] == kind)
-        said.append(f"Runs of the testbed ({names}) were {kind} of this machine{why}.")
+        said.append(f"Runs of the testbed ({names}) were {kind} on this machine{why}.")
     if order.cached_only:
         said.append(f"Nothing was run: this is what the cache holds. Seeds of a point: {_seeds(points)}.")
         return said
@@ -192,7 +192,7 @@ def notes(order: Order, points: Sequence[Point], no_containers: str = "") -> lis
     if fewer:
         said.append(
             f"Seeds were reduced to at most {order.most_seeds} for a point: {', '.join(fewer)}. "
-            "One seed alone says nothing of a difference of a point or two."
+            "One seed cannot resolve a difference of one or two points."
         )
     return said
 

@@ -81,7 +81,7 @@ def _said_by(command: Sequence[str], point: Point) -> str:
             out, errors = child.communicate(timeout=2 * patience(point))  # `mapa testbed` has its own
         except subprocess.TimeoutExpired as error:
             _interrupt(child)
-            raise LiveRunError(f"{point.line}: not done after {2 * patience(point):.0f} s") from error
+            raise LiveRunError(f"{point.line}: timed out after {2 * patience(point):.0f} s") from error
         except BaseException:
             _interrupt(child)
             raise

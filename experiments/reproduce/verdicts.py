@@ -92,7 +92,7 @@ class Judged:
 def by_cases(cases: Sequence[Case], why: Callable[[list[Case]], str] | str = "") -> Judgement:
     """All cases hold: reproduced; none: not; else partly. `why` speaks of those that failed."""
     if not cases:
-        return Judgement(Verdict.NOT_RUN, "nothing was run that could tell")
+        return Judgement(Verdict.NOT_RUN, "no run decides it")
     failed = [case for case in cases if case.holds is False]
     held = sum(case.holds is True for case in cases)
     undecided = len(cases) - held - len(failed)
@@ -177,5 +177,5 @@ def covered(claim: FigureClaim, judgement: Judgement) -> Judgement:
         return judgement
     verdict = Verdict.PARTLY if judgement.verdict is Verdict.REPRODUCED else judgement.verdict
     return replace(
-        judgement, verdict=verdict, summary=f"{judgement.summary} (the claim speaks of {claim.cases})"
+        judgement, verdict=verdict, summary=f"{judgement.summary} (the claim covers {claim.cases})"
     )

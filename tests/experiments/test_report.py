@@ -348,9 +348,9 @@ def test_conventions_say_what_was_taken() -> None:
     for words in (
         "L is a quarter of the measured one for LR and 7.5 for the SVM",
         "L = σ = R = 10 are nominal, not measured",
-        "testbed and `sensitivity`, where it starts from Theorem 3's first bound",
+        "testbed and in `sensitivity`, where it starts from Theorem 3's first bound",
         "at least 5 × `evaluation.every`",
-        "T is ours, the paper gives none",
+        "the paper gives no T; this one is ours",
         "x_t and C_t come from a MAPA training at that ε",
         "all edges draw from one shared data set",
         "the schedules take τ_max = K",

@@ -213,9 +213,9 @@ def test_tables_and_notes_say_which_of_the_two_a_run_was(
     assert {row["run as"] for row in rows_of(results, "testbed")} == {words}
     assert {row["run as"] for row in rows_of(results, "sensitivity")} == {"simulation"}
     asked = order(tmp_path, "testbed", "sensitivity")
-    assert f"Runs of the testbed (testbed) were {words} of this machine." in notes(asked, some)
+    assert f"Runs of the testbed (testbed) were {words} on this machine." in notes(asked, some)
     why = " ".join(notes(asked, points("tiny", "testbed"), "no engine"))
-    assert "were processes of this machine instead of containers: no engine." in why
+    assert "were processes on this machine instead of containers: no engine." in why
 
 
 def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
@@ -239,7 +239,7 @@ def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
             return super().communicate(input, 30 if len(waits) == 2 else timeout)
 
     monkeypatch.setattr("experiments.reproduce.testbed_runs.subprocess.Popen", Watched)
-    with pytest.raises(LiveRunError, match="not done after 2 s"):
+    with pytest.raises(LiveRunError, match="timed out after 2 s"):
         testbed_runs._said_by(
             [*live_command(point, data_dir=NOWHERE, runs=tmp_path)[:1], "-c", script], point
         )

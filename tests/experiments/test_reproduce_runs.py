@@ -291,7 +291,7 @@ def test_containers_are_taken_from_the_cache_before_processes(tmp_path: Path) ->
 
     assert taken() == [("containers", 0.9), ("containers", 0.9), ("testbed", 0.1)]
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Runs of the testbed (testbed) were containers and processes of this machine." in page
+    assert "Runs of the testbed (testbed) were containers and processes on this machine." in page
     assert "Seeds of a point: testbed 1." in page
     assert taken(testbed="processes") == [("testbed", 0.1)] * 2
     assert taken(testbed="containers") == [("containers", 0.9)] * 2
@@ -300,7 +300,7 @@ def test_containers_are_taken_from_the_cache_before_processes(tmp_path: Path) ->
 @pytest.mark.usefixtures("nothing_runs")
 def test_an_empty_cache_is_refused_by_its_place(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigurationError, match=f"--cached: {tmp_path}/cache holds nothing of this at size tiny"
+        ConfigurationError, match=f"--cached: {tmp_path}/cache holds no result of this at size tiny"
     ):
         reproduce(order(tmp_path, "stragglers", cached_only=True))
     assert not list(tmp_path.iterdir())

@@ -52,7 +52,7 @@ def made_up(some: Sequence[Point], accuracy: dict[str, float]) -> Results:
         ([True, None], Verdict.PARTLY, "holds in 1 of 2, undecided in 1"),
         ([False, None], Verdict.NOT, "holds in 0 of 2, undecided in 1"),
         ([None], Verdict.UNDECIDED, "holds in 0 of 1, undecided in 1"),
-        ([], Verdict.NOT_RUN, "nothing was run that could tell"),
+        ([], Verdict.NOT_RUN, "no run decides it"),
     ],
 )
 def test_a_verdict_counts_what_held_what_failed_and_what_cannot_be_told(
@@ -82,7 +82,7 @@ def test_a_claim_of_which_a_part_was_run_is_not_reproduced() -> None:
     two = [Case(f"K={k}", True, "90.0 : 80.0 %") for k in (5, 20)]
     found = covered(claim, by_cases(two))
     assert found.verdict is Verdict.PARTLY
-    assert found.summary == "holds in 2 of 2 (the claim speaks of 4)"
+    assert found.summary == "holds in 2 of 2 (the claim covers 4)"
     assert covered(claim, by_cases([*two, *two])).verdict is Verdict.REPRODUCED
     assert covered(claim, by_cases([Case("K=5", False, "")])).verdict is Verdict.NOT
 
@@ -213,7 +213,7 @@ def test_how_much_faster_is_a_lower_bound_where_the_rival_never_got_there() -> N
     found = judged("faster than ASGD", converging(lambda p: 700 if p.variant == "mapa" else None))
     assert found.verdict is Verdict.PARTLY  # faster, but 2,000 / 700 is below 30
     assert "700 against > 2,000 (>2.9×)" in found.measured
-    assert "shown in 0 of 2, open in 2" in found.summary
+    assert "shown in 0 of 2, undecided in 2" in found.summary
 
 
 def test_a_factor_that_is_nowhere_near_is_not_reproduced() -> None:

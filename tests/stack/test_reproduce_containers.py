@@ -31,7 +31,7 @@ def test_the_testbed_runs_in_containers_and_leaves_none(engine: Any, tmp_path: P
     ours = {c.id for c in engine.containers.list(all=True) if c.labels.get(PROJECT, "").startswith("mapa-")}
     assert ours <= before
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Runs of the testbed (testbed) were containers of this machine." in page
+    assert "Runs of the testbed (testbed) were containers on this machine." in page
     assert "mapa testbed " in page
     rows = (tmp_path / "tables" / "testbed.csv").read_text(encoding="utf-8").splitlines()
     assert len(rows) == 3

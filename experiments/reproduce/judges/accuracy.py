@@ -46,8 +46,8 @@ def accuracy_rises_with_epsilon(results: Results) -> Judgement:
                     cases.append(Case(label, ahead(high, low), f"{percent(low)} → {percent(high)}"))
     return by_cases(
         cases,
-        "MAPA shrinks ΔS until the noise no longer counts, so that ε matters little to it; "
-        "differences within half a percent count as none.",
+        "MAPA shrinks ΔS until the noise is negligible, so ε matters little to it; "
+        "differences within half a percent count as ties.",
     )
 
 
@@ -56,7 +56,7 @@ def mapa_beats_audp(results: Results) -> Judgement:
         Case(f"{results.title(panel)} ε={x:g}", ahead(a, b), versus(a, b))
         for panel, x, a, b in _pairs(results, "mapa", "audp")
     ]
-    return by_cases(cases, "At larger ε AUDP's noise no longer decides.")
+    return by_cases(cases, "At larger ε AUDP's noise is no longer the limit.")
 
 
 def mapa_beats_fair_audp(results: Results) -> Judgement:
@@ -85,7 +85,7 @@ def lead_is_larger_at_small_epsilon(results: Results) -> Judgement:
             larger = above(small - large, TIE, math.hypot(off, off_too))
             cases.append(Case(results.title(panel), False if small <= TIE else larger, words))
     return by_cases(
-        cases, "At larger ε a slower schedule may still be far from its end, and the lead grows with ε."
+        cases, "At larger ε a slower schedule may still be far from convergence, and the lead grows with ε."
     )
 
 
@@ -112,7 +112,7 @@ def mapa_comes_near_asgd(results: Results) -> Judgement:
             cases.append(Case(results.title(panel), not_behind(a, b), versus(a, b)))
     return by_cases(
         cases,
-        "At K = 5 ASGD's γ is not yet held down by (τ_max+1)², and MAPA's smaller γ needs more updates than T.",
+        "At K = 5 ASGD's γ is not yet limited by (τ_max+1)², and MAPA's smaller γ needs more updates than T.",
     )
 
 

@@ -48,7 +48,7 @@ def attack_is_blurred(results: Results) -> Judgement:
         cases.append(Case(f"{title} ε=1 some restored:", max(weak) > RESTORED, _seen(weak)))
     return by_cases(
         cases,
-        "The printed law draws the noise's norm from an exponential: a share of the releases has next to no "
+        "The printed law draws the noise's norm from an exponential: a share of the releases has almost no "
         "noise at any ε, and what is left depends on ‖g‖ against ΔS/ε.",
     )
 
@@ -76,7 +76,7 @@ def bounds_matter_to_audp(results: Results) -> Judgement:
     return by_cases(
         cases,
         "With the learning rate of the parameter table a low bound also means little noise and a larger γ, "
-        "which makes up for the clipping.",
+        "which compensates for the clipping.",
     )
 
 
@@ -89,9 +89,7 @@ def first_bound_does_not_matter_to_mapa(results: Results) -> Judgement:
 
 
 def _long_first_stages(failed: Sequence[Case]) -> str:  # noqa: ARG001
-    return (
-        "The stages with a large ΔS come first and have small γ and T_s; at this T they are not yet outrun."
-    )
+    return "The stages with a large ΔS come first and have small γ and T_s; at this T they still matter."
 
 
 def mapa_comes_near_audp(results: Results) -> Judgement:

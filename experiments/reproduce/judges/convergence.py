@@ -125,7 +125,7 @@ def _faster(
         return found
     where = " and ".join(f"{x:g}" for x in at)
     summary = f"{found.summary}; at least {factor:g} times at K = {where}: shown in {shown} of {asked}"
-    summary += f", open in {undecided}, where T ended before the rival got there" if undecided else ""
+    summary += f", undecided in {undecided}, where the rival did not converge within T" if undecided else ""
     verdict = found.verdict
     if verdict is Verdict.REPRODUCED and shown < asked:
         verdict = Verdict.PARTLY

@@ -53,7 +53,7 @@ def mapa_needs_no_tuning(results: Results) -> Judgement:
         cases.append(
             Case(f"{results.title(panel)} above {right:g}", lost["MAPA"] < lost["AUDP"] - TIE, words)
         )
-    return by_cases(cases, "At this T the first stages of a large bound are not yet outrun.")
+    return by_cases(cases, "At this T the first stages of a large bound still matter.")
 
 
 def bound_of(line: str) -> float:
@@ -97,7 +97,7 @@ def fair_bounds_are_those_of_held_out_records(results: Results) -> Judgement:
             results, model, model.upper(), ("audp-0.1", "audp-0.5"), f"accuracy-{model}-mnist-audp-fair"
         )
     ]
-    return by_cases(cases, "The bounds were chosen at full size; other data or another T can prefer another.")
+    return by_cases(cases, "The bounds were chosen at full size; other data or another T can favour another.")
 
 
 def sound_bounds_are_those_of_held_out_records(results: Results) -> Judgement:
@@ -113,7 +113,7 @@ def sound_bounds_are_those_of_held_out_records(results: Results) -> Judgement:
             f"sound-{model}-mnist-{name}",
         )
     ]
-    return by_cases(cases, "The bounds were chosen at full size; other data or another T can prefer another.")
+    return by_cases(cases, "The bounds were chosen at full size; other data or another T can favour another.")
 
 
 def sound_privacy_can_be_had(results: Results) -> Judgement:
@@ -153,7 +153,7 @@ def measured_constants_are_better(results: Results) -> Judgement:
                     cases.append(Case(label, ahead(ours, theirs), versus(ours, theirs)))
     return by_cases(
         cases,
-        "A larger σ raises Δ_b and with it P and T_s; where the noise's ΔS²v outweighs σ²/b, σ hardly counts.",
+        "A larger σ raises Δ_b and with it P and T_s; where the noise's ΔS²v outweighs σ²/b, σ has little effect.",
     )
 
 
@@ -174,7 +174,7 @@ def asynchrony_pays_with_stragglers(results: Results) -> Judgement:
                 cases.append(Case(f"{variant.upper()}, one edge {x:g}× slower,", a < b, words))
     return by_cases(
         cases,
-        "Without a straggler a synchronous round wastes little, and its schedule need not provide for staleness.",
+        "Without a straggler a synchronous round wastes little, and its schedule need not allow for staleness.",
     )
 
 

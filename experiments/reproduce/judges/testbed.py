@@ -92,8 +92,8 @@ def robust_to_sigma_and_delta(results: Results) -> Judgement:
             cases.append(Case(symbol, alike(finals, ROBUST), words))
     return by_cases(
         cases,
-        "σ enters Δ_b, hence P and γ; σ and δ set ΔS₁, and with it which rung of ΔS₁·θˢ the later stages "
-        "stand on. T_s grows fast there, so one rung more or less decides at this T.",
+        "σ enters Δ_b, hence P and γ; σ and δ set ΔS₁, and with it the value of ΔS₁·θˢ that the later stages "
+        "have. T_s grows fast there, so one stage more or less decides at this T.",
     )
 
 
@@ -134,6 +134,6 @@ def sensitive_to_epsilon_and_theta(results: Results) -> Judgement:
             cases.append(Case(label, ahead(high, low) if raises else ahead(low, high), words))
     return by_cases(
         cases,
-        "P has θ² below the line, so a larger θ gives a larger γ. Read as a stronger reduction, which is a smaller "
+        "P has θ² in the denominator, so a larger θ gives a larger γ. Read as a stronger reduction, i.e. a smaller "
         "θ, the paper's sentence fits its own reason and what we measured.",
     )
