@@ -1,4 +1,4 @@
-"""Loss and accuracy of x on the test set, off the hot path."""
+"""The metrics of x on the test set, off the hot path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.datasets.dataset import Samples
+from common.metrics import LOSS, check_values
 from common.models.model import Features, Model, Targets
 from common.quantities import Vector
 from common.tally import Evaluation
@@ -14,7 +15,7 @@ from common.tally import Evaluation
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """f and accuracy on public test data."""
+    """The model's metrics on public test data."""
 
     model: Model
     features: Features
@@ -27,6 +28,7 @@ class Evaluator:
 
     def evaluate(self, x: Vector, updates: int, stage: int) -> Evaluation:
         with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is evaluated too
-            loss, accuracy = self.model.evaluate(x, self.features, self.targets)
-            penalty = self.regularization / 2 * float(x @ x)
-        return Evaluation(updates, stage, loss + penalty, accuracy)
+            found = self.model.evaluate(x, self.features, self.targets)
+            values = check_values(self.model.metrics, found, self.model.name)
+            values[LOSS] += self.regularization / 2 * float(x @ x)
+        return Evaluation(updates, stage, values)

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from common.messages import Fact, GradientApplied
 from common.quantities import EdgeId
-from common.tally import Evaluation, finite_or_none
+from common.tally import Evaluation
 
 
 def event_name(fact: object) -> str:
@@ -36,13 +36,8 @@ class Journal:
             self.write(event_name(fact), asdict(fact), time)
 
     def evaluated(self, evaluation: Evaluation, time: float | None = None) -> None:
-        """Write an evaluation; a loss that is no number is null."""
-        fields = {
-            "t": evaluation.updates,
-            "stage": evaluation.stage,
-            "loss": finite_or_none(evaluation.loss),
-            "accuracy": evaluation.accuracy,
-        }
+        """Write an evaluation; a value that is not finite is null."""
+        fields = {"t": evaluation.updates, "stage": evaluation.stage, **evaluation.named()}
         self.write("evaluated", fields, time)
 
     def write(self, event: str, fields: Mapping[str, object], time: float | None = None) -> None:

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
+from common.metrics import CLASSIFICATION, Metric
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Loss f (with the regulariser) and accuracy on the test set, after `updates` updates."""
+    """The model's metrics on the test set after `updates` updates; `loss` includes the regulariser."""
 
     updates: int
     stage: int
-    loss: float
-    accuracy: float
+    values: Mapping[Metric, float]  # the headline metric first
+
+    def __getitem__(self, name: str) -> float:
+        return next(value for metric, value in self.values.items() if metric.name == name)
+
+    @property
+    def headline(self) -> Metric:
+        return next(iter(self.values))
+
+    def named(self) -> dict[str, float | None]:
+        """Return the values by name, as JSON can hold them."""
+        return {metric.name: finite_or_none(value) for metric, value in self.values.items()}
 
 
 @dataclass(slots=True)
@@ -77,18 +89,26 @@ class Tally:
 
     @property
     def best(self) -> Evaluation | None:
-        return max(self.evaluations, key=lambda e: e.accuracy, default=None)
+        """The evaluation whose headline metric is best; the first of them where several are."""
+        best: Evaluation | None = None
+        for one in self.evaluations:
+            headline = one.headline
+            if best is None or headline.is_better(one[headline.name], best[headline.name]):
+                best = one
+        return best
 
     def summary(self) -> dict[str, Any]:
         """Return the part of summary.json that facts decide; no timings."""
         last = self.evaluations[-1] if self.evaluations else None
         best = self.best
+        metrics = tuple(CLASSIFICATION if last is None else last.values)
+        headline = metrics[0].name
         return {
             "updates": self.updates,
-            "final_accuracy": None if last is None else last.accuracy,
-            "final_loss": None if last is None else finite_or_none(last.loss),
-            "best_accuracy": None if best is None else best.accuracy,
-            "best_accuracy_at": None if best is None else best.updates,
+            "metrics": [metric.as_dict() for metric in metrics],
+            **{f"final_{m.name}": None if last is None else last.named()[m.name] for m in metrics},
+            f"best_{headline}": None if best is None else best.named()[headline],
+            f"best_{headline}_at": None if best is None else best.updates,
             "staleness": staleness_summary(self.staleness),
             "stages": self.stages,
             "refused": dict(sorted(self.refused.items())),
@@ -106,14 +126,20 @@ class Tally:
                 for k, edge in sorted(self.edges.items())
             ],
             "evaluations": [
-                {**asdict(evaluation), "loss": finite_or_none(evaluation.loss)}
+                {"updates": evaluation.updates, "stage": evaluation.stage, **evaluation.named()}
                 for evaluation in self.evaluations
             ],
         }
 
 
+def headline(evaluation: Evaluation) -> str:
+    """Return the metric that matters most, for a person."""
+    metric = evaluation.headline
+    return f"{metric.name} {metric.text(evaluation[metric.name])}"
+
+
 def finite_or_none(value: float) -> float | None:
-    """Return what JSON can hold: the loss of a model that diverged is no number."""
+    """Return what JSON can hold: the loss of a diverged model is not finite."""
     return value if math.isfinite(value) else None
 
 

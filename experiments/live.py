@@ -16,6 +16,7 @@ from rich.text import Text
 
 from cloud.service import CloudService
 from common.scenario import Scenario
+from common.tally import headline
 
 _ROWS = 24  # edges shown one by one
 _BARS = 10  # of the staleness histogram
@@ -143,7 +144,7 @@ def describe(service: CloudService, scenario: Scenario) -> str:
             parts.append(f"ΔS {server.schedule.sensitivity:.4g}")
     if tally.evaluations:
         last = tally.evaluations[-1]
-        parts.append(f"accuracy {last.accuracy:.2%} (at {last.updates:,})")
+        parts.append(f"{headline(last)} (at {last.updates:,})")
     parts.append(f"staleness max {server.tau_seen}")
     if service.dropped:
         parts.append(f"dropped {sum(service.dropped.values())}")

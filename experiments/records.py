@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
+from common.metrics import CLASSIFICATION, RESERVED, Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +18,18 @@ class Seen:
     """One evaluation; `seconds` count from the first update, virtual in a simulation."""
 
     updates: int
-    accuracy: float
-    loss: float | None
+    values: dict[str, float | None]  # by metric; None: not finite
     seconds: float | None
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy of a classifier; the research in experiments/ is about those alone."""
+        value = self.values.get("accuracy")
+        return math.nan if value is None else value
+
+    @property
+    def loss(self) -> float | None:
+        return self.values.get("loss")
 
 
 @dataclass(slots=True)
@@ -42,6 +53,14 @@ class RunRecords:
         return found
 
     @property
+    def metrics(self) -> list[Metric]:
+        """What the run was measured by, the headline metric first; a run without a summary says less."""
+        if "metrics" in self.summary:
+            return [Metric.from_dict(fields) for fields in self.summary["metrics"]]
+        names = self.evaluations[-1].values if self.evaluations else {}
+        return [metric for metric in CLASSIFICATION if metric.name in names] or list(CLASSIFICATION)
+
+    @property
     def timed(self) -> bool:
         return bool(self.evaluations) and all(seen.seconds is not None for seen in self.evaluations)
 
@@ -59,7 +78,7 @@ def read_run(path: Path) -> RunRecords:
     run = RunRecords(path, _json(path / "manifest.json"), _json(path / "summary.json"))
     times: dict[int, float] = {}  # of updates
     when: dict[int, float] = {}  # of evaluations, where their update has none
-    found: dict[int, tuple[float, float | None]] = {}
+    found: dict[int, dict[str, float | None]] = {}
     for record in _lines(path / "events.jsonl"):
         event, time = record.get("event"), record.get("time")
         if event == "gradient_applied":
@@ -67,22 +86,27 @@ def read_run(path: Path) -> RunRecords:
             if time is not None:
                 times[record["t"]] = time
         elif event == "evaluated":
-            found[record["t"]] = (record["accuracy"], record["loss"])
+            found[record["t"]] = _values(record)
             if time is not None:
                 when[record["t"]] = time
         elif event == "stage_opened":
             run.stages.append(record)
     for row in run.summary.get("evaluations", []) if not found else []:
-        found[row["updates"]] = (row["accuracy"], row["loss"])
+        found[row["updates"]] = _values(row)
     origin = min(times.values(), default=None)
-    for t, (accuracy, loss) in sorted(found.items()):
+    for t, values in sorted(found.items()):
         # the evaluation itself takes time that the training does not wait for
         at = times.get(t, when.get(t))
         seconds = None if at is None or origin is None else max(0.0, at - origin)
-        run.evaluations.append(Seen(t, accuracy, loss, seconds))
+        run.evaluations.append(Seen(t, values, seconds))
     if not run.stages:
         run.stages = list(run.summary.get("stages", []))
     return run
+
+
+def _values(record: dict[str, Any]) -> dict[str, float | None]:
+    """Return the metrics of an evaluation: everything that is not a key of the records themselves."""
+    return {key: value for key, value in record.items() if key not in RESERVED}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from common.metrics import Metric
+
 
 def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
     """Print what came out, what staleness there was, what it cost in privacy, and where the records are."""
@@ -28,9 +30,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     stale, stages = summary["staleness"], summary["stages"]
     rows = [
         ("updates", f"{summary['updates']:,} of {summary['iterations']:,} ({summary['reason']})"),
-        ("final accuracy", _percent(summary["final_accuracy"])),
-        ("best accuracy", f"{_percent(summary['best_accuracy'])} at {summary['best_accuracy_at']}"),
-        ("final loss", f"{summary['final_loss']:.4f}" if summary["final_loss"] is not None else "-"),
+        *_metric_rows(summary),
         ("edges", f"{len(summary['edges'])}"),
     ]
     if stale["mean"] is not None:
@@ -50,5 +50,9 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2%}"
+def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    metrics = [Metric.from_dict(fields) for fields in summary["metrics"]]
+    first = metrics[0]
+    best, when = summary[f"best_{first.name}"], summary[f"best_{first.name}_at"]
+    final = [(f"final {metric.name}", metric.text(summary[f"final_{metric.name}"])) for metric in metrics]
+    return [final[0], (f"best {first.name}", f"{first.text(best)} at {when}"), *final[1:]]

@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 
 from common.errors import ConfigurationError
+from common.metrics import CLASSIFICATION, Metric
 from common.models.gradients import RowGradients
 from common.models.model import Features, Images, Labels, Targets, check_labels, layout
 from common.quantities import Vector
@@ -34,6 +35,7 @@ class Cnn:
     """4,380 parameters for 28×28 (without padding) as for 16×16 (padding 2), with ten classes."""
 
     name = "cnn"
+    metrics: tuple[Metric, ...] = CLASSIFICATION
 
     def __init__(self, *, shape: tuple[int, int], classes: int, activation: str = "relu") -> None:
         if classes < 2:
@@ -87,9 +89,9 @@ class Cnn:
             )
         return RowGradients(rows)
 
-    def evaluate(self, x: Vector, features: Features, targets: Targets) -> tuple[float, float]:
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:
         if not len(targets):
-            return math.nan, math.nan
+            return {"accuracy": math.nan, "loss": math.nan}
         parameters = self._parameters(x)
         loss, right = 0.0, 0
         with torch.inference_mode():
@@ -99,7 +101,7 @@ class Cnn:
                 losses = functional.cross_entropy(scores, labels, reduction="none")
                 loss += float(losses.sum(dtype=torch.float64))
                 right += int((scores.argmax(dim=1) == labels).sum())
-        return loss / len(targets), right / len(targets)
+        return {"accuracy": right / len(targets), "loss": loss / len(targets)}
 
     def _parameters(self, x: Vector) -> list[torch.Tensor]:
         flat = _tensor(x)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
+from common.metrics import CLASSIFICATION, Metric
 from common.models.gradients import OuterGradients
 from common.models.model import Features, Images, Labels, Targets, check_labels, layout
 from common.quantities import Vector
@@ -32,6 +33,7 @@ class LinearModel(ABC):
     """
 
     name: str
+    metrics: tuple[Metric, ...] = CLASSIFICATION
 
     def __init__(self, *, shape: tuple[int, int], classes: int, outputs: int) -> None:
         if classes < 2:
@@ -79,16 +81,16 @@ class LinearModel(ABC):
     def gradients(self, x: Vector, features: Features, targets: Targets) -> OuterGradients:
         return OuterGradients(self.score_gradient(self.scores(x, features), targets), features)
 
-    def evaluate(self, x: Vector, features: Features, targets: Targets) -> tuple[float, float]:
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:
         if not len(targets):
-            return math.nan, math.nan
+            return {"accuracy": math.nan, "loss": math.nan}
         loss, right = 0.0, 0
         for start in range(0, len(targets), _CHUNK):
             rows = slice(start, start + _CHUNK)
             scores = self.scores(x, features[rows])
             loss += float(self.losses(scores, targets[rows]).sum(dtype=np.float64))
             right += int(np.count_nonzero(self.correct(scores, targets[rows])))
-        return loss / len(targets), right / len(targets)
+        return {"accuracy": right / len(targets), "loss": loss / len(targets)}
 
 
 class TwoWayModel(LinearModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
+from common.metrics import Metric
 from common.quantities import PerSampleGradients, Vector
 
 Images = npt.NDArray[np.float32]  # n × pixels, values in [0, 1]
@@ -60,6 +62,7 @@ class Model(Protocol):
     dimension: int  # N
     layout: tuple[Block, ...]
     first_layer: slice  # what scope `first-conv` noises
+    metrics: tuple[Metric, ...]  # what `evaluate` returns, the headline metric first; `loss` must be one
 
     def initial(self, rng: np.random.Generator) -> Vector:
         """Return x₁."""
@@ -73,5 +76,5 @@ class Model(Protocol):
     def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:
         """Return ∇F(x, ξ_i) of the batch, without the regulariser."""
 
-    def evaluate(self, x: Vector, features: Features, targets: Targets) -> tuple[float, float]:
-        """Return mean loss (without the regulariser) and accuracy."""
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> Mapping[str, float]:
+        """Return a number for each of `metrics`; `loss` is the mean loss without the regulariser."""

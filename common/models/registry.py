@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from common.dotted import import_dotted, is_dotted
 from common.errors import ConfigurationError, MapaError
+from common.metrics import check_metrics
 from common.models.linear import LogisticRegression, Softmax, Svm
 from common.models.model import Model
 from common.models.scattering_softmax import ScatteringSoftmax
@@ -16,7 +17,7 @@ _LINEAR: dict[str, Callable[..., Any]] = {
     m.name: m for m in (LogisticRegression, Svm, Softmax, ScatteringSoftmax)
 }
 MODELS = (*_LINEAR, "cnn")
-_MEMBERS = ("name", "dimension", "layout", "first_layer")
+_MEMBERS = ("name", "dimension", "layout", "first_layer", "metrics")
 _METHODS = ("initial", "features", "targets", "gradients", "evaluate")
 
 
@@ -34,6 +35,7 @@ def make_model(name: str, *, shape: tuple[int, int], classes: int, options: Mapp
     missing = [member for member in (*_MEMBERS, *_METHODS) if not hasattr(model, member)]
     if missing:
         raise ConfigurationError(f"model.name = {name!r}: the class lacks {', '.join(missing)}")
+    check_metrics(model.metrics, name)
     return cast(Model, model)
 
 

@@ -5,12 +5,12 @@ The rest is the real edge: its sampler, its clipping, its division by b, its noi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from common.metrics import LOSS, Metric
 from common.models.gradients import Matrix, RowGradients
 from common.models.model import Features, Images, Labels, Targets, layout
 from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
@@ -33,6 +33,7 @@ class GivenGradients:
         self.dimension = dimension
         self.layout = layout(weight=(dimension,))
         self.first_layer = slice(0, dimension // 2)
+        self.metrics: tuple[Metric, ...] = (LOSS,)
         self._form = form
 
     def initial(self, rng: np.random.Generator) -> Vector:  # noqa: ARG002
@@ -47,8 +48,8 @@ class GivenGradients:
     def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:  # noqa: ARG002
         return self._form(features)
 
-    def evaluate(self, x: Vector, features: Features, targets: Targets) -> tuple[float, float]:  # noqa: ARG002
-        return float((features @ x).mean()), math.nan
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:  # noqa: ARG002
+        return {"loss": float((features @ x).mean())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

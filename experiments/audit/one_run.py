@@ -5,7 +5,7 @@ The adversary is the cloud: it sees every model and every gradient of the edge, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,7 +53,7 @@ class ZeroingModel:
 
     def __init__(self, model: Model) -> None:
         self.name, self.dimension = model.name, model.dimension
-        self.layout, self.first_layer = model.layout, model.first_layer
+        self.layout, self.first_layer, self.metrics = model.layout, model.first_layer, model.metrics
         self._model = model
 
     def initial(self, rng: np.random.Generator) -> Vector:
@@ -69,7 +69,7 @@ class ZeroingModel:
         there = targets < _ZEROED
         return self._model.gradients(x, features[there], targets[there])
 
-    def evaluate(self, x: Vector, features: Features, targets: Targets) -> tuple[float, float]:
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> Mapping[str, float]:
         return self._model.evaluate(x, features, targets)
 
 

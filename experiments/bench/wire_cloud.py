@@ -12,6 +12,7 @@ from rich.console import Console
 from common.connection import BrokerAddress, Credentials
 from common.datasets.dataset import Dataset, Samples
 from common.errors import BrokerUnavailableError, LocalProtocolError
+from common.metrics import LOSS, Metric
 from common.models.model import Features, Images, Labels, Targets, layout
 from common.quantities import PerSampleGradients, RunId, Vector
 from common.rundir import RunDirectory
@@ -49,6 +50,7 @@ class StubModel:
         self.dimension = dimension
         self.layout = layout(x=(dimension,))
         self.first_layer = slice(0, dimension)
+        self.metrics: tuple[Metric, ...] = (LOSS,)
 
     def initial(self, rng: np.random.Generator) -> Vector:  # noqa: ARG002
         return np.zeros(self.dimension, np.float32)
@@ -62,8 +64,8 @@ class StubModel:
     def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:  # noqa: ARG002
         raise LocalProtocolError("a bench edge publishes prepared vectors")
 
-    def evaluate(self, x: Vector, features: Features, targets: Targets) -> tuple[float, float]:  # noqa: ARG002
-        return 0.0, 0.0
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:  # noqa: ARG002
+        return {"loss": 0.0}
 
 
 def bench_scenario(edges: int, updates: int) -> Scenario:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from common.errors import ConfigurationError
-from common.tally import Tally
+from common.tally import Tally, headline
 from experiments.cloud_run import EXIT_CODES
 from experiments.commands import options
 from experiments.commands.report import report
@@ -48,9 +48,7 @@ def simulate_command(
 
         def show(tally: Tally) -> None:
             last = tally.evaluations[-1] if tally.evaluations else None
-            bar.update(
-                task, completed=tally.updates, note="" if last is None else f"accuracy {last.accuracy:.2%}"
-            )
+            bar.update(task, completed=tally.updates, note="" if last is None else headline(last))
 
         summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=show)
     report(summary, as_json=as_json)

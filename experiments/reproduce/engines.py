@@ -192,13 +192,13 @@ def _result(
     seconds: list[float] | None = None,
     cells: list[dict[str, Any]] | None = None,
 ) -> Result:
-    losses = [finite_or_none(evaluation.loss) for evaluation in evaluations]
+    losses = [finite_or_none(evaluation["loss"]) for evaluation in evaluations]
     return Result(
         key=point.key,
         digest=point.scenario.digest,
         engine=point.engine,
         t=[evaluation.updates for evaluation in evaluations],
-        accuracy=[round(float(evaluation.accuracy), 6) for evaluation in evaluations],
+        accuracy=[round(float(evaluation["accuracy"]), 6) for evaluation in evaluations],
         loss=[None if loss is None else round(float(loss), 6) for loss in losses],
         seconds=seconds,
         cells=cells,

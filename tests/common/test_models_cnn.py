@@ -62,7 +62,8 @@ def test_per_sample_gradients_equal_autograd_on_single_samples(
     for i in range(9):
         alone = np.eye(9, dtype=np.float32)[i]
         np.testing.assert_allclose(gradients.weighted_sum(alone), expected[i], rtol=1e-3, atol=1e-5)
-    loss, accuracy = model.evaluate(x, features, targets)
+    evaluated = model.evaluate(x, features, targets)
+    loss, accuracy = evaluated["loss"], evaluated["accuracy"]
     assert loss == pytest.approx(np.mean(losses), rel=1e-5)
     assert accuracy == np.mean(right)
 
@@ -97,7 +98,7 @@ def test_an_empty_batch_gives_zeros() -> None:
     gradients = model.gradients(x, features, targets)
     for weights in (None, np.zeros(0, np.float32)):
         np.testing.assert_array_equal(gradients.weighted_sum(weights), np.zeros(4380, np.float32))
-    assert all(math.isnan(value) for value in model.evaluate(x, features, targets))
+    assert all(math.isnan(value) for value in model.evaluate(x, features, targets).values())
 
 
 def test_read_only_arrays_are_taken_and_nothing_is_changed() -> None:

@@ -70,7 +70,8 @@ def test_evaluate_is_the_mean_loss_and_the_share_of_right_answers(kind: type[Lin
         right = [(s[0] > 0) == (t == 1) for s, t in zip(scores, targets, strict=True)]
     else:
         right = [int(np.argmax(s)) == t for s, t in zip(scores, targets, strict=True)]
-    loss, accuracy = model.evaluate(x, features, targets)
+    evaluated = model.evaluate(x, features, targets)
+    loss, accuracy = evaluated["loss"], evaluated["accuracy"]
     assert loss == pytest.approx(np.mean(losses), rel=1e-5)
     assert accuracy == np.mean(right)
     assert 0 < accuracy < 1
@@ -121,7 +122,7 @@ def test_an_empty_batch_gives_zeros(kind: type[LinearModel]) -> None:
     assert gradients.norms().shape == (0,)
     for weights in (None, np.zeros(0, np.float32)):
         np.testing.assert_array_equal(gradients.weighted_sum(weights), np.zeros(model.dimension, np.float32))
-    assert all(math.isnan(value) for value in model.evaluate(x, features, targets))
+    assert all(math.isnan(value) for value in model.evaluate(x, features, targets).values())
 
 
 @pytest.mark.parametrize("kind", KINDS)

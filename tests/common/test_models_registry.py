@@ -81,7 +81,7 @@ def test_a_class_that_is_no_model_says_what_it_lacks(tmp_path: Path, monkeypatch
     source = "class Half:\n    def __init__(self, **options): self.name = 'half'\n"
     (tmp_path / "half_model_module.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match="lacks dimension, layout, first_layer, initial"):
+    with pytest.raises(ConfigurationError, match="lacks dimension, layout, first_layer, metrics, initial"):
         make_model("half_model_module:Half", shape=(2, 2), classes=2, options={"any": 1})
 
 

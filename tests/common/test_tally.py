@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages import EdgeGone, EdgeJoined, GradientApplied, GradientRefused, StageOpened
+from common.metrics import ACCURACY, LOSS
 from common.quantities import EdgeId
 from common.tally import Evaluation, Tally, staleness_summary
 
@@ -91,7 +92,7 @@ def test_a_shard_that_nobody_took_after_its_edge_moved_is_no_row() -> None:
 def test_the_best_accuracy_is_the_first_largest_one() -> None:
     tally = Tally()
     for updates, accuracy in ((10, 0.5), (20, 0.9), (30, 0.9), (40, 0.7)):
-        tally.evaluated(Evaluation(updates, 1, 0.1, accuracy))
+        tally.evaluated(Evaluation(updates, 1, {ACCURACY: accuracy, LOSS: 0.1}))
     summary = tally.summary()
     assert (summary["final_accuracy"], summary["best_accuracy"], summary["best_accuracy_at"]) == (
         0.7,
@@ -103,7 +104,7 @@ def test_the_best_accuracy_is_the_first_largest_one() -> None:
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_is_null_in_json(loss: float) -> None:
     tally = Tally()
-    tally.evaluated(Evaluation(10, 1, loss, 0.1))
+    tally.evaluated(Evaluation(10, 1, {ACCURACY: 0.1, LOSS: loss}))
     text = json.dumps(tally.summary(), allow_nan=False)
     assert json.loads(text)["final_loss"] is None
     assert json.loads(text)["evaluations"][0]["loss"] is None

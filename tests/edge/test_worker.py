@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.messages import SendModel
+from common.metrics import LOSS
 from common.models.gradients import RowGradients
 from common.models.model import Features, Images, Labels, Targets, layout
 from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, Sampling
@@ -30,6 +31,7 @@ class Pull:
     dimension = DIMENSION
     layout = layout(first=(2,), rest=(4,))
     first_layer = FIRST_LAYER
+    metrics = (LOSS,)
 
     def initial(self, rng: np.random.Generator) -> Vector:  # noqa: ARG002
         return np.zeros(DIMENSION, np.float32)
@@ -44,7 +46,7 @@ class Pull:
         assert len(features) == len(targets)
         return RowGradients(x - features)
 
-    def evaluate(self, x: Vector, features: Features, targets: Targets) -> tuple[float, float]:
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:
         raise NotImplementedError
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from common.metrics import ACCURACY
 from experiments.commands.compare import compare_command, describe, draw_comparison, told_apart
 from experiments.figures import LOOKS, PALETTE, aligned, bars, curve, look, panels, save, shared_legend
 from experiments.recording import record_simulation
@@ -80,7 +81,7 @@ def test_runs_of_any_kind_are_laid_over_each_other(
 def test_a_run_without_a_summary_can_be_compared(tmp_path: Path) -> None:
     summary = record_simulation(small_world(), name="small", runs=tmp_path)
     (Path(summary["path"]) / "summary.json").unlink()
-    row = describe(read_run(Path(summary["path"])))
+    row = describe(read_run(Path(summary["path"])), ACCURACY)
     assert row["end"] == "no summary"
     assert row["accuracy"] == summary["final_accuracy"]
 
@@ -126,7 +127,7 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(
 def test_the_folder_one_stands_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(record_simulation(small_world(), name="small", runs=tmp_path)["path"])
     monkeypatch.chdir(path)
-    assert describe(read_run(Path()))["run"] == path.name
+    assert describe(read_run(Path()), ACCURACY)["run"] == path.name
     assert told_apart([read_run(Path())]) == [path.name]
 
 
@@ -137,12 +138,12 @@ def test_simulated_seconds_are_not_taken_for_real_ones(tmp_path: Path) -> None:
     shutil.copytree(simulated, real)
     manifest = json.loads((real / "manifest.json").read_text(encoding="utf-8"))
     (real / "manifest.json").write_text(json.dumps({**manifest, "engine": "testbed"}), encoding="utf-8")
-    draw_comparison([read_run(simulated), read_run(real)], tmp_path / "both")
+    draw_comparison([read_run(simulated), read_run(real)], ACCURACY, tmp_path / "both")
     drawn = (tmp_path / "both.svg").read_text(encoding="utf-8")
     assert f"{simulated.name} (simulated seconds)" in drawn
     assert "real (seconds)" in drawn
     assert "seconds or simulated seconds since the first update" in drawn
-    draw_comparison([read_run(simulated)], tmp_path / "one")
+    draw_comparison([read_run(simulated)], ACCURACY, tmp_path / "one")
     drawn = (tmp_path / "one.svg").read_text(encoding="utf-8")
     assert "simulated seconds since the first update" in drawn
     assert f"{simulated.name} (" not in drawn

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
+from common.metrics import ACCURACY
 from common.rundir import versions
 from experiments import recording
 from experiments.cli import main
@@ -106,7 +107,7 @@ def test_a_comparison_is_never_folded(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     summary = recording.record_simulation(small_world(), name="a-rather-long-name", runs=tmp_path)
-    row = describe(read_run(Path(summary["path"])))
+    row = describe(read_run(Path(summary["path"])), ACCURACY)
     compare_command([summary["run"]], out=tmp_path / "one", runs=tmp_path)
     lines = capsys.readouterr().out.splitlines()
     header = next(line for line in lines if "algorithm" in line)

@@ -255,8 +255,8 @@ def test_a_round_of_one_edge_is_csgd() -> None:
     rounds = simulate_synchronously(world).evaluations
     assert [e.updates for e in rounds] == [e.updates for e in alone] == [20, 40, 60]
     for ours, theirs in zip(rounds, alone, strict=True):
-        assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
-        assert ours.accuracy == theirs.accuracy
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["accuracy"] == theirs["accuracy"]
 
 
 def test_a_round_takes_as_long_as_its_slowest_edge() -> None:

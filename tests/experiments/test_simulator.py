@@ -63,7 +63,7 @@ def test_a_run_makes_exactly_t_updates_and_learns(algorithm: str) -> None:
     assert events[-1] == {"event": "halted", "t": 400, "reason": "finished"}
     evaluations = outcome.tally.evaluations
     assert [evaluation.updates for evaluation in evaluations] == list(range(20, 401, 20))
-    assert evaluations[-1].loss < evaluations[0].loss
+    assert evaluations[-1]["loss"] < evaluations[0]["loss"]
     workers = 1 if algorithm == "csgd" else 4
     assert len(outcome.releases) == workers
     assert sum(outcome.releases) == 400 + workers - 1  # all but the last edge had one in flight

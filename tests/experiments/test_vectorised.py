@@ -58,7 +58,7 @@ def assert_same_run(world: World, *, rounds: int | None = None) -> None:
         assert summaries[0]["stages"][-1]["stage"] >= rounds
     for one, two in zip(events.tally.evaluations, vectorised.tally.evaluations, strict=True):
         assert (one.updates, one.stage) == (two.updates, two.stage)
-        assert one.loss == pytest.approx(two.loss, rel=1e-4, abs=1e-5)
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize(("algorithm", "model", "sampler", "clipping", "law"), PRIVATE)
@@ -242,7 +242,7 @@ def test_block_streams_are_statistically_equal_to_counter_streams() -> None:
     changes = [{"seed": seed, "privacy": {"noise": "exponential-norm", "epsilon": 0.5}} for seed in range(40)]
 
     def losses(outcomes: list[Outcome]) -> list[float]:
-        return [outcome.tally.evaluations[-1].loss for outcome in outcomes]
+        return [outcome.tally.evaluations[-1]["loss"] for outcome in outcomes]
 
     ours = losses(simulate_many(siblings(changes), blocks=True))
     theirs = losses(simulate_many(siblings(changes)))

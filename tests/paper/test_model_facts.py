@@ -20,7 +20,7 @@ def made(name: str, shape: tuple[int, int]) -> Model:
 def first_loss(model: Model, shape: tuple[int, int]) -> float:
     rng = np.random.default_rng(0)
     features = model.features(rng.random((200, math.prod(shape)), dtype=np.float32))
-    return model.evaluate(model.initial(rng), features, model.targets(rng.integers(0, 10, 200)))[0]
+    return model.evaluate(model.initial(rng), features, model.targets(rng.integers(0, 10, 200)))["loss"]
 
 
 @pytest.mark.parametrize(
