@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigurationError, MapaError
+from experiments.command_help import epilog
 
 # Loaded when asked for: an edge on a small board needs none of the others, and starts twice as fast.
 COMMANDS = {
@@ -40,14 +41,14 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     """Return the program with the one command that the arguments name, or with all of them."""
     app = typer.Typer(name="mapa", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-    @app.callback()
+    @app.callback(epilog=epilog("mapa"))
     def mapa(
         version: Annotated[
             bool,
-            typer.Option("--version", callback=_say_version, is_eager=True, help="say which one this is"),
+            typer.Option("--version", callback=_say_version, is_eager=True, help="show the version"),
         ] = False,
     ) -> None:
-        """Asynchronous federated learning with differential privacy: AUDP and MAPA, simulated and on a network."""
+        """Asynchronous federated learning with differential privacy: AUDP and MAPA, simulated or over MQTT."""
 
     wanted = arguments[0] if arguments and arguments[0] in {*COMMANDS, *GROUPS} else None
     if list(arguments) == ["--version"]:
@@ -57,9 +58,15 @@ def build(arguments: Sequence[str]) -> typer.Typer:
             module, _, attribute = place.partition(":")
             loaded = importlib.import_module(module)
             if name in GROUPS:
-                app.add_typer(getattr(loaded, attribute), name=name)
+                group: typer.Typer = getattr(loaded, attribute)
+                for command in group.registered_commands:
+                    command.epilog = epilog(
+                        f"{name} {command.name or getattr(command.callback, '__name__', '')}"
+                    )
+                app.add_typer(group, name=name, epilog=epilog(name))
             else:
-                app.command(name, cls=getattr(loaded, "COMMAND_CLASS", None))(getattr(loaded, attribute))
+                kind = getattr(loaded, "COMMAND_CLASS", None)
+                app.command(name, cls=kind, epilog=epilog(name))(getattr(loaded, attribute))
     return app
 
 

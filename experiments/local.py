@@ -19,6 +19,7 @@ from common.loop import SelectorLoop
 from common.quantities import RunId
 from common.scenario import Scenario
 from experiments.children import mortal
+from experiments.environment import without_options
 from experiments.live import View
 
 _LOOK_EVERY = 0.5  # seconds between two looks at the children
@@ -91,7 +92,7 @@ def edge_processes(
                         stdin=subprocess.DEVNULL,
                         stdout=stream,
                         stderr=stream,
-                        env=one_thread_each(),
+                        env=without_options(one_thread_each()),  # its arguments say all
                         start_new_session=True,  # Ctrl-C is the cloud's to pass on
                     )
                 )

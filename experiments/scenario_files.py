@@ -69,6 +69,16 @@ def load_scenario(
     return path.stem, parse_scenario(values)
 
 
+def data_set_of(name: str, changes: Sequence[str] = ()) -> str:
+    """Return the data set that a scenario names; the rest of it is not checked, as it may lack other changes."""
+    _, values = read_scenario(name)
+    for key, text in map(_split, changes):
+        if key == "data.set":
+            _apply(values, key, text)
+    data = values.get("data", {})
+    return str(data.get("set", "mnist-5k")) if isinstance(data, dict) else "mnist-5k"
+
+
 def _link_tables(path: Path) -> list[dict[str, Any]]:
     """Return the links of a CSV as the scenario's own tables: edges never see the file."""
     return [

@@ -8,50 +8,42 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from common.connection import parse_address
 from common.rundir import new_run_id
-from common.wire.topics import run_id
+from experiments import environment
 from experiments.cloud_run import EXIT_CODES, Setting, open_cloud
 from experiments.commands import options
+from experiments.commands.groups import with_groups
+from experiments.commands.options import Connection
 from experiments.commands.report import report
+from experiments.commands.scenario_options import ScenarioOptions
 from experiments.live import view_for
 from experiments.recording import open_records, record_cloud, write_manifest
-from experiments.scenario_files import load_scenario
 
 
+@with_groups(environment.CLOUD)
 def cloud_command(
     scenario: options.ScenarioName,
-    broker: Annotated[str, typer.Option(help="HOST[:PORT]")],
-    run: options.RunName,
-    changes: options.Changes = None,
-    seed: options.Seed = None,
-    edges: options.Edges = None,
+    connection: Connection,
+    changed: ScenarioOptions,
     edges_at_least: Annotated[
-        int | None, typer.Option(min=1, help="hellos to wait for before the first update")
+        int | None, typer.Option(min=1, help="edges to wait for before the first update")
     ] = None,
     gather: Annotated[
-        float | None, typer.Option(min=0.1, help="begin with fewer after so many seconds without a new hello")
+        float | None, typer.Option(min=0.1, help="start with the edges present after N idle seconds")
     ] = None,
-    runs: options.RunsDir = Path("runs"),
+    runs_dir: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
-    username: options.Username = None,
-    password_file: options.PasswordFile = None,
-    tls: options.Tls = False,
-    tls_ca: options.TlsCa = None,
-    cert: options.Cert = None,
-    key: options.Key = None,
-    connect_timeout: Annotated[float, typer.Option(help="seconds to wait for the broker at first")] = 60.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Serve a run until T. 0: finished; 3: no edge has budget left; 130: interrupted."""
-    name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
-    address, checked = parse_address(broker), run_id(run)
-    introduced = options.credentials(username, password_file, tls, tls_ca, cert, key)
+    """Serve one run until its T updates are done."""
+    name, resolved = changed.load(scenario)
+    address, checked = connection.address, connection.run_id
+    introduced = connection.credentials()
     setting = Setting.of(resolved, options.data_dir_or_default(data_dir))
     resolved = setting.scenario
     console = Console(stderr=True)
     with (
-        open_records(runs / new_run_id(checked)) as directory,
+        open_records(runs_dir / new_run_id(checked)) as directory,
         view_for(resolved, console, quiet=as_json) as view,
     ):
         with open_cloud(
@@ -62,7 +54,7 @@ def cloud_command(
             directory=directory,
             view=view,
             edges_at_least=min(edges_at_least or resolved.testbed.edges_at_least, resolved.workers),
-            connect_timeout=connect_timeout,
+            connect_timeout=connection.connect_timeout,
             gather=gather,
         ) as cloud:
             write_manifest(directory, resolved, setting.dataset, name=name, engine="testbed")

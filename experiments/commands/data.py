@@ -12,8 +12,11 @@ from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from common.datasets.catalogue import data_directory, describe, get_dataset
+from common.datasets.catalogue import DATA_SETS, data_directory, describe, get_dataset
 from common.datasets.mirrors import data_mirror
+from common.errors import ConfigurationError
+from experiments.commands import options
+from experiments.scenario_files import data_set_of
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, where.")
 
@@ -63,11 +66,18 @@ def where(
 
 @app.command()
 def get(
-    names: Annotated[list[str], typer.Argument(help="mnist, usps, mnist-5k")],
+    names: Annotated[list[str] | None, typer.Argument(help="mnist, usps, mnist-5k")] = None,
+    scenario: Annotated[str | None, typer.Option(help="get the data set of this scenario")] = None,
+    changes: options.Changes = None,
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the files as JSON")] = False,
 ) -> None:
-    """Download data sets from public mirrors, checked; goes on where it was cut off."""
+    """Download data sets from public mirrors and check them; resumes partial downloads."""
+    if bool(names) == (scenario is not None):
+        raise ConfigurationError(f"names or --scenario: give one of them; names are {', '.join(DATA_SETS)}")
+    if changes and scenario is None:
+        raise ConfigurationError("--set: goes with --scenario")
+    wanted = [data_set_of(scenario, changes or [])] if scenario is not None else names or []
     folder, mirror = data_directory(os.environ) if data_dir is None else data_dir, data_mirror(os.environ)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
@@ -80,7 +90,7 @@ def get(
                 tasks[file] = bar.add_task(file)
             bar.update(tasks[file], completed=done, total=total)
 
-        for name in names:
+        for name in wanted:
             files = get_dataset(name, folder, mirror=mirror, progress=show)
             got[name] = [str(path) for path in files]
     if as_json:

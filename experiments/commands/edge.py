@@ -9,19 +9,20 @@ from typing import Annotated
 import typer
 
 from common.accounting.releases import Budget
-from common.connection import parse_address
 from common.errors import ConfigurationError
 from common.link import LinkProfile, link_profile
 from common.noise import LAWS, noise_law
-from common.wire.topics import run_id
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.preparation import Wishes
+from experiments import environment
 from experiments.commands import options
+from experiments.commands.groups import with_groups
+from experiments.commands.options import Connection
 
 
+@with_groups(environment.EDGE)
 def edge_command(
-    broker: Annotated[str, typer.Option(help="HOST[:PORT]")],
-    run: options.RunName,
+    connection: Connection,
     epsilon: Annotated[
         float | None,
         typer.Option(help="ε_k of one release, of gamma-norm noise unless --noise names another"),
@@ -37,10 +38,10 @@ def edge_command(
         typer.Option("--replace-budget", help="this one binds instead of those set for these records before"),
     ] = False,
     data_dir: options.DataDir = None,
-    state_dir: Annotated[Path, typer.Option(help="where ledgers are kept; never lose it")] = Path("state"),
-    count: Annotated[int, typer.Option(min=1, max=10_000, help="virtual edges in this process")] = 1,
+    state_dir: Annotated[Path, typer.Option(help="folder of the ledgers; never lose it")] = Path("state"),
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="number of edges in this process")] = 1,
     link: Annotated[
-        str | None, typer.Option(help="delay of the way to the broker: lan, wifi, 5g, 4g, wan, satellite")
+        str | None, typer.Option(help="delay to the broker: lan, wifi, 5g, 4g, wan, satellite")
     ] = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="package.module:Class that a run's scenario may name; repeatable")
@@ -51,17 +52,10 @@ def edge_command(
     ] = False,
     accounts: Annotated[
         Path | None,
-        typer.Option(help="a folder of password files: each names a user of the broker and its edge"),
+        typer.Option(help="folder of password files, named by user of the broker = edge id"),
     ] = None,
-    username: options.Username = None,
-    password_file: options.PasswordFile = None,
-    tls: options.Tls = False,
-    tls_ca: options.TlsCa = None,
-    cert: options.Cert = None,
-    key: options.Key = None,
-    connect_timeout: Annotated[float, typer.Option(help="seconds to wait for the broker at first")] = 60.0,
 ) -> None:
-    """Take part in a run. 0: the run has ended or the budget is spent; 1: failed; 2: refused; 4: fleet full."""
+    """Take part in a run until it ends or the budget is spent."""
     wishes = Wishes(
         noise=noise,
         epsilon=epsilon,
@@ -75,18 +69,16 @@ def edge_command(
     if epsilon is not None and noise_multiplier is not None:
         raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
     _check_law(wishes)
-    if not connect_timeout >= 0:
-        raise ConfigurationError(f"--connect-timeout {connect_timeout}: must be at least 0")
     if replace_budget and total_epsilon is None:
         raise ConfigurationError("--replace-budget: goes with --total-epsilon, the budget that shall bind")
-    if accounts is not None and username is not None:
+    if accounts is not None and connection.broker_username is not None:
         raise ConfigurationError(
             "--accounts and --username: every edge of a folder of accounts has its own user"
         )
-    introduced = options.credentials(username, password_file, tls, tls_ca, cert, key)
+    introduced = connection.credentials()
     settings = FleetSettings(
-        run=run_id(run),
-        broker=parse_address(broker),
+        run=connection.run_id,
+        broker=connection.address,
         data_dir=options.data_dir_or_default(data_dir),
         state_dir=state_dir,
         count=count,
@@ -94,7 +86,7 @@ def edge_command(
         username=introduced.username,
         password=introduced.password,
         tls=introduced.tls,
-        connect_timeout=connect_timeout,
+        connect_timeout=connection.connect_timeout,
         accounts=None if accounts is None else options.account_passwords(accounts),
     )
     code = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True)).serve()

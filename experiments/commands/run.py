@@ -15,32 +15,32 @@ from common.wire.topics import run_id
 from experiments.brokers import private, resolve_broker
 from experiments.cloud_run import EXIT_CODES, Setting, open_cloud
 from experiments.commands import options
+from experiments.commands.groups import with_groups
 from experiments.commands.report import report
+from experiments.commands.scenario_options import ScenarioOptions
 from experiments.live import view_for
 from experiments.local import EdgesFailedError, edge_counts, edge_processes
 from experiments.recording import open_records, record_cloud, write_manifest
-from experiments.scenario_files import load_scenario
 
 _OWN_BROKER = 2.0  # seconds for the halt where the broker is ours: one that has died does not come back
 
 
+@with_groups()
 def run_command(
+    changed: ScenarioOptions,
     scenario: options.ScenarioName = "quickstart",
-    changes: options.Changes = None,
-    seed: options.Seed = None,
-    edges: options.Edges = None,
     broker: Annotated[
-        str, typer.Option(help="auto, mosquitto, embedded, or HOST[:PORT] of a running one")
+        str, typer.Option(help="auto, mosquitto, embedded, or HOST[:PORT] of a running broker")
     ] = "auto",
     processes: Annotated[
-        int | None, typer.Option(min=1, help="edge processes; more edges than that share one")
+        int | None, typer.Option(min=1, help="most edge processes; edges share them (8 by default)")
     ] = None,
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train with real edges over real MQTT on this machine: the staleness is the network's own."""
-    name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
+    """Train with a broker, a cloud and edge processes on this machine."""
+    name, resolved = changed.load(scenario)
     ours = private(broker)
     data = options.data_dir_or_default(data_dir)
     setting = Setting.of(resolved, data)

@@ -13,32 +13,30 @@ from common.errors import ConfigurationError
 from common.tally import Tally, headline
 from experiments.cloud_run import EXIT_CODES
 from experiments.commands import options
+from experiments.commands.groups import with_groups
 from experiments.commands.report import report
+from experiments.commands.scenario_options import ScenarioOptions
 from experiments.recording import ENGINES, record_simulation
-from experiments.scenario_files import load_scenario
 from experiments.simulator import interrupt_between_events
 from experiments.world import World
 
 
+@with_groups()
 def simulate_command(
     scenario: options.ScenarioName,
-    changes: options.Changes = None,
-    seed: options.Seed = None,
-    edges: options.Edges = None,
+    changed: ScenarioOptions,
     engine: Annotated[
-        str, typer.Option(help="events; vectorised or block (linear, cyclic); synchronous: rounds")
+        str,
+        typer.Option(help="events; vectorised or block (linear models, cyclic delays); synchronous (rounds)"),
     ] = "events",
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Simulate a scenario: a progress bar, a summary, and runs/<id>/ on disk.
-
-    0: finished; 1: diverged or starved; 130: interrupted by SIGINT or SIGTERM, records intact.
-    """
+    """Simulate a scenario without a network."""
     if engine not in ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
-    name, resolved = load_scenario(scenario, changes or [], seed=seed, edges=edges)
+    name, resolved = changed.load(scenario)
     world = World.of(resolved, options.data_dir_or_default(data_dir))
     # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
     with interrupt_between_events(), _progress_bar(resolved.iterations) as bar:

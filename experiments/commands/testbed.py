@@ -15,41 +15,40 @@ from rich.console import Console
 from common.errors import ConfigurationError
 from experiments.cloud_run import EXIT_CODES
 from experiments.commands import options
+from experiments.commands.groups import with_groups
 from experiments.commands.report import report
+from experiments.commands.scenario_options import ScenarioOptions
 from experiments.faults import Fault, Happening, Scale, parse_happening
 from experiments.figure_lines import PREFIX, line_of
-from experiments.scenario_files import find_scenario, load_scenario
+from experiments.scenario_files import find_scenario
 
 _LOOK_EVERY = 0.1  # seconds between two looks at the records
 
 
+@with_groups()
 def containers_command(
+    changed: ScenarioOptions,
     scenario: options.ScenarioName = "quickstart",
-    changes: options.Changes = None,
-    seed: options.Seed = None,
-    edges: options.Edges = None,
-    links: Annotated[
-        str | None, typer.Option(help="lan, wifi, 5g, 4g, wan, satellite; a list is cycled")
-    ] = None,
     fault: Annotated[
         list[str] | None,
         typer.Option(
             help="`pause broker at t=500 for 5s`, `kill edge-2 at t=300 for 2s`, `scale 8 at t=900`"
         ),
     ] = None,
-    edge_image: Annotated[str, typer.Option(help="mapa-edge: without torch")] = "mapa-edge-cnn",
+    edge_image: Annotated[
+        str, typer.Option(help="image of the edges; mapa-edge has no torch")
+    ] = "mapa-edge-cnn",
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     timeout: Annotated[float, typer.Option(help="seconds for the whole run")] = 3600.0,
-    keep: Annotated[bool, typer.Option("--keep", help="leave the containers there at the end")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the containers at the end")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train on containers: a broker, a cloud and one container for each edge. The records go to runs/<id>/."""
+    """Train on containers of this machine, one for each edge, with faults on request."""
     from experiments.testbed import Images, Stack, Testbed, connect  # the docker library is an extra
 
     happenings = [parse_happening(text) for text in fault or ()]
-    given = [*(changes or ()), *_links(links)]
-    _, resolved = load_scenario(scenario, given, seed=seed, edges=edges)
+    _, resolved = changed.load(scenario)
     _check(happenings, resolved.workers)
     name, folder = for_a_container(scenario)
     console = Console(stderr=True, quiet=as_json)
@@ -57,11 +56,11 @@ def containers_command(
         Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
         {
             "SCENARIO": name,
-            "SET": ";".join(given),
+            "SET": ";".join(changed.resolve(scenario)),
             "EDGES": str(resolved.edges),
             "EDGES_AT_LEAST": str(resolved.workers),
             "GATHER": "10",
-            **({} if seed is None else {"SEED": str(seed)}),
+            **({} if changed.seed is None else {"SEED": str(changed.seed)}),
         },
         runs,
         Images(edge=edge_image),
@@ -92,12 +91,6 @@ def for_a_container(scenario: str) -> tuple[str, Path | None]:
         return f"{PREFIX}{line}", None
     path = find_scenario(scenario)
     return path.stem, path.parent.resolve()
-
-
-def _links(links: str | None) -> list[str]:
-    if links is None:
-        return []
-    return ["links=[" + ", ".join(f'{{name = "{name.strip()}"}}' for name in links.split(",")) + "]"]
 
 
 def _check(happenings: Sequence[Happening], edges: int) -> None:

@@ -1,0 +1,48 @@
+"""Environment variables that give options of `mapa cloud` and `mapa edge`, outside a container as MAPA_<NAME> only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+PREFIX = "MAPA_"  # a shell may well have a RUN, SEED or LINK that means something else
+_CONNECTION = (
+    "BROKER",
+    "RUN",
+    "BROKER_USERNAME",
+    "BROKER_PASSWORD_FILE",
+    "TLS",
+    "TLS_CA",
+    "TLS_CERT",
+    "TLS_KEY",
+    "CONNECT_TIMEOUT",
+)
+_PRIVACY = ("EPSILON", "NOISE_MULTIPLIER", "TOTAL_EPSILON", "TOTAL_DELTA")
+CLOUD = (
+    *_CONNECTION,
+    *_PRIVACY,
+    "EDGES",
+    "EDGES_AT_LEAST",
+    "GATHER",
+    "ITERATIONS",
+    "SEED",
+    "LINKS",
+    "RUNS_DIR",
+)
+EDGE = (*_CONNECTION, *_PRIVACY, "NOISE", "LINK", "ALLOW", "ALLOW_SEED", "ACCOUNTS", "STATE_DIR")
+
+
+def text(environ: Mapping[str, str], name: str) -> str:
+    """Return a variable without the white space around it; unset and empty are the same."""
+    return environ.get(name, "").strip()
+
+
+def prefixed(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return MAPA_<NAME> of every name that has a value, under its short name or under that one, which wins."""
+    values = {PREFIX + name: text(environ, PREFIX + name) or text(environ, name) for name in names}
+    return {name: value for name, value in values.items() if value}
+
+
+def without_options(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a command whose options are all arguments: none of ours reaches it."""
+    options = {PREFIX + name for name in (*CLOUD, *EDGE)}
+    return {name: value for name, value in environ.items() if name not in options}
