@@ -20,7 +20,9 @@ def with_groups(environment: Collection[str] = ()) -> Callable[[Command], Comman
     """Return a decorator for commands with groups; options named in `environment` have MAPA_<NAME> too."""
 
     def decorate(command: Command) -> Command:
-        groups = {name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)}
+        groups: dict[str, Any] = {
+            name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)
+        }
 
         @functools.wraps(command)
         def expanded(**given: Any) -> None:

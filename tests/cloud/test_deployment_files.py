@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.container import ARGUMENTS
+from experiments.container import SERVICES, service
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,12 +31,12 @@ def test_nobody_starts_a_cloud_again_under_the_same_run(file: str, never: str) -
 
 
 def test_a_cloud_on_swarm_waits_for_data_and_broker_by_itself() -> None:
-    service = cloud_service("docker/stack.yml")
-    steps = re.findall(r"experiments\.container (\w+)", service)
+    text = cloud_service("docker/stack.yml")
+    steps = re.findall(r"experiments\.container (\w+)", text)
     assert steps == ["data", "cloud"]
-    assert set(steps) <= set(ARGUMENTS)
-    patience = re.search(r'CONNECT_TIMEOUT: "(\d+)"', service)
+    assert set(steps) <= set(SERVICES)
+    patience = re.search(r'CONNECT_TIMEOUT: "(\d+)"', text)
     assert patience is not None
-    arguments = ARGUMENTS["cloud"]({"CONNECT_TIMEOUT": patience[1]})
-    assert arguments[arguments.index("--connect-timeout") + 1] == patience[1]
-    assert "disable: true" in service
+    _, options = service("cloud", {"CONNECT_TIMEOUT": patience[1]})
+    assert options["MAPA_CONNECT_TIMEOUT"] == patience[1]
+    assert "disable: true" in text

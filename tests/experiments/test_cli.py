@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import typer
 
 from common.scenario import parse_scenario
-from experiments.cli import main
+from experiments.cli import build, main
+from experiments.command_help import HELP
 from experiments.figure_lines import about_line, line_names
 from experiments.scenario_files import load_scenario, shipped_names
 
@@ -445,3 +449,78 @@ def test_a_budget_is_replaced_by_another_one_only(mapa: Mapa) -> None:
     done = mapa("edge", "--broker", "127.0.0.1:1", "--run", "lab", "--replace-budget")
     assert done.code == 2
     assert "--total-epsilon" in done.err
+
+
+def listed() -> Iterator[tuple[str, Any]]:
+    """Yield every command and group with the words that call it."""
+    root: Any = typer.main.get_command(build([]))
+    yield "mapa", root
+    for name, command in root.commands.items():
+        yield name, command
+        yield from ((f"{name} {inner}", one) for inner, one in getattr(command, "commands", {}).items())
+
+
+def test_every_command_is_helped_by_an_example_and_its_exit_codes() -> None:
+    found = dict(listed())
+    assert set(found) == set(HELP)
+    for name, command in found.items():
+        assert command.epilog.startswith("Example: mapa "), name
+        assert "Exit codes: 0 " in command.epilog
+        assert "2 " in command.epilog
+
+
+def test_every_example_is_taken_by_its_command() -> None:
+    for name, command in listed():
+        words = shlex.split(HELP[name][0])
+        assert words[0] == "mapa"
+        if hasattr(command, "commands"):  # of a group: the example of one of its commands
+            assert words[1] in {*command.commands, name}
+            continue
+        own = name.split()
+        assert words[1 : 1 + len(own)] == own
+        command.make_context(name, words[1 + len(own) :])  # exits where an option is unknown or wrong
+
+
+def test_help_names_version_and_gather_in_plain_words(mapa: Mapa) -> None:
+    assert "show the version" in mapa("--help").out
+    said = mapa("cloud", "--help").out
+    assert "start with the edges present after N idle seconds" in said
+    assert "3 no edge has budget left" in said
+
+
+def test_the_short_options_of_a_scenario_are_its_fields(mapa: Mapa, scenario: str, tmp_path: Path) -> None:
+    done = mapa(
+        "simulate", scenario, "--json", "--iterations", "12", "--epsilon", "[0.5, 2]", "--edges", "2",
+        "--seed", "3", "--links", "lan, wan", "--set", "iterations=15",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (run,) = (tmp_path / "runs").iterdir()
+    resolved = json.loads((run / "manifest.json").read_text())["scenario"]
+    assert resolved["privacy"]["noise"] == "exponential-norm"  # only a gaussian law gives way to ε
+    assert resolved["privacy"]["epsilon"] == [0.5, 2]
+    assert [link["name"] for link in resolved["links"]] == ["lan", "wan"]
+    assert (resolved["iterations"], resolved["edges"], resolved["seed"]) == (15, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["data", "get"], ["names or --scenario", "mnist-5k"]),
+        (["data", "get", "mnist", "--scenario", "quickstart"], ["names or --scenario"]),
+        (["data", "get", "mnist", "--set", "data.set=usps"], ["--set", "--scenario"]),
+        (
+            ["cloud", "quickstart", "--broker", "b", "--run", "r", "--connect-timeout", "nan"],
+            ["nan", "at least 0"],
+        ),
+        (["observe", "--broker", "b:0", "--run", "r", "--out", "o"], ["'b:0'", "HOST:PORT"]),
+        (["observe", "--broker", "b", "--run", "r", "--out", "o", "--cert", "c"], ["cert and key"]),
+    ],
+)
+def test_wrong_shared_options_exit_with_2(
+    mapa: Mapa, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    done = mapa(*arguments)
+    assert done.code == 2, done.err
+    for word in words:
+        assert word in done.err
+    assert list(tmp_path.iterdir()) == []

@@ -12,9 +12,9 @@ import pytest
 from common.errors import ConfigurationError
 from common.scenario import parse_scenario
 from experiments.commands.testbed import for_a_container
-from experiments.container import cloud_arguments, data_arguments
+from experiments.container import service
 from experiments.figure_lines import FOLDER, PREFIX, line_names, line_of, matching_lines, values_of
-from experiments.scenario_files import load_scenario
+from experiments.scenario_files import data_set_of, load_scenario
 
 DIGESTS = json.loads(Path(__file__).with_name("figure_lines.json").read_text(encoding="utf-8"))
 
@@ -76,10 +76,11 @@ def test_a_file_of_the_same_name_goes_before_a_line(tmp_path: Path, monkeypatch:
 
 def test_a_container_takes_a_line_by_its_name() -> None:
     environ = {"SCENARIO": "figures/heldout-lr-usps-audp-0.1"}
-    words = cloud_arguments(environ)
-    assert words[:2] == ["cloud", "figures/heldout-lr-usps-audp-0.1"]
-    assert words[words.index("--run") + 1].startswith("heldout-lr-usps-audp-0.1-")
-    assert data_arguments(environ) == ["data", "get", "usps"]
+    words, options = service("cloud", environ)
+    assert words == ["cloud", "figures/heldout-lr-usps-audp-0.1"]
+    assert options["MAPA_RUN"].startswith("heldout-lr-usps-audp-0.1-")
+    assert service("data", environ)[0] == ["data", "get", "--scenario", "figures/heldout-lr-usps-audp-0.1"]
+    assert data_set_of("figures/heldout-lr-usps-audp-0.1") == "usps"
 
 
 def test_the_testbed_names_a_line_to_the_container_and_mounts_the_folder_of_a_file(tmp_path: Path) -> None:
