@@ -62,6 +62,19 @@ def test_simulate_and_run_of_one_scenario_reach_the_same_accuracy_within_seed_no
     }
 
 
+@pytest.mark.usefixtures("mosquitto")
+def test_the_edges_of_a_local_run_take_no_option_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAPA_NOISE", "nonsense")  # an edge that read it would end with 2
+    monkeypatch.setenv("MAPA_SEED", "nonsense")
+    short = ("--edges", "2", "--iterations", "20", "--runs-dir", str(tmp_path), "--json")
+    assert summary(mapa("run", "quickstart", *short))["updates"] == 20
+    alone = mapa("edge", "--broker", "127.0.0.1:1", "--run", "r", "--state-dir", str(tmp_path / "state"))
+    assert alone.returncode == 2
+    assert "'nonsense'" in alone.stderr
+
+
 def test_the_embedded_broker_serves_where_no_mosquitto_is(tmp_path: Path) -> None:
     options = (
         "--set",

@@ -82,6 +82,28 @@ def test_where_edges_is_empty_the_scenario_says_how_many_shards_there_are(
     assert options["edges"] == (7 if given.get("EDGES") else None)
 
 
+@pytest.mark.parametrize(
+    "file", ["docker-compose.yml", "docker/cloud.yml", "docker/edge.yml", "docker/stack.yml"]
+)
+def test_every_variable_that_a_service_is_given_is_one_that_it_reads(file: str) -> None:
+    known = {
+        "data": {"SCENARIO", "SET", "DATA", "MAPA_DATA_MIRROR"},
+        "cloud": {"SCENARIO", "SET", "MAPA_RUN_FILE", *environment.CLOUD},
+        "edge": {"MAPA_RUN_FILE", *environment.EDGE},
+    }
+    text = (ROOT / file).read_text()
+    found = re.findall(
+        r"^  (data|cloud|edge):(?: #.*)?\n(?:(?:    .*)?\n)*?    environment:\n((?:      .*\n)+)",
+        text,
+        re.MULTILINE,
+    )
+    assert found
+    for name, lines in found:
+        given = set(re.findall(r"^      (\w+):", lines, re.MULTILINE))
+        assert given
+        assert given <= known[name], (file, name)
+
+
 def test_twenty_edges_is_what_compose_trains_with_when_nothing_is_said(started: Started) -> None:
     environ = substituted("docker-compose.yml", {})
     options = started("cloud", environ)
