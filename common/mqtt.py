@@ -301,6 +301,10 @@ class MqttChannel:
         except UnicodeDecodeError:
             self._routes.violated(UNREAD, RemoteProtocolError("a topic that is not UTF-8"))
             return
+        if (
+            message.topic == UNREAD
+        ):  # a skipped packet's stand-in, to be acknowledged; `_note_skipped` counts it
+            return
         self._routes.deliver(topic, bytes(message.payload))
 
     def _note_skipped(self, stream: PacketStream) -> None:
