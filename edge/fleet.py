@@ -26,6 +26,7 @@ from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import max_charges_apart
 from edge.client import EdgeClient
+from edge.memory import memory_limit
 from edge.preparation import Wishes
 from edge.session import EXIT_FAILED, EXIT_REFUSED
 from edge.slots import Slot, take_slot
@@ -60,6 +61,7 @@ class EdgeFleet:
     """`count` edges on one loop; with one of them it is simply an edge."""
 
     def __init__(self, settings: FleetSettings, say: Callable[[str], None]) -> None:
+        memory_limit()  # a wrong one is the operator's to mend, before anything starts
         self.settings = settings
         self.say = say
         self.loop = SelectorLoop()
