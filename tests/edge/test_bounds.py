@@ -24,13 +24,16 @@ from common.models.registry import make_model
 from common.quantities import EdgeId, RunId
 from common.scenario import parse_scenario
 from common.wire.codec import Admission, decode_answer
+from common.wire.topics import EdgeTopic
 from common.wire.v1 import WELCOME_LIMIT, bounded
 from edge import memory
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.ledger import MemoryLedger
 from edge.memory import MEMORY_VARIABLE, check_model, memory_limit
 from edge.preparation import Wishes, prepare
+from edge.worker import EdgeWorker
 from tests.core_support import CONSTANTS, small_scenario
+from tests.edge.test_client import Stage
 
 EDGE = EdgeId("edge-a")
 MB = 1 << 20
@@ -226,6 +229,35 @@ def test_the_operator_may_set_the_limit() -> None:
     for wrong in ("0", "-1", "1.5", "lots", "9" * 5000):
         with pytest.raises(ConfigurationError, match=MEMORY_VARIABLE):
             memory_limit({MEMORY_VARIABLE: wrong})
+
+
+# -- messages that come again and again -----------------------------------------------------------------
+
+
+def test_a_model_that_comes_a_thousand_times_costs_one_gradient_and_one_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    receive = EdgeWorker.receive
+    monkeypatch.setattr(EdgeWorker, "receive", lambda self, sent: made.append(1) or receive(self, sent))
+    stage = Stage()
+    stage.welcome()
+    before = len(stage.broker._timers._heap)
+    for _ in range(1000):
+        stage.model(acknowledged=0)
+    assert len(made) == 1
+    assert len(stage.published(EdgeTopic.GRADIENT)) == 1
+    assert len(stage.broker._timers._heap) <= before + 1
+
+
+def test_a_welcome_that_comes_a_hundred_times_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[str] = []
+    load = Stage._load
+    monkeypatch.setattr(Stage, "_load", lambda self, name: loads.append(name) or load(self, name))
+    stage = Stage()
+    for _ in range(100):
+        stage.welcome()
+    assert len(loads) == 1
 
 
 # -- packets ------------------------------------------------------------------------------------------
