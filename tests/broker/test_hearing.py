@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from common.errors import RemoteProtocolError
 from common.quantities import EdgeId
 from common.wire.topics import (
     EdgeTopic,
@@ -51,6 +52,22 @@ def test_a_client_hears_on_after_many_oversize_packets(mosquitto: Broker, connec
     assert seen[-1] == ("x", b"small")
     assert victim.channel.violations == PACKETS
     assert victim.losses == 0
+
+
+def test_messages_that_break_the_protocol_are_acknowledged_too(mosquitto: Broker, connect: Connect) -> None:
+    client = connect(mosquitto, "client")
+
+    def take(topic: str, payload: bytes) -> None:
+        if payload == b"hostile":
+            raise RemoteProtocolError("nonsense")
+        client._take(topic, payload)
+
+    client.channel.subscribe("x", take, qos=1)
+    for _ in range(PACKETS):
+        client.channel.publish("x", b"hostile", qos=1)
+    client.channel.publish("x", b"good", qos=1)
+    client.wait(lambda: client.seen == [("x", b"good")])
+    assert client.channel.violations == PACKETS
 
 
 def test_a_cloud_that_is_flooded_on_every_topic_welcomes_a_new_edge(
