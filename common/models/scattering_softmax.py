@@ -31,7 +31,7 @@ Matrix = npt.NDArray[np.float32]
 
 def view_bytes(shape: tuple[int, int], landmarks: int) -> int:
     """Estimate the memory of `_view` at its peak: S in float32 and float64, and four n × n matrices in float64."""
-    coefficients = CHANNELS * (shape[0] // STRIDE) * (shape[1] // STRIDE)
+    coefficients: int = CHANNELS * (shape[0] // STRIDE) * (shape[1] // STRIDE)
     return landmarks * (12 * coefficients + 32 * landmarks)
 
 
