@@ -10,6 +10,7 @@ from typing import TypeVar, assert_never
 import numpy as np
 
 from common.channel import Channel, Loop
+from common.connection import SIZE_HINT
 from common.datasets.dataset import Dataset
 from common.errors import MapaError, RemoteProtocolError
 from common.link import LinkProfile
@@ -115,7 +116,7 @@ class EdgeClient:
 
     def on_lost(self, reason: str) -> None:
         if self.session.phase is not Phase.DONE:
-            self.say(f"{self.edge_id}: the broker is gone ({reason}); retrying")
+            self.say(f"{self.edge_id}: {reason}; connecting again")
 
     def well(self) -> bool:
         """Tell whether this edge has made a gradient since it was last asked, or waits on purpose.
@@ -242,6 +243,11 @@ class EdgeClient:
     def _unanswered(self) -> None:
         if self.patience.tries == 2 and self._cloud_online is not True:
             self.say(f"{self.edge_id}: no answer from the cloud of run {self.run!r}; waiting for it")
+        elif self.patience.tries == 2 and self.session.phase is Phase.PUSHING and self._outbox is not None:
+            self.say(
+                f"{self.edge_id}: no answer to a gradient of {len(self._outbox)} bytes, sent twice: the cloud is busy,"
+                f" or the broker may refuse messages of that size; {SIZE_HINT}"
+            )
         self._tell(Unanswered())
 
     def _publish(self, leaf: EdgeTopic, payload: bytes, *, qos: int) -> None:

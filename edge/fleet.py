@@ -23,8 +23,10 @@ from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
 from common.wire.codec import Farewell, encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
+from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import max_charges_apart
 from edge.client import EdgeClient
+from edge.memory import memory_limit
 from edge.preparation import Wishes
 from edge.session import EXIT_FAILED, EXIT_REFUSED
 from edge.slots import Slot, take_slot
@@ -59,6 +61,7 @@ class EdgeFleet:
     """`count` edges on one loop; with one of them it is simply an edge."""
 
     def __init__(self, settings: FleetSettings, say: Callable[[str], None]) -> None:
+        memory_limit()  # a wrong one is the operator's to mend, before anything starts
         self.settings = settings
         self.say = say
         self.loop = SelectorLoop()
@@ -68,6 +71,7 @@ class EdgeFleet:
         self.slots: list[Slot] = []
         self._datasets: dict[str, Dataset] = {}
         self._running = settings.count
+        self._complaints = 0
 
     def serve(self) -> int:
         """Take part until every edge is done; return the worst exit code."""
@@ -120,6 +124,7 @@ class EdgeFleet:
             tls=self.settings.tls,
             server_name=self.settings.broker.host,  # a relay's address is in no certificate
             will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode_leave(farewell)),
+            max_packet=packet_limit(0, WELCOME_LIMIT),  # the client raises it once a welcome names the model
         )
         channel = MqttChannel(
             options,
@@ -183,8 +188,8 @@ class EdgeFleet:
             self.loop.stop()
 
     def _violated(self, edge_id: EdgeId, topic: str, error: RemoteProtocolError) -> None:
-        dropped = sum(sum(client.dropped.values()) for client in self.clients)
-        if dropped <= _COMPLAINTS:
+        self._complaints += 1  # also of what was never read: anybody can send any number
+        if self._complaints <= _COMPLAINTS:
             self.say(f"{edge_id}: dropped a message on {topic}: {error}")
 
     def _signalled(self, number: int, frame: object) -> None:  # noqa: ARG002

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from common.scenario import Scenario, parse_scenario
 from common.wire.codec import Admission
 from edge.assembly import recipe_for
 from edge.ledger import Account, Ledger, ShardIdentity, Standing
+from edge.memory import check_model, check_pixels
 from edge.shards import check_shards, shard_rows
 from edge.worker import EdgeWorker, Shard
 
@@ -94,10 +96,12 @@ def prepare(
         own_budget=wishes.budget is not None,
         reproducible=admission.seed is not None,
     )
+    check_pixels(scenario, len(rows), math.prod(dataset.shape))
     images, labels = dataset.train.pixels(rows), dataset.train.labels[rows]
     shape, classes = dataset.shape, dataset.classes
     del dataset  # the shard is all that an edge keeps; a model may need the room at once
     model = make_model(scenario.model.name, shape=shape, classes=classes, options=scenario.model.options)
+    check_model(scenario, model, images)
     ledger.open(account, replace_budget=wishes.replace_budget)
     shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))
     worker = EdgeWorker(
