@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,15 @@ from rich.console import Console
 from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.datasets.families import records_of
 from common.errors import ConfigurationError
-from common.noise import Clipping, NoiseLaw, Sampling, noise_law
+from common.noise import Clipping, Gaussian, Mechanism, NoiseLaw, Sampling, Scope, noise_law
 from common.scenario import Scenario, parse_scenario
 from edge.ledger import Standing
 from edge.ledger_snapshot import ledger_snapshot
 from edge.sqlite_ledger import FILE_NAME
 from experiments.commands import options
 from experiments.statement import EdgeReleases, Statement, state_privacy
+
+_PLACES = Decimal("1e-6")  # of a printed z
 
 
 def ledger_command(
@@ -56,17 +59,21 @@ def calibrate_command(
     clipping: Annotated[str, typer.Option(help="per-sample or batch-mean")] = "per-sample",
     as_json: options.AsJson = False,
 ) -> None:
-    """Find the least noise multiplier z with which so many releases stay within (ε, δ), by PLD."""
-    from common.accounting.budget import calibrate
+    """Find the least noise multiplier z with which so many releases stay within (ε, δ).
+
+    By PLD, or by RDP where δ is too small for PLD. The printed z is rounded up.
+    """
+    from common.accounting.budget import calibrate, keeps
 
     budget = Budget(total_epsilon, total_delta)
+    sampling, clipped = _one_of(Sampling, "sampler", sampler), _one_of(Clipping, "clipping", clipping)
     z = calibrate(
         budget,
         releases=releases,
         batch_size=batch_size,
         shard_size=shard,
-        sampling=_one_of(Sampling, "sampler", sampler),
-        clipping=_one_of(Clipping, "clipping", clipping),
+        sampling=sampling,
+        clipping=clipped,
     )
     if as_json:
         fields = {"noise_multiplier": z, "total_epsilon": total_epsilon, "total_delta": total_delta}
@@ -74,7 +81,12 @@ def calibrate_command(
             json.dumps({**fields, "releases": releases, "batch_size": batch_size, "shard": shard}, indent=2)
         )
     else:
-        print(f"noise multiplier z = {z:.6f}")
+        mechanism = Mechanism(clipped, Scope.ALL, sampling, batch_size)
+        printed = Decimal(z).quantize(_PLACES, ROUND_CEILING)
+        # whoever types in what is printed must stay within the budget
+        while not keeps(budget, ReleaseKind(Gaussian(float(printed)), mechanism, shard), releases):
+            printed += _PLACES
+        print(f"noise multiplier z = {printed}")
 
 
 def _one_of(kind: Any, key: str, text: str) -> Any:
