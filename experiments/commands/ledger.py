@@ -20,6 +20,7 @@ from edge.ledger_snapshot import ledger_snapshot
 from edge.sqlite_ledger import FILE_NAME
 from experiments.commands import options
 from experiments.statement import EdgeReleases, Statement, state_privacy
+from experiments.unfinished import releases_on_record, unfinished
 
 _PLACES = Decimal("1e-6")  # of a printed z
 
@@ -35,9 +36,14 @@ def ledger_command(
     """Print what every edge has released and what it guarantees: words first, then the table."""
     if delta is not None:
         check_delta(delta)
-    statements = _statements(_find(run, runs), delta)
+    path = _find(run, runs)
+    left = unfinished(path)
+    if left is not None:
+        Console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
+    statements = _statements(path, delta)
     if as_json:
-        print(json.dumps(_document(statements), indent=2, ensure_ascii=False))
+        document = _document(statements) | ({} if left is None else {"unfinished": str(left)})
+        print(json.dumps(document, indent=2, ensure_ascii=False))
         return
     console = Console()
     console.width = max(console.width, 140)
@@ -118,8 +124,10 @@ def _statements(path: Path, delta: float | None) -> dict[str, Statement]:
         scenario = parse_scenario(_json(manifest)["scenario"])
     if ledgers:
         return _of_ledgers(ledgers, scenario, delta)
-    if scenario is None or not (path / "summary.json").is_file():
+    if scenario is None:
         raise ConfigurationError(f"run = {str(path)!r}: neither a run's records nor a ledger is there")
+    if not (path / "summary.json").is_file():
+        return {scenario.data.set: _of_events(path, scenario, delta)}
     return {scenario.data.set: _of_summary(_json(path / "summary.json"), scenario, delta)}
 
 
@@ -182,6 +190,16 @@ def _edge(edge_id: str, standings: list[Standing]) -> EdgeReleases:
         earlier=tuple(standing.spent for standing in earlier),
         reproducible=any(standing.account.reproducible for standing in standings),
     )
+
+
+def _of_events(path: Path, scenario: Scenario, delta: float | None) -> Statement:
+    """State what the events of a run without a summary prove, and that it is a lower bound."""
+    Console(stderr=True, soft_wrap=True).print(
+        "counted are the gradients on record; edges may have released more, which their ledgers know",
+        highlight=False,
+    )
+    chosen = scenario.privacy.total_delta if delta is None else delta
+    return state_privacy(releases_on_record(path), chosen, shared=scenario.data.partition == "shared")
 
 
 def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None) -> Statement:

@@ -66,11 +66,11 @@ def test_unsampled_releases_are_never_understated(mu: float, releases: int, delt
 
 @settings(max_examples=15, deadline=None)
 @given(MUS, RELEASES, DELTAS)
-@example(4.0, 100_000, 1e-12)  # the library's grid alone: 1.4 % too small
-@example(4.0, 100_000, 1e-14)  # 7 % too small
-@example(4.0, 100_000, 1e-9)
-@example(0.5, 10_000, 1e-13)
-@example(2.0, 100, 1e-11)
+@example(0.34, 100_000, 1e-11)  # the library's grid alone: 0.5 % too small
+@example(0.34, 100_000, 1e-14)  # 10 %
+@example(0.6, 10_000, 1e-12)
+@example(0.84, 1000, 1e-10)
+@example(2.61, 10_000, 1e-9)
 @example(2.0, 1, 1e-15)
 def test_releases_on_a_grid_are_never_understated(mu: float, releases: int, delta: float) -> None:
     # (1 − 1e-12)^R of all runs sample the record every time: the true δ is smaller by less than a part in 10⁵
