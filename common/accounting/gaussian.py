@@ -132,7 +132,8 @@ def pld(
 
 def rounding(groups: Sequence[GaussianReleases], pure: Sequence[PureReleases] = ()) -> float:
     """Return the δ that rounding may hide where these releases are composed on a grid."""
-    return _ROUNDING * sum(release.count + 1 for release in (*groups, *pure))
+    composed = [group.count for group in groups] + [release.count for release in pure]
+    return _ROUNDING * (sum(composed) + len(composed))
 
 
 def _upwards(epsilon: float) -> float:
