@@ -137,9 +137,9 @@ class CloudService:
         """Whether the channel still has to take the halt or the presence."""
         return bool(self._owed)
 
-    def interrupt(self) -> None:
+    def interrupt(self, reason: str = "interrupted") -> None:
         """End the run early, from the loop's thread."""
-        self._perform_all(self.server.halt("interrupted"))
+        self._perform_all(self.server.halt(reason))
 
     @property
     def halted(self) -> Halt | None:

@@ -19,7 +19,7 @@ from common.connection import SIZE_HINT, BrokerAddress, Credentials, MqttOptions
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
-from common.errors import ConfigurationError, RemoteProtocolError
+from common.errors import ConfigurationError, RecordsError, RemoteProtocolError
 from common.health import beat
 from common.loop import SelectorLoop
 from common.models.model import Model
@@ -163,8 +163,18 @@ def open_cloud(
         for service in started if topic == UNREAD else ():  # what was read the service counts itself
             service.dropped["packet"] += 1
 
+    records = Records(directory.journal if scenario.records.events else None)
+
     def records_written() -> None:
-        directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
+        try:
+            directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
+        except RecordsError as error:
+            records.fail(error)
+        for service in started if records.failure is not None else ():
+            if service.halted is None:
+                # unrecorded updates would be releases that no record shows
+                view.say(f"the records end here, and so does the run: {records.failure}")
+                service.interrupt("failed")
         view.refresh()
 
     channel = MqttChannel(
@@ -181,7 +191,7 @@ def open_cloud(
         evaluator=Evaluator.of(setting.model, setting.dataset.test, scenario.model.regularization),
         channel=channel,
         loop=loop,
-        records=Records(directory.journal if scenario.records.events else None),
+        records=records,
         on_records=records_written,
         say=view.say,
         gather=gather,

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset
-from common.errors import ConfigurationError, MapaError
+from common.errors import ConfigurationError, RecordsError
 from common.link import link_profile
 from common.models.model import Model
 from common.noise import NoiseLaw
@@ -29,10 +29,6 @@ from experiments.world import World
 
 ENGINES = ("events", "vectorised", "block", "synchronous")
 _STREAMS = {True: "secure", False: "philox key (seed, k), counter (0, 0, purpose, n)"}
-
-
-class RecordsError(MapaError):
-    """The run's directory cannot be made."""
 
 
 @contextlib.contextmanager
@@ -67,7 +63,8 @@ def record_simulation(
     elif engine != "events":
         check_vectorised([world], blocks=engine == "block")
     with open_records(runs / new_run_id(name)) as directory:
-        write_manifest(directory, scenario, world.dataset, name=name, engine=engine)
+        sizes = [len(rows) for rows in world.rows]
+        write_manifest(directory, scenario, world.dataset, name=name, engine=engine, shard_sizes=sizes)
         journal = directory.journal if scenario.records.events else None
         began = time.perf_counter()
         if engine == "events":
@@ -110,8 +107,12 @@ def record_cloud(
     `own_edges` says that whoever calls has started all edges, so that none has another budget than the scenario's.
     """
     setting, service, directory = cloud.setting, cloud.service, cloud.directory
+    failures: list[RecordsError] = []
     service.record()
-    directory.flush()
+    if reason != "failed" and service.records.failure is not None:  # the last lines only: the run was over
+        failures.append(service.records.failure)
+    with _kept(failures):
+        directory.flush()
     first, last = service.first_update, service.last_update
     seconds = last - first if first is not None and last is not None else 0.0
     summary = summarise(
@@ -132,8 +133,10 @@ def record_cloud(
     summary["releases"] = [
         a.last_sequence + (a.present or tallies[a.index].gone not in ("budget", "shutdown")) for a in accounts
     ]
-    _write_model(directory, setting.scenario, setting.model, service.server.model, service.server.updates)
-    directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
+    with _kept(failures):
+        _write_model(directory, setting.scenario, setting.model, service.server.model, service.server.updates)
+    with _kept(failures):
+        directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
     if own_edges:  # their ledgers let nothing on its way that the budget does not permit
         caps = release_caps(setting.scenario, setting.shard_sizes)
         summary["releases"] = [
@@ -147,8 +150,20 @@ def record_cloud(
             for a, releases in zip(accounts, summary["releases"], strict=True)
         ],
     )
-    directory.summary(summary)
+    with _kept(failures):
+        directory.summary(summary)
+    if failures:
+        raise failures[0]
     return summary
+
+
+@contextlib.contextmanager
+def _kept(failures: list[RecordsError]) -> Iterator[None]:
+    """Go on after a file that cannot be written: the next may be smaller."""
+    try:
+        yield
+    except RecordsError as error:
+        failures.append(error)
 
 
 def privacy_of(
@@ -207,7 +222,13 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
 
 
 def write_manifest(
-    directory: RunDirectory, scenario: Scenario, dataset: Dataset, *, name: str, engine: str
+    directory: RunDirectory,
+    scenario: Scenario,
+    dataset: Dataset,
+    *,
+    name: str,
+    engine: str,
+    shard_sizes: Sequence[int],
 ) -> None:
     stream = blocks.NAME if engine == "block" else _STREAMS[scenario.seed is None]
     directory.manifest(
@@ -216,6 +237,7 @@ def write_manifest(
         name=name,
         data={scenario.data.set: dataset.checksum},
         random_stream=stream,
+        shard_sizes=list(shard_sizes),
     )
 
 
