@@ -15,7 +15,7 @@ from common.link import LinkProfile, link_profile
 from common.noise import LAWS, noise_law
 from common.wire.topics import run_id
 from edge.fleet import EdgeFleet, FleetSettings
-from edge.preparation import Wishes
+from edge.policy import OperatorPolicy
 from experiments.commands import options
 
 
@@ -62,7 +62,7 @@ def edge_command(
     connect_timeout: Annotated[float, typer.Option(help="seconds to wait for the broker at first")] = 60.0,
 ) -> None:
     """Take part in a run. 0: the run has ended or the budget is spent; 1: failed; 2: refused; 4: fleet full."""
-    wishes = Wishes(
+    policy = OperatorPolicy(
         noise=noise,
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
@@ -74,7 +74,7 @@ def edge_command(
     )
     if epsilon is not None and noise_multiplier is not None:
         raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
-    _check_law(wishes)
+    _check_law(policy)
     if not connect_timeout >= 0:
         raise ConfigurationError(f"--connect-timeout {connect_timeout}: must be at least 0")
     if replace_budget and total_epsilon is None:
@@ -90,7 +90,7 @@ def edge_command(
         data_dir=options.data_dir_or_default(data_dir),
         state_dir=state_dir,
         count=count,
-        wishes=wishes,
+        policy=policy,
         username=introduced.username,
         password=introduced.password,
         tls=introduced.tls,
@@ -101,9 +101,9 @@ def edge_command(
     raise typer.Exit(code)
 
 
-def _check_law(wishes: Wishes) -> None:
+def _check_law(policy: OperatorPolicy) -> None:
     """Refuse at once what no cloud would take; a law without its parameter takes the run's."""
-    law, epsilon, multiplier = wishes.law, wishes.epsilon, wishes.noise_multiplier
+    law, epsilon, multiplier = policy.law, policy.epsilon, policy.noise_multiplier
     if law is not None and law not in LAWS:
         raise ConfigurationError(f"--noise {law!r}: allowed are {', '.join(LAWS)}")
     if law is not None and (epsilon, multiplier) != (None, None):
