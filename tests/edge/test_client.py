@@ -221,7 +221,8 @@ def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(polic
 def test_an_epsilon_alone_means_gamma_norm_noise_and_a_z_gaussian_and_the_hello_says_so(
     policy: OperatorPolicy, privacy: dict[str, Any], law: NoiseLaw
 ) -> None:
-    stage = Stage(small_scenario(seed=None, privacy=privacy), policy=policy)
+    sampler = {"sampler": "poisson"}
+    stage = Stage(small_scenario(seed=None, privacy=privacy, data=sampler), policy=policy)
     stage.welcome()
     assert stage.edge.preparation is not None
     assert stage.edge.preparation.worker.recipe.law == law
@@ -249,6 +250,33 @@ def test_an_operator_who_asks_for_noise_takes_no_part_where_a_layer_leaves_in_th
     assert "in the clear" in stage.said[-1]
 
 
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (
+            OperatorPolicy(noise_multiplier=1.0),
+            "--noise-multiplier 1: one release of this run guarantees z =",
+        ),
+        (OperatorPolicy(epsilon=0.1), "--epsilon 0.1: one release of this run guarantees ε ="),
+    ],
+)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy": {"noise_multiplier": 1.0, "clipping": "batch-mean"}, "data": {"sampler": "poisson"}},
+        {"privacy": {"noise_multiplier": 1.0}, "data": {"sampler": "with-replacement"}, "batch_size": 60},
+    ],
+)
+def test_a_welcome_that_voids_what_the_operator_asked_for_is_not_followed(
+    policy: OperatorPolicy, says: str, changes: dict[str, Any]
+) -> None:
+    stage = Stage(small_scenario(seed=None, **changes), policy=policy)
+    stage.welcome()
+    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
+    assert says in stage.said[-1]
+    assert stage.ledger.standings() == []
+
+
 ASKED = [
     OperatorPolicy(budget=Budget(2.0, 1e-5)),
     OperatorPolicy(noise="gaussian"),
@@ -262,7 +290,8 @@ def test_an_operator_who_asks_for_protection_takes_no_part_in_a_run_with_a_seed(
     policy: OperatorPolicy,
 ) -> None:
     """The welcome brings the seed: whoever reads it takes the noise off again."""
-    stage = Stage(policy=policy, ledger=MemoryLedger(accountant=plenty))
+    scenario = private_scenario(data={"sampler": "poisson"})
+    stage = Stage(scenario, policy=policy, ledger=MemoryLedger(accountant=plenty))
     stage.welcome(seed=7)
     assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
     assert "seed = 7" in stage.said[-1]
@@ -276,7 +305,7 @@ def test_an_operator_may_allow_a_seed_and_need_not_where_there_is_none(
     policy: OperatorPolicy, seed: int | None, allow_seed: bool
 ) -> None:
     stage = Stage(
-        private_scenario(seed=seed),
+        private_scenario(seed=seed, data={"sampler": "poisson"}),
         policy=replace(policy, allow_seed=allow_seed),
         ledger=MemoryLedger(accountant=plenty),
     )
@@ -303,7 +332,7 @@ def test_records_for_which_the_operator_set_a_budget_are_in_no_run_with_a_seed()
     later = Stage(ledger=ledger)
     later.welcome(seed=8)  # another cut of the same data set
     assert later.edge.exit_code == EXIT_REFUSED
-    assert "keeps its operator's budget for these records" in later.said[-1]
+    assert "has set a budget for these records before" in later.said[-1]
     allowed = Stage(ledger=ledger, policy=OperatorPolicy(allow_seed=True), run=RunId("allowed"))
     allowed.welcome(seed=8)
     assert allowed.edge.preparation is not None

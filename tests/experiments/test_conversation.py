@@ -332,7 +332,7 @@ def test_an_epsilon_that_does_not_fit_the_law_ends_the_edge_with_2() -> None:
 
 @pytest.mark.parametrize("privacy", [{"noise": "gamma-norm", "epsilon": 1.0}, {"noise_multiplier": 1.0}])
 def test_an_edge_with_its_own_epsilon_noises_with_it(privacy: dict[str, Any]) -> None:
-    run = Talk(talk(seed=None, privacy=privacy, iterations=10))
+    run = Talk(talk(seed=None, privacy=privacy, iterations=10, data={"sampler": "poisson"}))
     edge = run.edge(OperatorPolicy(epsilon=0.25))
     run.run()
     assert edge.preparation is not None
