@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from common.accounting.releases import Spent
+from common.noise import Mechanism, NoiseLaw
 
 if TYPE_CHECKING:
     from common.accounting.total import Total
@@ -45,11 +46,9 @@ def total_of_records(spent: Iterable[ShardSpent], delta: float, *, quick: bool =
     bounds = []
     for anchor, own in cuts.items():
         others = worst_record(item for item in everything if item.cut != anchor)
-        shards = [tuple(item.spent for item in shard) for shard in _by_shard(own)]
-        # alike shards cost alike: each question is asked once
         figures = [
             total((*others, *shard), delta, quick=quick, several_runs=several)
-            for shard in dict.fromkeys(shards)
+            for shard in _largest([_sums(shard) for shard in _by_shard(own)])
         ]
         bounds.append(max(figures, key=lambda figure: figure.epsilon))
     return min(bounds, key=lambda figure: figure.epsilon, default=total((), delta))
@@ -78,15 +77,46 @@ def _worst_shard(cut: list[ShardSpent]) -> list[Spent]:
     Kinds that differ in n_k alone are taken for the smallest n_k, whose sampling rate is the largest: ε rises
     with the rate. Other kinds are not compared: each counts with its own worst shard.
     """
-    worst: dict[object, Spent] = {}
+    worst: dict[_Key, Spent] = {}
     for shard in _by_shard(cut):
-        sums: dict[object, Spent] = {}
-        for item in shard:
-            key = (item.spent.kind.law, item.spent.kind.mechanism)
-            sums[key] = _joined(sums.get(key), item.spent, plus=True)
-        for key, spent in sums.items():
-            worst[key] = _joined(worst.get(key), spent, plus=False)
+        for spent in _sums(shard):
+            worst[_key(spent)] = _joined(worst.get(_key(spent)), spent, plus=False)
     return list(worst.values())
+
+
+_Key = tuple[NoiseLaw | None, Mechanism]
+
+
+def _key(spent: Spent) -> _Key:
+    return spent.kind.law, spent.kind.mechanism
+
+
+def _sums(shard: list[ShardSpent]) -> tuple[Spent, ...]:
+    """Return what a shard's releases come to, for each law and mechanism."""
+    sums: dict[_Key, Spent] = {}
+    for item in shard:
+        key = _key(item.spent)
+        sums[key] = _joined(sums.get(key), item.spent, plus=True)
+    return tuple(sums.values())
+
+
+def _largest(shards: list[tuple[Spent, ...]]) -> list[tuple[Spent, ...]]:
+    """Leave out the shards that cost no more than another one does, kind by kind: each figure may take seconds."""
+    kept: list[tuple[Spent, ...]] = []
+    for shard in sorted(set(shards), key=lambda one: -sum(spent.charges for spent in one)):
+        if not any(_covers(other, shard) for other in kept):
+            kept.append(shard)
+    return kept
+
+
+def _covers(one: tuple[Spent, ...], other: tuple[Spent, ...]) -> bool:
+    by_key = {_key(spent): spent for spent in one}
+    return all(
+        (more := by_key.get(_key(spent))) is not None
+        and more.charges >= spent.charges
+        and more.kind.shard_size <= spent.kind.shard_size
+        for spent in other
+    )
 
 
 def _joined(one: Spent | None, other: Spent, *, plus: bool) -> Spent:
