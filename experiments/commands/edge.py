@@ -24,17 +24,33 @@ def edge_command(
     run: options.RunName,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="ε_k of one release, of gamma-norm noise unless --noise names another"),
+        typer.Option(
+            help="ε_k of gamma-norm noise: every release is at most ε_k-DP under zero-out adjacency (a sample's"
+            " contribution set to zero), before amplification by sampling; a run that gives less is refused"
+        ),
     ] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="z_k of gaussian noise")] = None,
-    noise: Annotated[str | None, typer.Option(help="the law, instead of the run's")] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            help="z_k of gaussian noise: every release has at least this standard deviation over its zero-out"
+            " sensitivity, before amplification by sampling; a run that gives less is refused"
+        ),
+    ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(help="the law, instead of the run's; exponential-norm guarantees nothing"),
+    ] = None,
     total_epsilon: Annotated[
-        float | None, typer.Option(help="budget of this edge's data; no release goes past it")
+        float | None,
+        typer.Option(
+            help="budget of the records: all releases of a record, by whichever edges of --state-dir, cost at"
+            " most this, under zero-out adjacency"
+        ),
     ] = None,
     total_delta: Annotated[float, typer.Option(help="its δ")] = 1e-5,
     replace_budget: Annotated[
         bool,
-        typer.Option("--replace-budget", help="this one binds instead of those set for these records before"),
+        typer.Option("--replace-budget", help="replaces earlier budgets for this data"),
     ] = False,
     data_dir: options.DataDir = None,
     state_dir: Annotated[Path, typer.Option(help="where ledgers are kept; never lose it")] = Path("state"),
@@ -47,7 +63,7 @@ def edge_command(
     ] = None,
     allow_seed: Annotated[
         bool,
-        typer.Option("--allow-seed", help="take part in a run whose noise can be taken off by its seed"),
+        typer.Option("--allow-seed", help="allow seeded (non-private) runs"),
     ] = False,
     accounts: Annotated[
         Path | None,
@@ -78,7 +94,9 @@ def edge_command(
     if not connect_timeout >= 0:
         raise ConfigurationError(f"--connect-timeout {connect_timeout}: must be at least 0")
     if replace_budget and total_epsilon is None:
-        raise ConfigurationError("--replace-budget: goes with --total-epsilon, the budget that shall bind")
+        raise ConfigurationError(
+            "--replace-budget: goes with --total-epsilon, the budget that replaces earlier ones"
+        )
     if accounts is not None and username is not None:
         raise ConfigurationError(
             "--accounts and --username: every edge of a folder of accounts has its own user"
