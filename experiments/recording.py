@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,24 +187,18 @@ def privacy_of(
         return {"words": ["Nothing was released."], "edges": []}
     mechanism = scenario.mechanism
 
-    def charged(edge_id: str, kind: ReleaseKind, releases: int) -> dict[str, Any]:
+    def of_edge(k: int, edge_id: str, law: NoiseLaw | None, size: int, releases: int) -> EdgeReleases:
+        kind = ReleaseKind(law, mechanism, size)
+        stated = EdgeReleases(
+            edge=k, edge_id=edge_id, kind=kind, releases=releases, reproducible=scenario.seed is not None
+        )
         if lives is None or mechanism.sampling is not Sampling.SHUFFLED:
-            return {}
+            return stated
         notes = (_STARTS, _EARLIER) if lives.earlier(EdgeId(edge_id)) else (_STARTS,)
-        return {"charges": lives.charges(EdgeId(edge_id), kind, releases), "notes": notes}
+        return replace(stated, charges=lives.charges(EdgeId(edge_id), kind, releases), notes=notes)
 
     try:
-        stated = [
-            EdgeReleases(
-                edge=k,
-                edge_id=edge_id,
-                kind=(kind := ReleaseKind(law, mechanism, size)),
-                releases=releases,
-                reproducible=scenario.seed is not None,
-                **charged(edge_id, kind, releases),
-            )
-            for k, edge_id, law, size, releases in edges
-        ]
+        stated = [of_edge(*edge) for edge in edges]
         shared = scenario.data.partition == "shared"
         return state_privacy(stated, scenario.privacy.total_delta, shared=shared).as_dict()
     except ConfigurationError as error:
