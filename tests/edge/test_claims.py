@@ -245,6 +245,9 @@ CUTS = {
 }
 
 
+SHARDS = st.sampled_from([shard(index, cut) for cut in CUTS for index in (0, 1)])
+
+
 def records_in(on: ShardIdentity) -> list[int]:
     owners = CUTS[on.partition]
     return [record for record in range(RECORDS) if owners is None or owners[record] == on.index]
@@ -268,7 +271,7 @@ class World(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from("012"),
-        on=st.sampled_from([shard(index, cut) for cut in CUTS for index in (0, 1)]),
+        on=SHARDS,
         this=st.sampled_from([HALF, MORE]),
         budgeted=st.booleans(),
         resumed=st.booleans(),
@@ -321,6 +324,14 @@ class World(RuleBasedStateMachine):
             for record in records_in(on):
                 self.cost[record] += 0.5 if this is HALF else 0.75
 
+    @rule(first=SHARDS, second=SHARDS, turns=st.lists(st.sampled_from("01"), min_size=4, max_size=9))
+    def compete(self, first: ShardIdentity, second: ShardIdentity, turns: list[str]) -> None:
+        """Have two edges take part at the same time and release in turns."""
+        for name, on in (("0", first), ("1", second)):
+            self.take_part(name, on, HALF, True, False, 0, "stays")
+        for name in turns:
+            self.release(name, 1)
+
     @invariant()
     def no_record_costs_more_than_the_budget_or_than_is_stated(self) -> None:
         if not hasattr(self, "cost"):
@@ -336,5 +347,5 @@ class World(RuleBasedStateMachine):
 
 TestWorld = World.TestCase
 TestWorld.settings = settings(
-    max_examples=30, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=25, stateful_step_count=8, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
