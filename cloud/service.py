@@ -11,6 +11,7 @@ from typing import assert_never
 
 from cloud.contacts import Contacts
 from cloud.evaluation import Evaluator
+from cloud.lives import Lives
 from cloud.records import Records
 from cloud.server import CloudServer
 from common.channel import Channel, Loop, Timer
@@ -82,6 +83,7 @@ class CloudService:
     )
     dropped: Counter[str] = field(default_factory=Counter)  # hostile messages by leaf
     contacts: Contacts = field(default_factory=Contacts)
+    lives: Lives = field(default_factory=Lives)
     nonce: str = field(default_factory=new_nonce)
     first_update: float | None = None
     last_update: float | None = None
@@ -178,6 +180,8 @@ class CloudService:
         before = len(self.server.edges)
         for effect in self.server.receive(greeting.hello):
             self._perform(effect, greeting.nonce)
+        if self.contacts.speaks(edge_id, greeting.nonce):
+            self.lives.welcomed(edge_id, greeting.nonce, greeting.hello.last_sequence)
         here = len(self.server.edges)
         if self.gather is not None and self.server.schedule is None and here > before:
             self.loop.call_later(self.gather, partial(self._begin_unless_more_came, here))

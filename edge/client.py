@@ -34,7 +34,8 @@ from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.ledger import BudgetExhausted, Ledger, OtherShardError
 from edge.patience import Patience
-from edge.preparation import Preparation, Wishes, difference, prepare
+from edge.policy import OperatorPolicy
+from edge.preparation import Preparation, difference, prepare
 from edge.session import (
     EXIT_FAILED,
     EXIT_REFUSED,
@@ -66,7 +67,7 @@ class EdgeClient:
     """
 
     run: RunId
-    wishes: Wishes
+    policy: OperatorPolicy
     ledger: Ledger
     load: Callable[[str], Dataset]
     loop: Loop
@@ -259,9 +260,9 @@ class EdgeClient:
             return  # it would wait in a queue with all that follow; the next connection begins with one
         hello = Hello(
             edge_id=self.edge_id,
-            noise=self.wishes.law,
-            epsilon=self.wishes.epsilon,
-            noise_multiplier=self.wishes.noise_multiplier,
+            noise=self.policy.law,
+            epsilon=self.policy.epsilon,
+            noise_multiplier=self.policy.noise_multiplier,
             last_sequence=self.session.last_sequence,
             index=self._index(),
         )
@@ -287,7 +288,7 @@ class EdgeClient:
             self._compare(admission)
             return
         try:
-            self.preparation = prepare(admission, self.run, self.wishes, self.ledger, self.load)
+            self.preparation = prepare(admission, self.run, self.policy, self.ledger, self.load)
         except OtherShardError as error:
             if self._wanted is not None:
                 self._turn_down(str(error))

@@ -25,9 +25,10 @@ from common.wire.codec import Farewell, encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import max_charges_apart
+from edge.claims import ClaimsBook
 from edge.client import EdgeClient
 from edge.memory import memory_limit
-from edge.preparation import Wishes
+from edge.policy import OperatorPolicy
 from edge.session import EXIT_FAILED, EXIT_REFUSED
 from edge.slots import Slot, take_slot
 from edge.sqlite_ledger import SqliteLedger
@@ -42,14 +43,14 @@ _COMPLAINTS = 5  # hostile messages that get a line each; the rest are counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """Where the broker, the data and the ledgers are, and what the operator wishes."""
+    """Where the broker, the data and the ledgers are, and what the operator permits."""
 
     run: RunId
     broker: BrokerAddress
     data_dir: Path
     state_dir: Path
     count: int = 1
-    wishes: Wishes = field(default_factory=Wishes)
+    policy: OperatorPolicy = field(default_factory=OperatorPolicy)
     username: str | None = None
     password: str | None = None
     tls: TlsFiles | None = None
@@ -69,6 +70,7 @@ class EdgeFleet:
         self.clients: list[EdgeClient] = []
         self.channels: list[MqttChannel] = []
         self.slots: list[Slot] = []
+        self.claims: ClaimsBook | None = None
         self._datasets: dict[str, Dataset] = {}
         self._running = settings.count
         self._complaints = 0
@@ -96,11 +98,14 @@ class EdgeFleet:
         accounts = self.settings.accounts
         slot = take_slot(self.settings.state_dir, None if accounts is None else sorted(accounts))
         self.slots.append(slot)
+        if self.claims is None:
+            self.claims = ClaimsBook(self.settings.state_dir)
+        siblings = self.claims.of(slot.directory.name)
         named = None if accounts is None else EdgeId(slot.directory.name)
         client = EdgeClient(
             run=self.settings.run,
-            wishes=self.settings.wishes,
-            ledger=SqliteLedger(slot.directory, named, accountant=max_charges_apart),
+            policy=self.settings.policy,
+            ledger=SqliteLedger(slot.directory, named, accountant=max_charges_apart, siblings=siblings),
             load=self._load,
             loop=self.loop,
             connect=self._connect,
@@ -205,6 +210,8 @@ class EdgeFleet:
     def _release(self) -> None:
         for client in self.clients:
             client.ledger.close()
+        if self.claims is not None:
+            self.claims.close()
         if self.relays is not None:
             self.relays.close()
         self.loop.close()

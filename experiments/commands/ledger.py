@@ -171,11 +171,10 @@ def _of_book(book: list[tuple[str, list[Standing]]], delta: float | None, fallba
     """State what the ledgers' standings on the same records cost; without charges, the last one's terms."""
     told = [(edge_id, _charged(standings) or standings[-1:]) for edge_id, standings in book]
     edges = sorted((_edge(*one) for one in told), key=lambda edge: edge.edge)
-    shared = any(not standing.account.shard.disjoint for _, standings in told for standing in standings)
     if delta is None:
         budgets = (standings[-1].account.budget for _, standings in told)
         delta = next((budget.delta for budget in budgets if budget is not None), fallback)
-    return state_privacy(edges, delta, shared=shared, of_ledgers=True)
+    return state_privacy(edges, delta, of_ledgers=True)
 
 
 def _edge(edge_id: str, standings: list[Standing]) -> EdgeReleases:
@@ -189,6 +188,7 @@ def _edge(edge_id: str, standings: list[Standing]) -> EdgeReleases:
         charges=now.charges,
         earlier=tuple(standing.spent for standing in earlier),
         reproducible=any(standing.account.reproducible for standing in standings),
+        shards=tuple(standing.of_shard for standing in standings),
     )
 
 

@@ -30,7 +30,8 @@ from edge import memory
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.ledger import MemoryLedger
 from edge.memory import MEMORY_VARIABLE, check_model, memory_limit
-from edge.preparation import Wishes, prepare
+from edge.policy import OperatorPolicy
+from edge.preparation import prepare
 from edge.worker import EdgeWorker
 from tests.core_support import CONSTANTS, small_scenario
 from tests.edge.test_client import Stage
@@ -186,7 +187,7 @@ def test_a_shard_beyond_the_limit_is_refused_before_its_features_are_made(
     values = parse_scenario(scenario).for_edge(0)
     load = data(10_000, 16)
     with allocating_at_most(40 * MB), pytest.raises(ConfigurationError, match=r"about 59 MB; .* 24 MB"):
-        prepare(welcome(values, 1), RunId("r"), Wishes(), MemoryLedger(EDGE), load)
+        prepare(welcome(values, 1), RunId("r"), OperatorPolicy(), MemoryLedger(EDGE), load)
 
 
 def test_images_beyond_the_limit_are_not_even_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +196,7 @@ def test_images_beyond_the_limit_are_not_even_unpacked(monkeypatch: pytest.Monke
     values = parse_scenario({"edges": 1, "iterations": 10, "algorithm": CONSTANTS}).for_edge(0)
     load = data(10_000, 16)
     with allocating_at_most(4 * MB), pytest.raises(ConfigurationError, match="a shard of 10000 records"):
-        prepare(welcome(values, 1), RunId("r"), Wishes(), MemoryLedger(EDGE), load)
+        prepare(welcome(values, 1), RunId("r"), OperatorPolicy(), MemoryLedger(EDGE), load)
 
 
 class Wide:

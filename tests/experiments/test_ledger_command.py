@@ -164,3 +164,47 @@ def test_a_printed_multiplier_keeps_the_budget_when_it_is_typed_in_again(
     this = ReleaseKind(Gaussian(float(printed)), mechanism, shard)
     spent = total([Spent(this, this.charges(releases))], delta, replace_one=False).epsilon
     assert 0.99 * epsilon < spent <= epsilon
+
+
+def ledger_of(directory: Path, shard: ShardIdentity, releases: int, this: ReleaseKind = SECURE) -> None:
+    with SqliteLedger(directory) as ledger:
+        run = RunId(shard.partition.replace(" ", "-"))
+        ledger.open(Account(run=run, shard=shard, kind=this))
+        for sequence in range(1, releases + 1):
+            ledger.debit(run, sequence, b"gradient")
+
+
+def test_ledgers_of_one_shard_are_composed_and_it_is_said_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five edges that a hostile cloud dealt index 0: each ledger is within its budget, the records are not."""
+    for number in range(5):
+        ledger_of(tmp_path / str(number), ShardIdentity(ONE, "iid K=5 seed=0", 0), 3)
+    ledger_of(tmp_path / "5", ShardIdentity(ONE, "iid K=5 seed=0", 1), 9)
+    document = stated(tmp_path, capsys)
+    assert document["epsilon"] == total([Spent(SECURE, 15)], 1e-5).epsilon
+    assert "5 ledgers (edge-" in document["composed_because"]
+    assert "hold shard 0 (iid K=5 seed=0 of " in document["composed_because"]
+    assert f"composed since {document['composed_because']}" in document["words"][0]
+
+
+def test_another_cut_of_the_same_data_is_composed_with_the_worst_shard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index, releases in enumerate((4, 9, 2)):
+        ledger_of(tmp_path / f"a{index}", ShardIdentity(ONE, "iid K=3 seed=0", index), releases)
+    for index, releases in enumerate((5, 6)):
+        ledger_of(tmp_path / f"b{index}", ShardIdentity(ONE, "iid K=2 seed=0", index), releases)
+    document = stated(tmp_path, capsys)
+    assert document["epsilon"] == total([Spent(SECURE, 15)], 1e-5).epsilon  # 9 and 6, not all 26
+    assert "different cuts of the same data" in document["composed_because"]
+
+
+def test_disjoint_shards_of_one_cut_are_not_composed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index, releases in enumerate((4, 9, 2)):
+        ledger_of(tmp_path / str(index), ShardIdentity(ONE, "iid K=3 seed=0", index), releases)
+    document = stated(tmp_path, capsys)
+    assert (document["composed_because"], document["shared_records"]) == (None, False)
+    assert document["epsilon"] == total([Spent(SECURE, 9)], 1e-5).epsilon
