@@ -9,10 +9,17 @@ from common.models.model import Model
 from common.randomness import CounterStreams, Purpose
 from common.scenario import Scenario
 
+_WAITING_GRADIENTS = 1 << 28  # bytes; before the first update an edge may send any number of them
+
 
 def noised_slice(scenario: Scenario, model: Model) -> slice:
     """Return the coordinates that η covers."""
     return model.first_layer if scenario.privacy.scope == "first-conv" else slice(0, model.dimension)
+
+
+def fifo_capacity(workers: int, dimension: int) -> int:
+    """Return how many gradients may wait: one of every edge, and more as far as memory allows."""
+    return max(workers, min(max(1024, 2 * workers), _WAITING_GRADIENTS // (4 * dimension)))
 
 
 def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms:
@@ -30,7 +37,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         noise_multiplier_ceiling=privacy.noise_multiplier_ceiling or float("inf"),
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluation.every,
-        fifo_capacity=max(1024, 2 * scenario.workers),
+        fifo_capacity=fifo_capacity(scenario.workers, model.dimension),
     )
 
 

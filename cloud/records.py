@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from common.errors import RecordsError
 from common.journal import Journal
 from common.messages import Fact, GradientRefused, Halt
 from common.tally import Evaluation, Tally
@@ -20,6 +21,7 @@ class Records:
     tally: Tally = field(default_factory=Tally)
     began: float = 0.0
     facts: list[tuple[float, Fact]] = field(default_factory=list)  # not written yet
+    failure: RecordsError | None = None  # why the journal ended before the run
     _refusals: Counter[str] = field(default_factory=Counter)  # lines by edge id
 
     def write(self) -> None:
@@ -28,20 +30,33 @@ class Records:
         for now, fact in facts:
             self.tally.observe(fact)
             if self.journal is not None and self._worth_a_line(fact):
-                self.journal.fact(fact, now - self.began)
+                try:
+                    self.journal.fact(fact, now - self.began)
+                except RecordsError as error:
+                    self.fail(error)
+
+    def fail(self, error: RecordsError) -> None:
+        """Go on with the tally alone; whoever runs the cloud ends the run."""
+        self.journal, self.failure = None, self.failure or error
 
     def evaluated(self, evaluation: Evaluation, now: float) -> None:
         """Write an evaluation, after the facts before it."""
         self.write()
         self.tally.evaluated(evaluation)
         if self.journal is not None:
-            self.journal.evaluated(evaluation, now - self.began)
+            try:
+                self.journal.evaluated(evaluation, now - self.began)
+            except RecordsError as error:
+                self.fail(error)
 
     def halted(self, halt: Halt, now: float) -> None:
         """Write the end."""
         self.write()
         if self.journal is not None:
-            self.journal.write("halted", {"t": halt.updates, "reason": halt.reason}, now - self.began)
+            try:
+                self.journal.write("halted", {"t": halt.updates, "reason": halt.reason}, now - self.began)
+            except RecordsError as error:
+                self.fail(error)
 
     def _worth_a_line(self, fact: Fact) -> bool:
         """Tell what is written line by line, and not only counted: not what somebody can cause without end."""

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from cloud.contacts import Contacts
 from cloud.evaluation import Evaluator
+from cloud.lives import Lives
 from cloud.records import Records
 from cloud.server import CloudServer
 from common.channel import Channel, Loop, Timer
@@ -82,6 +83,7 @@ class CloudService:
     )
     dropped: Counter[str] = field(default_factory=Counter)  # hostile messages by leaf
     contacts: Contacts = field(default_factory=Contacts)
+    lives: Lives = field(default_factory=Lives)
     nonce: str = field(default_factory=new_nonce)
     first_update: float | None = None
     last_update: float | None = None
@@ -89,6 +91,8 @@ class CloudService:
     _left_out: int = 0  # evaluations
     _owed: dict[str, bytes] = field(default_factory=dict)  # topic → what the channel has not taken
     _retry: Timer | None = None
+    _owed_models: dict[str, SendModel] = field(default_factory=dict)  # topic → the last that was not taken
+    _model_retry: Timer | None = None
     _complaints: int = 0
     _halt: Halt | None = None
     _over: bool = False  # the loop ends: nobody is here for the edges
@@ -135,9 +139,9 @@ class CloudService:
         """Whether the channel still has to take the halt or the presence."""
         return bool(self._owed)
 
-    def interrupt(self) -> None:
+    def interrupt(self, reason: str = "interrupted") -> None:
         """End the run early, from the loop's thread."""
-        self._perform_all(self.server.halt("interrupted"))
+        self._perform_all(self.server.halt(reason))
 
     @property
     def halted(self) -> Halt | None:
@@ -176,6 +180,8 @@ class CloudService:
         before = len(self.server.edges)
         for effect in self.server.receive(greeting.hello):
             self._perform(effect, greeting.nonce)
+        if self.contacts.speaks(edge_id, greeting.nonce):
+            self.lives.welcomed(edge_id, greeting.nonce, greeting.hello.last_sequence)
         here = len(self.server.edges)
         if self.gather is not None and self.server.schedule is None and here > before:
             self.loop.call_later(self.gather, partial(self._begin_unless_more_came, here))
@@ -262,7 +268,31 @@ class CloudService:
                 raise
             self._perform_all(self.server.halt("diverged"))  # no edge would take such a model
         else:
-            self.channel.publish(topic, payload)
+            if not self.channel.publish(topic, payload):
+                self._owe_model(topic, effect, len(payload))
+            elif self._owed_models:
+                self._owed_models.pop(topic, None)  # an older one
+
+    def _owe_model(self, topic: str, effect: SendModel, size: int) -> None:
+        """Keep a model that the channel did not take, to send it again: its edge waits for nothing else."""
+        if not self._owed_models:
+            self._complain(
+                f"{effect.edge_id}: its model of {size} bytes was not taken, the connection is lost or"
+                " its queue full; sending it again"
+            )
+        self._owed_models[topic] = effect
+        if self._model_retry is None:
+            self._model_retry = self.loop.call_later(_AGAIN, self._send_owed_models)
+
+    def _send_owed_models(self) -> None:
+        self._model_retry = None
+        if self._halt is not None:
+            self._owed_models.clear()
+        elif not self.channel.connected:
+            self._model_retry = self.loop.call_later(_AGAIN, self._send_owed_models)
+        else:
+            for topic, effect in list(self._owed_models.items()):
+                self._send(topic, effect)
 
     def _welcome(self, welcome: Welcome, nonce: str | None) -> None:
         assert nonce is not None  # only a hello is welcomed

@@ -12,6 +12,7 @@ from common.channel import Will
 from common.errors import ConfigurationError
 
 DEFAULT_PORT = 1883
+SIZE_HINT = "raise its limit (Mosquitto: message_size_limit and max_packet_size)"  # where it carries no model
 _ADDRESS = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 
 

@@ -15,6 +15,10 @@ class DataUnavailableError(MapaError):
     """A data set is neither here nor to be had; the message says what to do. Exit code 1."""
 
 
+class RecordsError(MapaError):
+    """A run's records cannot be written: no such place, no space left. Exit code 1."""
+
+
 class LocalProtocolError(MapaError):
     """We broke the protocol: a bug; the service stops."""
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TextIO
+from typing import Protocol
 
 from common.messages import Fact, GradientApplied
 from common.quantities import EdgeId
@@ -21,10 +21,16 @@ def event_name(fact: object) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(fact).__name__).lower()
 
 
+class Lines(Protocol):
+    """Where a journal writes: a text stream, or a file that keeps its lines whole."""
+
+    def write(self, text: str, /) -> object: ...
+
+
 class Journal:
     """Writes records to a text stream that it does not own."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Lines) -> None:
         self._stream = stream
         self._names: dict[EdgeId, str] = {}
 

@@ -16,6 +16,13 @@ from common.errors import ConfigurationError
 _PARETO_SHAPE = 3.0  # finite variance, heavy tail
 _BLOCK = 256  # draws at a time
 
+# A scenario, and with it a welcome, may name a link: these keep it from stopping an edge.
+LONGEST_DELAY_MS = 60_000.0
+LEAST_RATE_KBPS = 1.0
+MOST_PARTITIONS = 1000  # each is looked at for every chunk
+LONGEST_PARTITION = 86_400.0  # seconds
+LATEST_PARTITION = 31_536_000.0  # seconds since the relay opened
+
 
 class Distribution(Enum):
     """How the jitter falls. The last three add to the delay, with `jitter_ms` as their mean."""
@@ -41,19 +48,28 @@ class LinkProfile:
 
     def __post_init__(self) -> None:
         for key, value in (("delay_ms", self.delay_ms), ("jitter_ms", self.jitter_ms)):
-            if not 0 <= value < math.inf:
-                raise ConfigurationError(f"link {self.name!r}: {key} = {value}: must be 0 or more")
-        if self.rate_kbps is not None and not 0 < self.rate_kbps < math.inf:
-            raise ConfigurationError(f"link {self.name!r}: rate_kbps = {self.rate_kbps}: must be above 0")
+            if not 0 <= value <= LONGEST_DELAY_MS:
+                raise ConfigurationError(
+                    f"link {self.name!r}: {key} = {value}: must be from 0 to {LONGEST_DELAY_MS:g}"
+                )
+        if self.rate_kbps is not None and not LEAST_RATE_KBPS <= self.rate_kbps < math.inf:
+            raise ConfigurationError(
+                f"link {self.name!r}: rate_kbps = {self.rate_kbps}: must be {LEAST_RATE_KBPS:g} or more"
+            )
         if self.jitter_ms and self.distribution is Distribution.CONSTANT:
             raise ConfigurationError(
                 f"link {self.name!r}: jitter_ms = {self.jitter_ms}: a constant link has none; "
                 f"choose a distribution of {[law.value for law in Distribution][1:]}"
             )
+        if len(self.partitions) > MOST_PARTITIONS:
+            raise ConfigurationError(
+                f"link {self.name!r}: {len(self.partitions)} partitions: must be at most {MOST_PARTITIONS}"
+            )
         for start, duration in self.partitions:
-            if not (0 <= start < math.inf and 0 < duration < math.inf):
+            if not (0 <= start <= LATEST_PARTITION and 0 < duration <= LONGEST_PARTITION):
                 raise ConfigurationError(
-                    f"link {self.name!r}: partition ({start}, {duration}): start 0 or more, duration above 0"
+                    f"link {self.name!r}: partition ({start}, {duration}): must start from 0 to"
+                    f" {LATEST_PARTITION:.0f} s and last above 0, at most {LONGEST_PARTITION:.0f} s"
                 )
 
     @property

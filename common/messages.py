@@ -86,7 +86,7 @@ class SendModel:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Training is over for everybody: `finished`, `no-budget`, `interrupted`, `diverged`."""
+    """Training is over for everybody: `finished`, `no-budget`, `interrupted`, `diverged`, `failed`."""
 
     reason: str
     updates: int

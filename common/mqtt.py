@@ -9,14 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 from common.channel import Timer
-from common.connection import MqttOptions, open_socket
+from common.connection import SIZE_HINT, MqttOptions, open_socket
 from common.errors import BrokerUnavailableError, ConfigurationError, LocalProtocolError, RemoteProtocolError
 from common.loop import READ, WRITE, SelectorLoop
-from common.mqtt_client import MQTTMessage, ReasonCode, StreamClient, is_denial
+from common.mqtt_client import MQTTMessage, ReasonCode, StreamClient, is_denial, is_unexplained
 from common.routing import UNREAD, OnMessage, OnViolation, Routes, ignore_violation
 from common.stream import PacketStream, publish_head
 
 _NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
+_LARGE = 512  # bytes; no broker refuses less
 
 
 class MqttChannel:
@@ -54,6 +55,8 @@ class MqttChannel:
         self._closing = False
         self._closed = threading.Event()
         self._max_packet = options.max_packet
+        self._last_size = 0  # bytes of the last message on this connection
+        self._lost_behind = (0, 0)  # that size when the last connection was lost, and how often in a row
         self._client = StreamClient(options, self._open_stream)
         self._client.on_connect = self._greet
         self._client.on_subscribe = self._subscribed
@@ -127,6 +130,7 @@ class MqttChannel:
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
         """Hand a message over; False: it is lost (QoS 0 without a connection, or a full queue)."""
+        self._last_size = len(payload)
         if qos:
             taken = self._client.publish_acknowledged(topic, payload, qos, retain)
             self._loop.post(self._write_paho)  # not at once: a callback may hold paho's locks
@@ -242,7 +246,7 @@ class MqttChannel:
         for topic_filter, (_callback, qos) in self._routes.filters.items():
             self._client.subscribe(topic_filter, qos)
         self._refusal = None
-        self._attempts = 0
+        self._attempts = self._last_size = 0
         self.connected = self._greeted = self._was_connected = True
 
     def _subscribed(self, _client: Any, _userdata: Any, _mid: int, codes: list[ReasonCode], *_: Any) -> None:
@@ -253,7 +257,23 @@ class MqttChannel:
 
     def _disconnected(self, _client: Any, _userdata: Any, _flags: Any, code: ReasonCode, *_: Any) -> None:
         if not self._closing and self._was_connected:
-            self.last_error = str(code)
+            self.last_error = self._loss(code)
+
+    def _loss(self, code: ReasonCode) -> str:
+        """Say in plain words why the connection went; a broker of MQTT 3.1.1 gives no reason.
+
+        One that ends connection after connection behind a message of the same size may not take such messages.
+        """
+        size, former = self._last_size, self._lost_behind[0]
+        self._lost_behind = (size, self._lost_behind[1] + 1 if size == former else 1)
+        if not is_unexplained(code):
+            return str(code)
+        if size >= _LARGE and self._lost_behind[1] > 1:
+            return (
+                f"disconnected by the broker, again right behind a message of {size} bytes:"
+                f" it may refuse messages of that size; {SIZE_HINT}"
+            )
+        return "disconnected by the broker: it has stopped, or another client uses this client id"
 
     def _socket_closing(self) -> None:
         if self._stream is not None:
@@ -300,6 +320,10 @@ class MqttChannel:
             topic = message.topic.encode()
         except UnicodeDecodeError:
             self._routes.violated(UNREAD, RemoteProtocolError("a topic that is not UTF-8"))
+            return
+        if (
+            message.topic == UNREAD
+        ):  # a skipped packet's stand-in, to be acknowledged; `_note_skipped` counts it
             return
         self._routes.deliver(topic, bytes(message.payload))
 

@@ -15,7 +15,7 @@ from common.connection import MqttOptions
 from common.errors import LocalProtocolError
 from common.stream import PacketStream
 
-__all__ = ["MQTTMessage", "ReasonCode", "StreamClient", "is_denial"]
+__all__ = ["MQTTMessage", "ReasonCode", "StreamClient", "is_denial", "is_unexplained"]
 
 _DENIED = ("Bad user name or password", "Not authorized")
 _TAKEN = (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN)  # without a connection it waits
@@ -24,6 +24,11 @@ _TAKEN = (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN)  # wit
 def is_denial(code: ReasonCode) -> bool:
     """Tell whether a greeting was refused for its credentials."""
     return str(code) in _DENIED
+
+
+def is_unexplained(code: ReasonCode) -> bool:
+    """Tell whether a connection ended without a word: the other side closed it."""
+    return str(code) == "Unspecified error"
 
 
 class StreamClient(paho.Client):

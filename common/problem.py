@@ -12,8 +12,8 @@ from common.errors import require
 class SensitivityRule(Enum):
     """How ΔS of the next stage follows from this one's.
 
-    D-07: Algorithm line 15 says θΔS, the parameter table 2√(2Δ_b/(P(τ_max+1)))/b. They are equal while
-    P_raw ≥ 1; where P clamps to 1 the table's shrinks faster.
+    D-07: Algorithm line 15 says θΔS. The parameter table prints 2√Δ_s/b without saying what Δ_s is; by the text it is
+    2Δ_b/(P(τ_max+1)). They are equal while P_raw ≥ 1; where P clamps to 1 the table's shrinks faster.
     """
 
     THETA = "theta"

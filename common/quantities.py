@@ -32,8 +32,8 @@ class PerSampleGradients(Protocol):
     def norms(self) -> npt.NDArray[np.float32]:
         """Return ‖∇F(x, ξ_i)‖ of each sample."""
 
-    def keep(self, rows: npt.NDArray[np.bool_]) -> PerSampleGradients:
-        """Return the gradients of the chosen samples alone."""
+    def nulled(self, rows: npt.NDArray[np.bool_]) -> PerSampleGradients:
+        """Return the same with zeros for the chosen samples, whose rows stay: no other row's rounding changes."""
 
     def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
         """Return Σ w_i ∇F(x, ξ_i); None means that every weight is 1."""

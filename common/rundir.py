@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import platform
 import secrets
 import sys
@@ -17,12 +17,13 @@ from typing import Any, Self
 import numpy as np
 from safetensors.numpy import save
 
+from common.errors import RecordsError
+from common.eventfile import EventFile
 from common.journal import Journal
 from common.models.model import Block
 from common.quantities import Vector
 from common.scenario import Scenario
 
-_BUFFER = 1 << 20
 _PACKAGES = (
     *("mapa-testbed", "numpy", "scipy", "dp-accounting", "pydantic", "paho-mqtt", "msgpack"),
     *("safetensors", "mlxtend", "torch"),
@@ -54,7 +55,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=False)
         self.path = path
-        self._stream = (path / "events.jsonl").open("w", encoding="utf-8", buffering=_BUFFER)
+        self._stream = EventFile(path / "events.jsonl")
         self.journal = Journal(self._stream)
 
     def __enter__(self) -> Self:
@@ -69,10 +70,7 @@ class RunDirectory:
         self._stream.flush()
 
     def close(self) -> None:
-        if not self._stream.closed:
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
+        self._stream.close()
 
     def manifest(
         self, scenario: Scenario, *, engine: str, name: str, data: Mapping[str, str], **more: object
@@ -102,12 +100,21 @@ class RunDirectory:
         """Write x_{T+1}: every block under its name, the flat vector as `x`."""
         tensors = {block.name: np.ascontiguousarray(x[block.slice].reshape(block.shape)) for block in layout}
         tensors["x"] = x
-        (self.path / "model.safetensors").write_bytes(_ordered(save(tensors, metadata=dict(metadata))))
+        self._file("model.safetensors", _ordered(save(tensors, metadata=dict(metadata))))
 
     def _json(self, name: str, value: Mapping[str, Any]) -> None:
+        self._file(name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def _file(self, name: str, content: bytes) -> None:
+        """Write a file as a whole or not at all."""
         temporary = self.path / f".{name}.tmp"
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(self.path / name)
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(self.path / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise RecordsError(f"{self.path / name}: not written: {error.strerror or error}") from error
 
 
 def _ordered(content: bytes) -> bytes:

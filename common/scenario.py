@@ -46,7 +46,7 @@ class Scenario(Table):
     evaluation: EvaluationTable = EvaluationTable()
     records: RecordsTable = RecordsTable()
     links: list[LinkTable] = Field(
-        default_factory=list, description="cycled over edges; none: no added delay"
+        default_factory=list, max_length=100_000, description="cycled over edges; none: no added delay"
     )
     testbed: TestbedTable = TestbedTable()
 

@@ -3,6 +3,10 @@
 paho reads a packet in five calls and copies its payload four times. QoS 0 publishes, which are
 nearly all the traffic, are taken from and written to the socket here (a third of the processor
 time); every other packet passes through paho, which is given this object as its socket.
+
+A packet above the cap is skipped as it comes. One that waits for an acknowledgement reaches paho all
+the same, without its topic and payload: a broker has only so many unacknowledged messages under way
+to a client, and a client that discarded them without a word would soon hear nothing any more.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import threading
 from functools import lru_cache
 
 from common.errors import LocalProtocolError
+from common.routing import UNREAD
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READ_AHEAD = 131072
@@ -46,7 +51,9 @@ class PacketStream:
         self._buffer = bytearray(_READ_AHEAD)
         self._view = memoryview(self._buffer)
         self._low = self._high = self._granted = 0
-        self._skip = 0
+        self._skip = 0  # bytes still to come of a packet that is discarded
+        self._stand_in = b""  # what paho gets in its place, once all of it has come
+        self._for_paho = b""  # a stand-in that paho has not read yet
         self.skipped = 0  # packets larger than max_packet that would have taken more memory
         self.ended = False
         self.max_packet = max_packet  # bytes; may change. What is whole in the read-ahead passes all the same
@@ -83,7 +90,7 @@ class PacketStream:
         None: nothing whole is next, or it is paho's; `for_paho` tells.
         """
         self._granted = 0
-        if self._skip and not self._discard():
+        if self._skip and (not self._discard() or self._for_paho):
             return None
         low, high, buffer = self._low, self._high, self._buffer
         at, length, shift = low + 1, 0, 0
@@ -101,7 +108,7 @@ class PacketStream:
                 return None
         end = at + length
         if end > high:
-            self._make_room(end - low)
+            self._make_room(at, length)
             return None
         if buffer[low] & 0xF6 != 0x30:
             self._granted = end
@@ -116,18 +123,21 @@ class PacketStream:
     @property
     def for_paho(self) -> bool:
         """Whether paho has a whole packet, or the end, to read."""
-        return self._granted > self._low or self.ended
+        return self._granted > self._low or self.ended or bool(self._for_paho)
 
-    def _make_room(self, packet: int) -> None:
-        """Skip a packet that is too large; else see that the next read has room.
+    def _make_room(self, at: int, length: int) -> None:
+        """Skip a packet that is too large; else see that the next read has room. Its `length` bytes begin `at`.
 
         A length is a claim: the buffer grows with the bytes that have come, never ahead of them.
         """
+        packet = at + length - self._low
         size, held = len(self._buffer), self._high - self._low
         if packet > self.max_packet:
-            self.skipped += 1
-            self._skip = packet
-            self._discard()
+            stand_in = self._stand_in_for(at, length)
+            if stand_in is not None:
+                self._stand_in = stand_in
+                self._skip = packet
+                self._discard()
         elif packet > size - _ROOM and held > size - 2 * _ROOM:
             left = self._view[self._low : self._high]
             self._buffer = bytearray(min(packet + _READ_AHEAD, 2 * size))
@@ -140,7 +150,32 @@ class PacketStream:
         gone = min(self._skip, self._high - self._low)
         self._low += gone
         self._skip -= gone
-        return not self._skip
+        if self._skip:
+            return False
+        self.skipped += 1
+        self._for_paho, self._stand_in = self._stand_in, b""
+        return True
+
+    def _stand_in_for(self, at: int, length: int) -> bytes | None:
+        """Return what paho is to acknowledge instead of a packet that is skipped: b"" nothing; None: read on first.
+
+        A publish of QoS 1 or 2 keeps its flags and its packet id, on the topic UNREAD and without a payload. The
+        longest topic and the id fit into the read-ahead, so waiting for them takes no memory.
+        """
+        first, high, buffer = self._buffer[self._low], self._high, self._buffer
+        if first & 0xF0 != 0x30 or not first & 0x06:
+            return b""
+        if high < at + 2:
+            return None
+        topic_end = at + 2 + (buffer[at] << 8 | buffer[at + 1])
+        if topic_end + 2 > at + length:
+            self.ended = True  # no room for its packet id: only a new connection helps
+            return None
+        if high < topic_end + 2:
+            return None
+        name = UNREAD.encode()
+        rest = len(name).to_bytes(2, "big") + name + buffer[topic_end : topic_end + 2]
+        return bytes((first, len(rest))) + rest
 
     # writing
 
@@ -185,6 +220,9 @@ class PacketStream:
 
     def recv(self, count: int) -> bytes:
         """Serve one packet at a time, so that paho never holds half of the next."""
+        if self._for_paho:
+            taken, self._for_paho = self._for_paho[:count], self._for_paho[count:]
+            return taken
         end = min(self._low + count, self._granted)
         if end <= self._low:
             if self.ended:

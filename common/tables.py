@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from common.datasets.catalogue import DATA_SETS
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
-from common.link import link_profile
+from common.link import LEAST_RATE_KBPS, LONGEST_DELAY_MS, MOST_PARTITIONS, link_profile
 from common.models.registry import MODELS
 from common.noise import LARGEST_BOUND, LARGEST_PARAMETER, LEAST_BOUND, LEAST_PARAMETER
 
@@ -45,7 +45,9 @@ class DataTable(Table):
         "mnist-5k", min_length=1, description="mnist, usps, mnist-5k or package.module:Class"
     )
     partition: Literal["iid", "dirichlet", "label", "shared"] = "iid"
-    alpha: Positive = Field(0.5, description="concentration of the dirichlet partition")
+    alpha: float = Field(
+        0.5, ge=1e-4, le=1e6, allow_inf_nan=False, description="concentration of the dirichlet partition"
+    )
     labels_per_edge: int = Field(2, ge=1, le=1000, description="of the label partition")
     sampler: Literal["poisson", "shuffled", "with-replacement"] = "poisson"
     holdout: int = Field(
@@ -111,10 +113,12 @@ class PrivacyTable(Table):
     noise_multiplier: PerEdge | None = Field(None, description="z_k of the gaussian law, instead of epsilon")
     clipping: Literal["per-sample", "batch-mean"] = "per-sample"
     scope: Literal["all", "first-conv"] = "all"
-    total_epsilon: Positive | None = Field(None, description="budget of each edge for the whole run")
+    total_epsilon: Positive | None = Field(
+        None, le=LARGEST_PARAMETER, description="budget of each edge for the whole run"
+    )
     total_delta: Fraction = Field(1e-5, description="the privacy δ")
     releases: int | None = Field(
-        None, ge=1, description="gradients of one edge that total_epsilon must cover"
+        None, ge=1, le=1_000_000_000, description="gradients of one edge that total_epsilon must cover"
     )
     epsilon_floor: NonNegative = Field(0.0, description="the cloud refuses a hello with a smaller ε_k")
     noise_multiplier_ceiling: Positive | None = Field(None, description="likewise for z_k")
@@ -157,13 +161,13 @@ class DelaysTable(Table):
     """[delays]: how the simulator makes gradients stale. Times are virtual seconds."""
 
     kind: Literal["cyclic", "constant", "uniform", "exponential", "lognormal", "recorded"] = "cyclic"
-    compute: NonNegative = Field(0.01, description="mean time of a gradient at speed 1")
-    network: NonNegative = Field(0.02, description="mean one-way time")
+    compute: NonNegative = Field(0.01, le=1e6, description="mean time of a gradient at speed 1")
+    network: NonNegative = Field(0.02, le=1e6, description="mean one-way time")
     spread: NonNegative = Field(
-        0.5, description="uniform: ± this share of the mean; lognormal: σ of the logarithm"
+        0.5, le=100, description="uniform: ± this share of the mean; lognormal: σ of the logarithm"
     )
     speeds: list[Positive] = Field(
-        default_factory=lambda: [1.0], min_length=1, description="cycled over edges"
+        default_factory=lambda: [1.0], min_length=1, max_length=100_000, description="cycled over edges"
     )
     file: str | None = Field(None, description="recorded: CSV with columns edge,compute,up,down in seconds")
 
@@ -183,7 +187,12 @@ class DelaysTable(Table):
 class EvaluationTable(Table):
     """[evaluation]"""
 
-    every: int = Field(500, ge=0, description="updates between evaluations on the test set; 0: only the last")
+    every: int = Field(
+        500,
+        ge=0,
+        le=1_000_000_000,
+        description="updates between evaluations on the test set; 0: only the last",
+    )
 
 
 class RecordsTable(Table):
@@ -197,12 +206,14 @@ class LinkTable(Table):
     """One of links: a preset's name, or numbers, or both."""
 
     name: str | None = None
-    delay_ms: NonNegative | None = None
-    jitter_ms: NonNegative | None = None
+    delay_ms: NonNegative | None = Field(None, le=LONGEST_DELAY_MS)
+    jitter_ms: NonNegative | None = Field(None, le=LONGEST_DELAY_MS)
     distribution: Literal["constant", "uniform", "normal", "exponential", "lognormal", "pareto"] | None = None
-    rate_kbps: Positive | None = None
+    rate_kbps: float | None = Field(None, ge=LEAST_RATE_KBPS, allow_inf_nan=False)
     partitions: list[Annotated[tuple[NonNegative, Positive], Field(strict=False)]] = Field(
-        default_factory=list, description="[start, duration] in seconds since the edge began"
+        default_factory=list,
+        max_length=MOST_PARTITIONS,
+        description="[start, duration] in seconds since the edge began",
     )
 
     @model_validator(mode="after")
@@ -220,6 +231,11 @@ class TestbedTable(Table):
 
     __test__ = False  # pytest: not a test class
 
-    edges_at_least: int = Field(1, ge=1, description="hellos to wait for before the first update")
-    silent_after: Positive = Field(30.0, description="seconds after which a silent edge is reported gone")
-    resend_after: Positive = Field(5.0, description="seconds after which an unanswered message is sent again")
+    edges_at_least: int = Field(1, ge=1, le=100_000, description="hellos to wait for before the first update")
+    # both drive timers of whoever is told of them: a peer must be able to make nobody spin or fall asleep
+    silent_after: float = Field(
+        30.0, ge=0.1, le=86_400, description="seconds after which a silent edge is reported gone"
+    )
+    resend_after: float = Field(
+        5.0, ge=0.05, le=3600, description="seconds after which an unanswered message is sent again"
+    )

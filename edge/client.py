@@ -10,6 +10,7 @@ from typing import TypeVar, assert_never
 import numpy as np
 
 from common.channel import Channel, Loop
+from common.connection import SIZE_HINT
 from common.datasets.dataset import Dataset
 from common.errors import MapaError, RemoteProtocolError
 from common.link import LinkProfile
@@ -33,7 +34,8 @@ from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.ledger import BudgetExhausted, Ledger, OtherShardError
 from edge.patience import Patience
-from edge.preparation import Preparation, Wishes, difference, prepare
+from edge.policy import OperatorPolicy
+from edge.preparation import Preparation, difference, prepare
 from edge.session import (
     EXIT_FAILED,
     EXIT_REFUSED,
@@ -65,7 +67,7 @@ class EdgeClient:
     """
 
     run: RunId
-    wishes: Wishes
+    policy: OperatorPolicy
     ledger: Ledger
     load: Callable[[str], Dataset]
     loop: Loop
@@ -115,7 +117,7 @@ class EdgeClient:
 
     def on_lost(self, reason: str) -> None:
         if self.session.phase is not Phase.DONE:
-            self.say(f"{self.edge_id}: the broker is gone ({reason}); retrying")
+            self.say(f"{self.edge_id}: {reason}; connecting again")
 
     def well(self) -> bool:
         """Tell whether this edge has made a gradient since it was last asked, or waits on purpose.
@@ -242,6 +244,11 @@ class EdgeClient:
     def _unanswered(self) -> None:
         if self.patience.tries == 2 and self._cloud_online is not True:
             self.say(f"{self.edge_id}: no answer from the cloud of run {self.run!r}; waiting for it")
+        elif self.patience.tries == 2 and self.session.phase is Phase.PUSHING and self._outbox is not None:
+            self.say(
+                f"{self.edge_id}: no answer to a gradient of {len(self._outbox)} bytes, sent twice: the cloud is busy,"
+                f" or the broker may refuse messages of that size; {SIZE_HINT}"
+            )
         self._tell(Unanswered())
 
     def _publish(self, leaf: EdgeTopic, payload: bytes, *, qos: int) -> None:
@@ -253,9 +260,9 @@ class EdgeClient:
             return  # it would wait in a queue with all that follow; the next connection begins with one
         hello = Hello(
             edge_id=self.edge_id,
-            noise=self.wishes.law,
-            epsilon=self.wishes.epsilon,
-            noise_multiplier=self.wishes.noise_multiplier,
+            noise=self.policy.law,
+            epsilon=self.policy.epsilon,
+            noise_multiplier=self.policy.noise_multiplier,
             last_sequence=self.session.last_sequence,
             index=self._index(),
         )
@@ -281,7 +288,7 @@ class EdgeClient:
             self._compare(admission)
             return
         try:
-            self.preparation = prepare(admission, self.run, self.wishes, self.ledger, self.load)
+            self.preparation = prepare(admission, self.run, self.policy, self.ledger, self.load)
         except OtherShardError as error:
             if self._wanted is not None:
                 self._turn_down(str(error))

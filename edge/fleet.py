@@ -23,9 +23,12 @@ from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
 from common.wire.codec import Farewell, encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
+from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import max_charges_apart
+from edge.claims import ClaimsBook
 from edge.client import EdgeClient
-from edge.preparation import Wishes
+from edge.memory import memory_limit
+from edge.policy import OperatorPolicy
 from edge.session import EXIT_FAILED, EXIT_REFUSED
 from edge.slots import Slot, take_slot
 from edge.sqlite_ledger import SqliteLedger
@@ -40,14 +43,14 @@ _COMPLAINTS = 5  # hostile messages that get a line each; the rest are counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """Where the broker, the data and the ledgers are, and what the operator wishes."""
+    """Where the broker, the data and the ledgers are, and what the operator permits."""
 
     run: RunId
     broker: BrokerAddress
     data_dir: Path
     state_dir: Path
     count: int = 1
-    wishes: Wishes = field(default_factory=Wishes)
+    policy: OperatorPolicy = field(default_factory=OperatorPolicy)
     username: str | None = None
     password: str | None = None
     tls: TlsFiles | None = None
@@ -59,6 +62,7 @@ class EdgeFleet:
     """`count` edges on one loop; with one of them it is simply an edge."""
 
     def __init__(self, settings: FleetSettings, say: Callable[[str], None]) -> None:
+        memory_limit()  # a wrong one is the operator's to mend, before anything starts
         self.settings = settings
         self.say = say
         self.loop = SelectorLoop()
@@ -66,8 +70,10 @@ class EdgeFleet:
         self.clients: list[EdgeClient] = []
         self.channels: list[MqttChannel] = []
         self.slots: list[Slot] = []
+        self.claims: ClaimsBook | None = None
         self._datasets: dict[str, Dataset] = {}
         self._running = settings.count
+        self._complaints = 0
 
     def serve(self) -> int:
         """Take part until every edge is done; return the worst exit code."""
@@ -92,11 +98,14 @@ class EdgeFleet:
         accounts = self.settings.accounts
         slot = take_slot(self.settings.state_dir, None if accounts is None else sorted(accounts))
         self.slots.append(slot)
+        if self.claims is None:
+            self.claims = ClaimsBook(self.settings.state_dir)
+        siblings = self.claims.of(slot.directory.name)
         named = None if accounts is None else EdgeId(slot.directory.name)
         client = EdgeClient(
             run=self.settings.run,
-            wishes=self.settings.wishes,
-            ledger=SqliteLedger(slot.directory, named, accountant=max_charges_apart),
+            policy=self.settings.policy,
+            ledger=SqliteLedger(slot.directory, named, accountant=max_charges_apart, siblings=siblings),
             load=self._load,
             loop=self.loop,
             connect=self._connect,
@@ -120,6 +129,7 @@ class EdgeFleet:
             tls=self.settings.tls,
             server_name=self.settings.broker.host,  # a relay's address is in no certificate
             will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode_leave(farewell)),
+            max_packet=packet_limit(0, WELCOME_LIMIT),  # the client raises it once a welcome names the model
         )
         channel = MqttChannel(
             options,
@@ -183,8 +193,8 @@ class EdgeFleet:
             self.loop.stop()
 
     def _violated(self, edge_id: EdgeId, topic: str, error: RemoteProtocolError) -> None:
-        dropped = sum(sum(client.dropped.values()) for client in self.clients)
-        if dropped <= _COMPLAINTS:
+        self._complaints += 1  # also of what was never read: anybody can send any number
+        if self._complaints <= _COMPLAINTS:
             self.say(f"{edge_id}: dropped a message on {topic}: {error}")
 
     def _signalled(self, number: int, frame: object) -> None:  # noqa: ARG002
@@ -200,6 +210,8 @@ class EdgeFleet:
     def _release(self) -> None:
         for client in self.clients:
             client.ledger.close()
+        if self.claims is not None:
+            self.claims.close()
         if self.relays is not None:
             self.relays.close()
         self.loop.close()

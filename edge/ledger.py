@@ -12,6 +12,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from common.accounting.overlap import ShardSpent, worst_record
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.datasets.families import records_of
 from common.errors import ConfigurationError, LocalProtocolError, MapaError, RemoteProtocolError
@@ -51,6 +52,11 @@ class ShardIdentity:
         """Tell whether a record may lie in both. Two different cuts of one data set always may."""
         return records_of(self.dataset) == records_of(other.dataset) and not self.is_beside(other)
 
+    @property
+    def cut(self) -> str:
+        """Name the cut that this is a shard of."""
+        return f"{self.partition} of {self.dataset}"
+
     def is_beside(self, other: ShardIdentity) -> bool:
         """Tell whether both are shards of one cut, and different ones, so that no record lies in both."""
         same_cut = (self.dataset, self.partition) == (other.dataset, other.partition)
@@ -68,6 +74,11 @@ class Account:
     own_budget: bool = True  # of this edge's operator; False: of the run's scenario
     reproducible: bool = False  # seeded noise: counted, but not private
 
+    @property
+    def operator_budget(self) -> Budget | None:
+        """The budget, where this edge's operator set it."""
+        return self.budget if self.own_budget else None
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -83,6 +94,50 @@ class Standing:
     @property
     def spent(self) -> Spent:
         return Spent(self.account.kind, self.charges)
+
+    @property
+    def of_shard(self) -> ShardSpent:
+        """What was spent, and on which shard."""
+        shard = self.account.shard
+        index = shard.index if shard.disjoint else None
+        return ShardSpent(shard.cut, index, self.spent, self.account.run)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """What the other ledgers of a state directory say of the records of a shard."""
+
+    budgets: frozenset[Budget] = frozenset()  # that the operator set for them
+    spent: tuple[ShardSpent, ...] = ()  # known where a budget of the operator is in force
+
+
+class Siblings(Protocol):
+    """The other ledgers of a state directory: a budget is a ceiling on the records, whoever releases them."""
+
+    def claim(self, account: Account, *, budgeted: bool, replace_budget: bool) -> Neighbours:
+        """Hold the shard until `release`; `budgeted`: this ledger has an operator's budget for it.
+
+        PolicyError where a living sibling holds records of it and either of the two has a budget.
+        """
+
+    def keeps_budget(self, shard: ShardIdentity) -> bool:
+        """Tell whether the operator set a budget for these records in another ledger, in a run without a seed."""
+
+    def release(self) -> None:
+        """Let the shard go; nothing more is debited until the next claim."""
+
+
+class NoSiblings:
+    """A ledger on its own."""
+
+    def claim(self, account: Account, *, budgeted: bool, replace_budget: bool) -> Neighbours:  # noqa: ARG002
+        return Neighbours()
+
+    def keeps_budget(self, shard: ShardIdentity) -> bool:  # noqa: ARG002
+        return False
+
+    def release(self) -> None:
+        pass
 
 
 class Ledger(Protocol):
@@ -122,8 +177,11 @@ class Ledger(Protocol):
     def standings(self) -> list[Standing]:
         """Return every run's, oldest first."""
 
+    def keeps_budget(self, shard: ShardIdentity) -> bool:
+        """Tell whether the operator set a budget for these records, here or beside, in a run without a seed."""
+
     def close(self) -> None:
-        """Let the ledger go."""
+        """Let the ledger go, and the shard that it holds."""
 
 
 @dataclass(slots=True)
@@ -162,9 +220,16 @@ class Entry:
 class MemoryLedger:
     """The rules of a ledger, in memory: the twin for tests and for the simulator."""
 
-    def __init__(self, edge_id: EdgeId | None = None, *, accountant: Accountant | None = None) -> None:
+    def __init__(
+        self,
+        edge_id: EdgeId | None = None,
+        *,
+        accountant: Accountant | None = None,
+        siblings: Siblings | None = None,
+    ) -> None:
         self._edge_id = edge_id or new_edge_id()
         self._accountant = accountant or _ask_here
+        self._siblings = siblings or NoSiblings()
         self._entries: dict[tuple[EdgeId, RunId], Entry] = {}
         self._active: RunId | None = None
 
@@ -178,7 +243,8 @@ class MemoryLedger:
         A budget binds every later run on the same records, whatever that run asks for: the operator's once
         set, a scenario's once something was released under it, so that no cloud can stop others for nothing.
         `replace_budget` is the word of whoever owns the data that this one shall bind instead.
-        A ledger that has charged one shard of a cut takes no other of it: OtherShardError.
+        A ledger that has charged one shard of a cut takes no other of it: OtherShardError. Under a budget of
+        the operator, what the siblings spent on the same records counts, and none may spend at the same time.
         """
         known = self._find(account.run)
         if known is not None:
@@ -196,8 +262,11 @@ class MemoryLedger:
                 replace(e, account=replace(e.account, budget=account.budget, own_budget=account.own_budget))
                 for e in touching
             ]
-        budgets = {account.budget, *_binding(touching)}
-        spent = tuple(Spent(e.account.kind, e.charges) for e in touching)
+        accounts = (account, *(e.account for e in touching))
+        budgeted = any(one.operator_budget is not None for one in accounts)
+        beside = self._siblings.claim(account, budgeted=budgeted, replace_budget=replace_budget)
+        budgets = {account.budget, *_binding(touching), *beside.budgets}
+        spent = worst_record([*(e.standing().of_shard for e in touching if e.charges), *beside.spent])
         cap = _cap(account, budgets, spent, self._accountant)
         entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)
         entry.cap = cap
@@ -259,8 +328,14 @@ class MemoryLedger:
     def standings(self) -> list[Standing]:
         return [entry.standing() for entry in self._entries.values()]
 
+    def keeps_budget(self, shard: ShardIdentity) -> bool:
+        accounts = (entry.account for entry in self._entries.values())
+        kept = (one for one in accounts if one.operator_budget is not None and not one.reproducible)
+        return any(one.shard.overlaps(shard) for one in kept) or self._siblings.keeps_budget(shard)
+
     def close(self) -> None:
         self._active = None
+        self._siblings.release()
 
     def _find(self, run: RunId) -> Entry | None:
         return self._entries.get((self._edge_id, run))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,36 +15,17 @@ from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
 from common.link import LinkProfile, link_profile
 from common.models.registry import make_model
-from common.noise import Adjacency, ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, Sampling, noise_law
+from common.noise import Sampling
 from common.quantities import RunId
 from common.randomness import streams_for
 from common.scenario import Scenario, parse_scenario
 from common.wire.codec import Admission
 from edge.assembly import recipe_for
-from edge.ledger import Account, Ledger, ShardIdentity, Standing
+from edge.ledger import Account, Ledger, ShardIdentity
+from edge.memory import check_model, check_pixels
+from edge.policy import OperatorPolicy, Proposal, check_code, law_for, permit
 from edge.shards import check_shards, shard_rows
 from edge.worker import EdgeWorker, Shard
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What this edge's operator decided. What is left open the run's scenario decides."""
-
-    noise: str | None = None
-    epsilon: float | None = None  # ε_k
-    noise_multiplier: float | None = None  # z_k
-    budget: Budget | None = None  # (ε, δ) of the whole account
-    replace_budget: bool = False  # it binds instead of whatever was set for these records before
-    link: LinkProfile | None = None
-    allowed: frozenset[str] = field(default_factory=frozenset)  # dotted paths that a run may name
-    allow_seed: bool = False  # the run may have a seed, by which its noise can be taken off again
-
-    @property
-    def law(self) -> str | None:
-        """Name the law: an ε alone asks for gamma-norm noise, a z alone for gaussian; None: no word on noise."""
-        if self.noise is None and self.epsilon is not None:
-            return GammaNorm.name
-        return Gaussian.name if self.noise is None and self.noise_multiplier is not None else self.noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +38,13 @@ class Preparation:
 
 
 def prepare(
-    admission: Admission, run: RunId, wishes: Wishes, ledger: Ledger, load: Callable[[str], Dataset]
+    admission: Admission, run: RunId, policy: OperatorPolicy, ledger: Ledger, load: Callable[[str], Dataset]
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
     scenario = parse_scenario({**admission.scenario, "seed": admission.seed})
     for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
-        if is_dotted(name) and name not in wishes.allowed:
-            raise ConfigurationError(
-                f"{key} = {name!r}: the run asks for code of its own; allow it with --allow {name}"
-            )
+        if is_dotted(name):
+            check_code(policy, key, name)
     index, shards = admission.welcome.index, admission.edges
     if shards != scenario.workers:
         raise ConfigurationError(
@@ -82,23 +62,26 @@ def prepare(
         labels_per_edge=scenario.data.labels_per_edge,
     )
     check_shards([len(rows)], scenario.batch_size, Sampling(scenario.data.sampler))
-    law = law_for(scenario, wishes, index)
+    law = law_for(policy, scenario.law(index))
+    kind = ReleaseKind(law, scenario.mechanism, len(rows))
     dealt = identity(scenario, dataset, shards, index)
-    if admission.seed is not None and not wishes.allow_seed:
-        check_seed(admission.seed, wishes, ledger, dealt)
+    proposal = Proposal(algorithm=scenario.algorithm.name, kind=kind, shard=dealt, seed=admission.seed)
+    permit(policy, proposal, budget_kept=admission.seed is not None and ledger.keeps_budget(dealt))
     account = Account(
         run=run,
         shard=dealt,
-        kind=ReleaseKind(law, scenario.mechanism, len(rows)),
-        budget=wishes.budget or scenario_budget(scenario),
-        own_budget=wishes.budget is not None,
+        kind=kind,
+        budget=policy.budget or scenario_budget(scenario),
+        own_budget=policy.budget is not None,
         reproducible=admission.seed is not None,
     )
+    check_pixels(scenario, len(rows), math.prod(dataset.shape))
     images, labels = dataset.train.pixels(rows), dataset.train.labels[rows]
     shape, classes = dataset.shape, dataset.classes
     del dataset  # the shard is all that an edge keeps; a model may need the room at once
     model = make_model(scenario.model.name, shape=shape, classes=classes, options=scenario.model.options)
-    ledger.open(account, replace_budget=wishes.replace_budget)
+    check_model(scenario, model, images)
+    ledger.open(account, replace_budget=policy.replace_budget)
     shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))
     worker = EdgeWorker(
         edge_id=admission.welcome.edge_id,
@@ -109,7 +92,7 @@ def prepare(
         streams=streams_for(admission.seed),
         sequence=ledger.last_sequence(run),
     )
-    link = wishes.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
+    link = policy.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
     return Preparation(worker, scenario, None if link is None or link.is_free else link)
 
 
@@ -124,59 +107,6 @@ def difference(first: Admission, later: Admission) -> str:
         if before != now:
             return f"{key} = {now}, not {before}"
     return "" if first.scenario == later.scenario else "another scenario"
-
-
-def law_for(scenario: Scenario, wishes: Wishes, index: int) -> NoiseLaw | None:
-    """Return how this edge noises: by its operator's word, else as the scenario says for its index.
-
-    Whoever asks for noise gets what protects, or takes no part; only the paper's law may be had by its name.
-    """
-    if not scenario.private:
-        if wishes.law is not None:
-            raise ConfigurationError(
-                f"algorithm.name = {scenario.algorithm.name!r}: this run neither clips nor noises, and this edge's"
-                f" operator asked for noise; take part without --noise, --epsilon and --noise-multiplier, or not at all"
-            )
-        return None
-    if wishes.law is None:
-        return scenario.law(index)
-    epsilon, multiplier = wishes.epsilon, wishes.noise_multiplier
-    if epsilon is None and multiplier is None and wishes.law == scenario.privacy.noise:
-        law = scenario.law(index)
-    else:
-        law = noise_law(wishes.law, epsilon=epsilon, noise_multiplier=multiplier)
-    if law is None or wishes.noise == ExponentialNorm.name:
-        return law
-    guarantee = law.guarantee(scenario.mechanism, Adjacency.ZERO_OUT)
-    if not guarantee.is_private:
-        raise ConfigurationError(
-            f"this edge's operator asked for noise, and this run's would not protect: {guarantee.reason}"
-        )
-    return law
-
-
-def check_seed(seed: int, wishes: Wishes, ledger: Ledger, dealt: ShardIdentity) -> None:
-    """Refuse noise that anybody can take off again where the operator asks for protection, now or in an earlier run.
-
-    A budget that only a scenario set does not: a seeded run says by itself that it is not private.
-    """
-    if wishes.budget is not None or wishes.law is not None:
-        reason = "this edge's operator set a budget or asked for noise"
-    elif any(_keeps_a_budget(standing, dealt) for standing in ledger.standings()):
-        reason = "this edge's ledger keeps its operator's budget for these records"
-    else:
-        return
-    raise ConfigurationError(
-        f"seed = {seed}: whoever knows a run's seed takes its noise off again, and {reason};"
-        " allow it with --allow-seed"
-    )
-
-
-def _keeps_a_budget(standing: Standing, dealt: ShardIdentity) -> bool:
-    """Tell whether the operator set a budget for these records, in a run without a seed."""
-    account = standing.account
-    kept = account.budget is not None and account.own_budget and not account.reproducible
-    return kept and account.shard.overlaps(dealt)
 
 
 def check_sizes(scenario: Scenario, records: int) -> None:

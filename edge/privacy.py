@@ -24,13 +24,15 @@ def clip_per_sample(gradients: PerSampleGradients, bound: float, batch_size: int
 
     Never by the samples at hand: under Poisson sampling their number is private, and may be 0.
     A sample whose gradient is not finite counts as 0: a model sent with huge values could provoke
-    one, and a NaN that depends on a sample would be a release without noise.
+    one, and a NaN that depends on a sample would be a release without noise. Its row stays in the
+    products, as a null record's does: how the others round depends on the batch's shape.
     """
     limit = np.float32(bound)
     norms = gradients.norms()
     if not math.isfinite(norms.sum()):
-        finite = np.isfinite(norms)
-        gradients, norms = gradients.keep(finite), norms[finite]
+        lost = ~np.isfinite(norms)
+        gradients = gradients.nulled(lost)
+        norms[lost] = 0
     weights = np.maximum(norms, limit)
     np.divide(limit, weights, out=weights)
     return ClippedGradient(gradients.weighted_sum(weights) / np.float32(batch_size))

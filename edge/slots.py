@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,18 +29,56 @@ class Slot:
 
 def take_slot(state_dir: Path, names: Sequence[str] | None = None) -> Slot:
     """Return the first free of state_dir/0, state_dir/1, … or of the names: who comes back finds its ledger."""
-    for name in map(str, range(_MOST)) if names is None else names:
-        directory = state_dir / name
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigurationError(f"state directory {str(state_dir)!r}: {error}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            continue
-        return Slot(directory, descriptor)
+    with _looking(state_dir):
+        for name in map(str, range(_MOST)) if names is None else names:
+            directory = state_dir / name
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                descriptor = _lock(directory)
+            except OSError as error:
+                raise ConfigurationError(f"state directory {str(state_dir)!r}: {error}") from error
+            if descriptor is not None:
+                return Slot(directory, descriptor)
     count = _MOST if names is None else len(names)
     raise ConfigurationError(f"state directory {str(state_dir)!r}: all {count} places are taken")
+
+
+def is_held(directory: Path) -> bool:
+    """Tell whether a living process holds this slot; one that cannot be looked at counts as held."""
+    if not directory.is_dir():
+        return False
+    try:
+        with _looking(directory.parent):
+            descriptor = _lock(directory)
+    except OSError:
+        return True
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+def _lock(directory: Path) -> int | None:
+    """Take the slot's lock; None where another has it."""
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextmanager
+def _looking(state_dir: Path) -> Iterator[None]:
+    """Let one look at a time: a slot that is tried for a moment must not pass for a taken one."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(state_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"state directory {str(state_dir)!r}: {error}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

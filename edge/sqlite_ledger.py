@@ -13,7 +13,7 @@ from urllib.parse import quote
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
 from common.quantities import EdgeId, RunId
-from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity, new_edge_id
+from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity, Siblings, new_edge_id
 
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"
@@ -66,11 +66,16 @@ class SqliteLedger(MemoryLedger):
     """One file in the edge's state directory, held by one process at a time, readable by its owner only."""
 
     def __init__(
-        self, directory: Path, edge_id: EdgeId | None = None, *, accountant: Accountant | None = None
+        self,
+        directory: Path,
+        edge_id: EdgeId | None = None,
+        *,
+        accountant: Accountant | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         """Open the ledger of this directory; create it where there is none, with this id or a new one."""
         self.path = directory / FILE_NAME
-        super().__init__(accountant=accountant)
+        super().__init__(accountant=accountant, siblings=siblings)
         if not self.path.exists():
             _create(self.path, edge_id or new_edge_id())
         self._connection: sqlite3.Connection | None = _connect(self.path)
@@ -86,9 +91,10 @@ class SqliteLedger(MemoryLedger):
             raise ConfigurationError(f"ledger {self.path}: of edge {known!r}, not of {edge_id!r}")
 
     def close(self) -> None:
-        """Write down what was acknowledged and release the file."""
+        """Write down what was acknowledged; release the file, and then the shard."""
         connection, self._connection = self._connection, None
         if connection is None:
+            super().close()
             return
         try:
             if acknowledged := [(*key, e.acknowledged) for key, e in self._entries.items()]:
@@ -99,6 +105,7 @@ class SqliteLedger(MemoryLedger):
             pass  # what stays in the outbox is sent again, which is free
         finally:
             connection.close()
+            super().close()
 
     def __enter__(self) -> Self:
         return self

@@ -22,6 +22,7 @@ from experiments.children import mortal
 
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean session, no client id
 OWN = ("auto", "mosquitto", "embedded")  # what we start ourselves
+_QUEUED = 1 << 26  # bytes that may wait for one client; beyond it messages are dropped
 _OTHER_PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/bin")
 
 
@@ -146,6 +147,7 @@ def mosquitto_configuration(port: int, directory: Path, options: MosquittoOption
         f"message_size_limit {options.max_payload}",
         "max_inflight_messages 100",
         "max_queued_messages 10000",
+        f"max_queued_bytes {max(_QUEUED, 64 * options.max_payload)}",  # of one client that reads slowly
         "sys_interval 0",
         "log_type error",
         "log_type warning",

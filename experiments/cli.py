@@ -12,6 +12,7 @@ import typer
 
 from common.errors import ConfigurationError, MapaError
 from experiments.command_help import epilog
+from experiments.threads import one_thread
 
 # Loaded when asked for: an edge on a small board needs none of the others, and starts twice as fast.
 COMMANDS = {
@@ -34,6 +35,7 @@ GROUPS = {
     "data": "experiments.commands.data:app",
 }
 
+_SERVICES = ("run", "cloud", "edge")  # one BLAS thread each; the others calculate, and may use what they find
 _CHEAPEST = "schedule"  # a program needs a command, also where it only says its version
 
 
@@ -72,6 +74,8 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 def main() -> None:
     """Run a command; 0 done, 1 failed, 2 wrong configuration or usage, 130 interrupted."""
+    if sys.argv[1:2] and sys.argv[1] in _SERVICES:
+        one_thread()  # before a command imports numpy
     try:
         build(sys.argv[1:])()
     except ConfigurationError as error:

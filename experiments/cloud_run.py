@@ -10,15 +10,16 @@ from pathlib import Path
 
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
+from cloud.probe import SizeProbe
 from cloud.records import Records
 from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from common.channel import Will
-from common.connection import BrokerAddress, Credentials, MqttOptions
+from common.connection import SIZE_HINT, BrokerAddress, Credentials, MqttOptions
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
-from common.errors import ConfigurationError, RemoteProtocolError
+from common.errors import ConfigurationError, RecordsError, RemoteProtocolError
 from common.health import beat
 from common.loop import SelectorLoop
 from common.models.model import Model
@@ -31,13 +32,14 @@ from common.rundir import RunDirectory
 from common.scenario import Scenario
 from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
-from common.wire.v1 import ITEMS_LIMIT, bounded, packet_limit
+from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, WELCOME_LIMIT, bounded, packet_limit
 from experiments.budget import calibrated
 from experiments.live import View
 from experiments.world import deal
 
 EXIT_CODES = {"finished": 0, "no-budget": 3, "interrupted": 130}
 _ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
+_ECHO = 20.0  # seconds for a message as large as a model to come back
 _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart takes less
 
 
@@ -68,8 +70,13 @@ class Setting:
 
     @property
     def payload_bytes(self) -> int:
-        """How large a model on the wire is, header and topic included, with room to spare."""
-        return 4 * self.model.dimension + 4096
+        """The largest message of the run, with room to spare: what its broker must let pass, and need not exceed."""
+        return max(4 * self.model.dimension + 4096, WELCOME_LIMIT)
+
+    @property
+    def probe_bytes(self) -> int:
+        """How large a model on the wire is, or a cold message at its cap."""
+        return max(HEADER_BYTES + 4 * self.model.dimension, COLD_LIMIT)
 
     @property
     def packet_bytes(self) -> int:
@@ -156,15 +163,25 @@ def open_cloud(
         for service in started if topic == UNREAD else ():  # what was read the service counts itself
             service.dropped["packet"] += 1
 
+    records = Records(directory.journal if scenario.records.events else None)
+
     def records_written() -> None:
-        directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
+        try:
+            directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
+        except RecordsError as error:
+            records.fail(error)
+        for service in started if records.failure is not None else ():
+            if service.halted is None:
+                # unrecorded updates would be releases that no record shows
+                view.say(f"the records end here, and so does the run: {records.failure}")
+                service.interrupt("failed")
         view.refresh()
 
     channel = MqttChannel(
         options,
         loop,
         on_connected=announce_again,
-        on_lost=lambda reason: view.say(f"the broker is gone ({reason}); retrying"),
+        on_lost=lambda reason: view.say(f"{reason}; connecting again"),
         on_violation=count_packets,
     )
     service = CloudService(
@@ -174,7 +191,7 @@ def open_cloud(
         evaluator=Evaluator.of(setting.model, setting.dataset.test, scenario.model.regularization),
         channel=channel,
         loop=loop,
-        records=Records(directory.journal if scenario.records.events else None),
+        records=records,
         on_records=records_written,
         say=view.say,
         gather=gather,
@@ -184,6 +201,7 @@ def open_cloud(
     channel.connect(connect_timeout)
     try:
         _ask_for_others(service, loop)
+        _probe_size(SizeProbe(run, nonce, channel, setting.probe_bytes), channel, loop, view.say)
     except ConfigurationError:
         channel.close()  # with a goodbye: our last will would say that the run's cloud is away
         loop.close()
@@ -215,6 +233,34 @@ def _ask_for_others(service: CloudService, loop: SelectorLoop) -> None:
         service.say(
             f"run {service.run!r}: its last cloud left no goodbye and does not answer; taking its place"
         )
+
+
+def _probe_size(
+    probe: SizeProbe, channel: MqttChannel, loop: SelectorLoop, say: Callable[[str], None]
+) -> None:
+    """Raise ConfigurationError where the broker does not carry messages of the run's size."""
+    probe.begin()
+    for _attempt in range(2):  # one connection may be lost for another reason
+        loop.post(probe.send)
+        until = loop.now() + _ECHO
+        loop.serve(lambda: probe.settled or not channel.connected, until=until)
+        if probe.passed:
+            return
+        if probe.settled:
+            raise ConfigurationError(
+                f"broker {channel.options.address}: drops messages of {probe.size} bytes, which this run's models"
+                f" take; {SIZE_HINT}"
+            )
+        if channel.connected:
+            say(
+                f"no echo of a message of {probe.size} bytes within {_ECHO:g} s: the broker or the way to it is slow"
+            )
+            return
+        loop.serve(lambda: channel.connected, until=until)
+    raise ConfigurationError(
+        f"broker {channel.options.address}: ends the connection behind a message of {probe.size} bytes, which this"
+        f" run's models take; {SIZE_HINT}"
+    )
 
 
 @contextlib.contextmanager

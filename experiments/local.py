@@ -21,6 +21,7 @@ from common.scenario import Scenario
 from experiments.children import mortal
 from experiments.environment import without_options
 from experiments.live import View
+from experiments.threads import one_thread
 
 _LOOK_EVERY = 0.5  # seconds between two looks at the children
 _GRACE = 20.0  # seconds for edges to end after the halt, all of them together
@@ -118,8 +119,10 @@ def edge_arguments(
 
 
 def one_thread_each() -> dict[str, str]:
-    """Return an environment in which numpy and torch keep to one core: the edges share this machine."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    """Return an environment in which numpy and torch keep to one core, unless the user's own says otherwise."""
+    environ = dict(os.environ)
+    one_thread(environ)
+    return environ
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]], patience: float) -> None:

@@ -6,15 +6,20 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cloud.lives import Lives
+from cloud.service import CloudService
+from cloud.terms import EdgeAccount
 from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset
-from common.errors import ConfigurationError, MapaError
+from common.errors import ConfigurationError, RecordsError
 from common.link import link_profile
 from common.models.model import Model
-from common.noise import NoiseLaw
+from common.noise import NoiseLaw, Sampling
+from common.quantities import EdgeId
 from common.rundir import RunDirectory, new_run_id
 from common.scenario import Scenario
 from common.tally import Tally
@@ -29,10 +34,6 @@ from experiments.world import World
 
 ENGINES = ("events", "vectorised", "block", "synchronous")
 _STREAMS = {True: "secure", False: "philox key (seed, k), counter (0, 0, purpose, n)"}
-
-
-class RecordsError(MapaError):
-    """The run's directory cannot be made."""
 
 
 @contextlib.contextmanager
@@ -67,7 +68,8 @@ def record_simulation(
     elif engine != "events":
         check_vectorised([world], blocks=engine == "block")
     with open_records(runs / new_run_id(name)) as directory:
-        write_manifest(directory, scenario, world.dataset, name=name, engine=engine)
+        sizes = [len(rows) for rows in world.rows]
+        write_manifest(directory, scenario, world.dataset, name=name, engine=engine, shard_sizes=sizes)
         journal = directory.journal if scenario.records.events else None
         began = time.perf_counter()
         if engine == "events":
@@ -110,8 +112,12 @@ def record_cloud(
     `own_edges` says that whoever calls has started all edges, so that none has another budget than the scenario's.
     """
     setting, service, directory = cloud.setting, cloud.service, cloud.directory
+    failures: list[RecordsError] = []
     service.record()
-    directory.flush()
+    if reason != "failed" and service.records.failure is not None:  # the last lines only: the run was over
+        failures.append(service.records.failure)
+    with _kept(failures):
+        directory.flush()
     first, last = service.first_update, service.last_update
     seconds = last - first if first is not None and last is not None else 0.0
     summary = summarise(
@@ -127,13 +133,11 @@ def record_cloud(
     summary["dropped"] = dict(service.dropped)
     summary["network"] = network(cloud)
     accounts = sorted(service.server.edges.values(), key=lambda account: account.index)
-    # One more gradient may be on its way, unless the edge said goodbye; its own ledger has the last word.
-    tallies = service.tally.edges
-    summary["releases"] = [
-        a.last_sequence + (a.present or tallies[a.index].gone not in ("budget", "shutdown")) for a in accounts
-    ]
-    _write_model(directory, setting.scenario, setting.model, service.server.model, service.server.updates)
-    directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
+    summary["releases"] = [_releases(service, account) for account in accounts]
+    with _kept(failures):
+        _write_model(directory, setting.scenario, setting.model, service.server.model, service.server.updates)
+    with _kept(failures):
+        directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
     if own_edges:  # their ledgers let nothing on its way that the budget does not permit
         caps = release_caps(setting.scenario, setting.shard_sizes)
         summary["releases"] = [
@@ -146,29 +150,70 @@ def record_cloud(
             (a.index, a.edge_id, a.law, setting.shard_sizes[a.index], releases)
             for a, releases in zip(accounts, summary["releases"], strict=True)
         ],
+        service.lives,
     )
-    directory.summary(summary)
+    with _kept(failures):
+        directory.summary(summary)
+    if failures:
+        raise failures[0]
     return summary
 
 
+@contextlib.contextmanager
+def _kept(failures: list[RecordsError]) -> Iterator[None]:
+    """Go on after a file that cannot be written: the next may be smaller."""
+    try:
+        yield
+    except RecordsError as error:
+        failures.append(error)
+
+
+def _releases(service: CloudService, account: EdgeAccount) -> int:
+    """Return how many gradients an edge can have released; its own ledger has the last word.
+
+    One more than the cloud knows of may be on its way, if the edge was ever sent a model and did not say goodbye.
+    """
+    known = account.last_sequence or service.lives.known(account.edge_id)
+    sent = service.server.schedule is not None  # with the first stage every edge is sent the model
+    gone = service.tally.edges[account.index].gone
+    return known + (sent and (account.present or gone not in ("budget", "shutdown")))
+
+
+_STARTS = (
+    "With the shuffled sampler each start of an edge's process begins a new epoch: the starts that this"
+    " cloud saw are counted."
+)
+_EARLIER = (
+    "Of releases before this cloud began it does not know the starts: each of them is counted as an epoch"
+    " of its own."
+)
+
+
 def privacy_of(
-    scenario: Scenario, edges: Sequence[tuple[int, str, NoiseLaw | None, int, int]]
+    scenario: Scenario,
+    edges: Sequence[tuple[int, str, NoiseLaw | None, int, int]],
+    lives: Lives | None = None,
 ) -> dict[str, Any]:
-    """State what the releases (k, id, law, n_k, count) guarantee; where that cannot be, say why."""
-    if not edges:
+    """State what the releases (k, id, law, n_k, count) guarantee; where that cannot be, say why.
+
+    `lives` knows where edges were started anew; None: no edge ever was.
+    """
+    if not any(releases for *_, releases in edges):
         return {"words": ["Nothing was released."], "edges": []}
     mechanism = scenario.mechanism
+
+    def of_edge(k: int, edge_id: str, law: NoiseLaw | None, size: int, releases: int) -> EdgeReleases:
+        kind = ReleaseKind(law, mechanism, size)
+        stated = EdgeReleases(
+            edge=k, edge_id=edge_id, kind=kind, releases=releases, reproducible=scenario.seed is not None
+        )
+        if lives is None or mechanism.sampling is not Sampling.SHUFFLED:
+            return stated
+        notes = (_STARTS, _EARLIER) if lives.earlier(EdgeId(edge_id)) else (_STARTS,)
+        return replace(stated, charges=lives.charges(EdgeId(edge_id), kind, releases), notes=notes)
+
     try:
-        stated = [
-            EdgeReleases(
-                edge=k,
-                edge_id=edge_id,
-                kind=ReleaseKind(law, mechanism, size),
-                releases=releases,
-                reproducible=scenario.seed is not None,
-            )
-            for k, edge_id, law, size, releases in edges
-        ]
+        stated = [of_edge(*edge) for edge in edges]
         shared = scenario.data.partition == "shared"
         return state_privacy(stated, scenario.privacy.total_delta, shared=shared).as_dict()
     except ConfigurationError as error:
@@ -207,7 +252,13 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
 
 
 def write_manifest(
-    directory: RunDirectory, scenario: Scenario, dataset: Dataset, *, name: str, engine: str
+    directory: RunDirectory,
+    scenario: Scenario,
+    dataset: Dataset,
+    *,
+    name: str,
+    engine: str,
+    shard_sizes: Sequence[int],
 ) -> None:
     stream = blocks.NAME if engine == "block" else _STREAMS[scenario.seed is None]
     directory.manifest(
@@ -216,6 +267,7 @@ def write_manifest(
         name=name,
         data={scenario.data.set: dataset.checksum},
         random_stream=stream,
+        shard_sizes=list(shard_sizes),
     )
 
 

@@ -42,6 +42,7 @@ class RunRecords:
     evaluations: list[Seen] = field(default_factory=list)
     staleness: Counter[int] = field(default_factory=Counter)
     stages: list[dict[str, Any]] = field(default_factory=list)
+    last_update: int = 0  # t of the last update on record
 
     @property
     def name(self) -> str:
@@ -83,6 +84,7 @@ def read_run(path: Path) -> RunRecords:
         event, time = record.get("event"), record.get("time")
         if event == "gradient_applied":
             run.staleness[record["staleness"]] += 1
+            run.last_update = record["t"]
             if time is not None:
                 times[record["t"]] = time
         elif event == "evaluated":
@@ -107,6 +109,16 @@ def read_run(path: Path) -> RunRecords:
 def _values(record: dict[str, Any]) -> dict[str, float | None]:
     """Return the metrics of an evaluation: everything that is not a key of the records themselves."""
     return {key: value for key, value in record.items() if key not in RESERVED}
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return what a run was; empty where nothing says it."""
+    return _json(path / "manifest.json")
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return a run's events; a last line that was cut off is left out."""
+    return _lines(path / "events.jsonl")
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from common.accounting import gaussian
 from common.accounting.gaussian import GaussianReleases
+from common.accounting.overlap import ShardSpent, total_of_records
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import Total, total
 from common.noise import Adjacency
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 MOST_PLDS = 8
 _RATES = 32
 _ROWS = 20  # edges in the printed table
+SHARED = "they draw from the same records"
 LITTLE = 10.0  # from this ε on, say that it protects little
 
 
@@ -36,6 +38,8 @@ class EdgeReleases:
     charges: int | None = None  # the ledger's count; None: no restart within an epoch
     earlier: tuple[Spent, ...] = ()  # by other runs, on the same records
     reproducible: bool = False  # seeded noise
+    shards: tuple[ShardSpent, ...] = ()  # all that its ledger spent, by shard; (): no ledger was asked
+    notes: tuple[str, ...] = ()  # how it was counted, in sentences
 
     @property
     def spent(self) -> tuple[Spent, ...]:
@@ -58,8 +62,8 @@ class Statement:
 
     delta: float
     edges: tuple[EdgeStatement, ...]
-    whole: Total  # of a record, whichever it is: the largest edge's, or all edges' together
-    shared: bool  # every edge draws from all the data
+    whole: Total  # of a record, whichever it is: the largest edge's, or several edges' together
+    composed: str  # why edges' releases were composed; '': no record can lie in two edges' shards
     of_ledgers: bool = False  # every run that the edges' ledgers know is counted; False: one run alone
 
     @property
@@ -82,7 +86,8 @@ class Statement:
             "delta": self.delta,
             "adjacency": Adjacency.ZERO_OUT.value,
             "reproducible_noise": self.reproducible,
-            "shared_records": self.shared,
+            "shared_records": bool(self.composed),
+            "composed_because": self.composed or None,
             "largest_edge": self.largest.of.edge,
             **_figures(self.whole),
             "edges": [_edge_dict(edge) for edge in self.edges],
@@ -129,8 +134,9 @@ def state_privacy(
 ) -> Statement:
     """Account every edge at δ; edges with the same parameters are accounted once.
 
-    `shared` says that shards overlap, so a record pays for all edges' releases. `quick` leaves PLD out.
-    `of_ledgers` says that the edges' ledgers were asked, so that no run of theirs is missing.
+    `shared` says that shards overlap, so a record pays for all edges' releases. Where the edges' ledgers say
+    which shards they spent on, that is found out here. `quick` leaves PLD out. `of_ledgers` says that the
+    edges' ledgers were asked, so that no run of theirs is missing.
     """
     if not edges:
         raise ValueError("a statement needs at least one edge")
@@ -142,12 +148,37 @@ def state_privacy(
     else:
         totals |= _ranked(costly, delta, quick)
     stated = tuple(EdgeStatement(edge, *totals[edge.spent]) for edge in edges)
+    overlap = overlapping(edges)
     if shared:
         everything = [spent for edge in edges for spent in edge.spent]
         whole = total(everything, delta, quick=quick, several_runs=any(edge.earlier for edge in edges))
+    elif overlap:
+        whole = total_of_records([one for edge in edges for one in edge.shards], delta, quick=quick)
     else:
         whole = _largest(stated).total
-    return Statement(delta, stated, whole, shared, of_ledgers)
+    return Statement(delta, stated, whole, SHARED if shared else overlap, of_ledgers)
+
+
+def overlapping(edges: Sequence[EdgeReleases]) -> str:
+    """Say why a record may lie in the shards of two edges' ledgers; '' where none can."""
+    holders: dict[str, dict[int | None, set[int]]] = {}
+    for number, edge in enumerate(edges):
+        for one in edge.shards:
+            if one.spent.charges:
+                holders.setdefault(one.cut, {}).setdefault(one.shard, set()).add(number)
+    for cut, shards in holders.items():
+        for shard, numbers in shards.items():
+            if len(numbers) > 1 and shard is None:
+                return SHARED
+            if len(numbers) > 1:
+                ids = " and ".join(sorted(edges[number].edge_id for number in numbers)[:2])
+                return f"{len(numbers)} ledgers ({ids}{' …' if len(numbers) > 2 else ''}) hold shard {shard} ({cut})"
+    if (
+        len(holders) > 1
+        and len({number for shards in holders.values() for s in shards.values() for number in s}) > 1
+    ):
+        return f"a record may lie in shards of different cuts of the same data ({'; '.join(sorted(holders))})"
+    return ""
 
 
 Key = tuple[Spent, ...]
@@ -215,20 +246,25 @@ def _words(statement: Statement) -> Iterator[str]:
             "Reproducible noise: not private. The noise follows from a seed, so whoever knows the seed can"
             " take it off again; the figures are what secure randomness would have given."
         )
+    if not any(spent.charges for edge in statement.edges for spent in edge.of.spent):
+        yield "Nothing was released."
+        return
     edges = [edge for edge in statement.edges if edge.total.is_private]
     bare = [edge for edge in statement.edges if not edge.total.is_private]
     if bare:
-        some = "Not" if not edges or statement.shared else f"{len(bare)} of {len(statement.edges)} edges not"
+        some = (
+            "Not" if not edges or statement.composed else f"{len(bare)} of {len(statement.edges)} edges not"
+        )
         yield f"{some} differentially private (ε = ∞): {bare[0].total.reason}."
-    if bare and (statement.shared or not edges):
+    if bare and (statement.composed or not edges):
         return
     worst = _largest(edges)
-    whole = statement.whole if statement.shared else worst.total
+    whole = statement.whole if statement.composed else worst.total
     when = "" if statement.of_ledgers else " in this run"
     subject, seen = "Each record of an edge's shard", f"that its edge released{when}"
-    if statement.shared:
+    if statement.composed:
         subject = "Each record"
-        seen = f"that all edges released{when}, since they draw from the same records"
+        seen = f"that all edges released{when}, composed since {statement.composed}"
     elif bare:
         subject = "Each record of the other edges' shards"
     yield (
@@ -239,9 +275,12 @@ def _words(statement: Statement) -> Iterator[str]:
         yield f"An ε of {LITTLE:g} or more protects little."
     if any(edge.of.earlier for edge in statement.edges):
         yield "What earlier runs released of the same records is counted in."
-    source = (
-        "All releases together" if statement.shared else f"The largest over edges, edge {worst.of.edge}'s"
-    )
+    yield from dict.fromkeys(note for edge in statement.edges for note in edge.of.notes)
+    source = f"The largest over edges, edge {worst.of.edge}'s"
+    if statement.composed:
+        source = (
+            "All releases together" if statement.composed == SHARED else "Each cut's worst shard together"
+        )
     beside = ""
     if whole.replace_one is not None:
         beside = f"; under replace-one adjacency ε = {_number(whole.replace_one)}"

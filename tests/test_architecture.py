@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 PURE = [
     *(f"cloud/{name}.py" for name in ("stages", "schedules", "fifo", "terms", "server")),
-    *(f"edge/{name}.py" for name in ("privacy", "worker", "samplers")),
+    *(f"edge/{name}.py" for name in ("policy", "privacy", "worker", "samplers")),
     *(f"common/{name}.py" for name in ("noise", "problem", "quantities", "messages", "errors")),
 ]
 FORBIDDEN_IN_PURE = {

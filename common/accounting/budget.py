@@ -78,21 +78,38 @@ def calibrate(
     sampling: Sampling = Sampling.POISSON,
     clipping: Clipping = Clipping.PER_SAMPLE,
 ) -> float:
-    """Return the least z whose `releases` cost at most the budget by PLD, to about 1e-6."""
+    """Return the least z whose `releases` cost at most the budget by PLD, to about 1e-6.
+
+    By RDP where δ is too small for PLD; either way `total` of so many releases is within the budget.
+    """
     if releases < 1:
         raise ConfigurationError(f"releases = {releases}: must be at least 1")
     if budget.delta == 0:
         raise ConfigurationError("total_delta = 0: a Gaussian release needs a δ greater than 0")
     mechanism = Mechanism(clipping, Scope.ALL, sampling, batch_size)
     unit = ReleaseKind(Gaussian(1.0), mechanism, shard_size)
+    z, step = _least_multiplier(budget, unit, unit.charges(releases)), 1e-9
+    # A root may lie either side by its tolerance, and PLD's last digits jump about; the budget may not be passed.
+    while not keeps(budget, ReleaseKind(Gaussian(z), mechanism, shard_size), releases):
+        z *= 1 + step
+        step *= 2
+    return z
+
+
+def keeps(budget: Budget, kind: ReleaseKind, releases: int) -> bool:
+    """Say whether so many releases of this kind, and nothing else, stay within the budget."""
+    spent = [Spent(kind, kind.charges(releases))]
+    return total(spent, budget.delta, replace_one=False).epsilon <= budget.epsilon
+
+
+def _least_multiplier(budget: Budget, unit: ReleaseKind, charges: int) -> float:
+    """Return the least z for so many charges, up to a tolerance; `unit` is the kind with z = 1."""
     effective = unit.guarantee(Adjacency.ZERO_OUT).noise_multiplier  # of z = 1
     assert effective is not None  # a Gaussian over all coordinates always has one
-    charges = unit.charges(releases)
     if unit.sampling_rate < 1:
         return _calibrate_sampled(budget, unit.sampling_rate, charges) / effective
     sigma: float = dp_accounting().get_sigma_gaussian(budget.epsilon, budget.delta)
-    # The closed form's root may lie either side by its tolerance; the budget may not be passed.
-    return sigma * math.sqrt(charges) / effective * (1 + 1e-9)
+    return sigma * math.sqrt(charges) / effective
 
 
 def _calibrate_sampled(budget: Budget, rate: float, charges: int) -> float:
@@ -100,7 +117,8 @@ def _calibrate_sampled(budget: Budget, rate: float, charges: int) -> float:
 
     @functools.cache
     def by_pld(z: float) -> float:
-        return gaussian.pld([GaussianReleases(z, rate, charges)], budget.delta, Adjacency.ZERO_OUT)
+        by_grid = gaussian.pld([GaussianReleases(z, rate, charges)], budget.delta, Adjacency.ZERO_OUT)
+        return min(by_grid, by_rdp(z))
 
     def by_rdp(z: float) -> float:
         return gaussian.rdp([GaussianReleases(z, rate, charges)], budget.delta)

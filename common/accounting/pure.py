@@ -28,8 +28,9 @@ class PureReleases:
 def amplify_zero_out(epsilon: float, rate: float) -> float:
     """Return ε of a Poisson-sampled release: log(1 + q(e^ε − 1)).
 
-    A record that is left out and one that is zeroed give the same release A; let B be the release with
-    it, e^−ε ≤ B/A ≤ e^ε. Then ((1−q)A + qB)/A ≤ 1 − q + q·e^ε, and the inverse ratio is below that too.
+    A record that is left out and one that is zeroed give the same release A (but for rounding: docs/privacy.md);
+    let B be the release with it, e^−ε ≤ B/A ≤ e^ε. Then ((1−q)A + qB)/A ≤ 1 − q + q·e^ε, and the inverse ratio
+    is below that too.
     """
     return _log_mixture(epsilon, rate)
 

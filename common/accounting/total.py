@@ -173,17 +173,23 @@ def _gaussian_total(spent: Sequence[Spent], delta: float, quick: bool, replace_o
     on_a_grid = bool(pure_groups) or any(group.rate < 1 for group in groups)
     if on_a_grid and by_rdp > PLD_CEILING:
         return Total(delta=delta, rdp=by_rdp, reason=f"PLD was left out: ε is beyond {PLD_CEILING:g}")
+    by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT, pure_groups)
+    if math.isinf(by_pld):
+        reason = f"PLD was left out: with so many releases, δ = {delta:g} is too small for its arithmetic"
+        return Total(delta=delta, rdp=by_rdp, reason=reason)
     return Total(
         delta=delta,
         rdp=by_rdp,
-        pld=gaussian.pld(groups, delta, Adjacency.ZERO_OUT, pure_groups),
+        pld=by_pld,
         replace_one=_replace_one_by_pld(spent, delta) if replace_one else None,
     )
 
 
-def _replace_one_by_pld(spent: Sequence[Spent], delta: float) -> float:
+def _replace_one_by_pld(spent: Sequence[Spent], delta: float) -> float | None:
     groups = _gaussian_groups(spent, Adjacency.REPLACE_ONE)
-    return gaussian.pld(groups, delta, Adjacency.REPLACE_ONE, _pure_groups(spent, Adjacency.REPLACE_ONE))
+    pure_groups = _pure_groups(spent, Adjacency.REPLACE_ONE)
+    by_pld = gaussian.pld(groups, delta, Adjacency.REPLACE_ONE, pure_groups)
+    return by_pld if math.isfinite(by_pld) else None
 
 
 def _gaussian_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[GaussianReleases]:

@@ -9,6 +9,8 @@ from common.quantities import Vector
 
 Matrix = npt.NDArray[np.float32]
 
+_ZERO = np.float32(0)
+
 
 class OuterGradients:
     """∇F(x, ξ_i) = D_i ⊗ X_i of a model that is linear in its scores; b × N is never formed."""
@@ -25,8 +27,9 @@ class OuterGradients:
         squares *= np.vecdot(self._d, self._d)
         return np.sqrt(squares, out=squares)
 
-    def keep(self, rows: npt.NDArray[np.bool_]) -> OuterGradients:
-        return OuterGradients(self._d[rows], self._x[rows])
+    def nulled(self, rows: npt.NDArray[np.bool_]) -> OuterGradients:
+        kept = ~rows[:, None]
+        return OuterGradients(np.where(kept, self._d, _ZERO), np.where(kept, self._x, _ZERO))
 
     def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
         """Return Σ w_i D_i ⊗ X_i = (D∘w)ᵀX."""
@@ -47,8 +50,8 @@ class RowGradients:
         squares: npt.NDArray[np.float32] = np.vecdot(self._rows, self._rows)
         return np.sqrt(squares, out=squares)
 
-    def keep(self, rows: npt.NDArray[np.bool_]) -> RowGradients:
-        return RowGradients(self._rows[rows])
+    def nulled(self, rows: npt.NDArray[np.bool_]) -> RowGradients:
+        return RowGradients(np.where(~rows[:, None], self._rows, _ZERO))
 
     def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
         total: Vector = self._rows.sum(axis=0) if weights is None else weights @ self._rows

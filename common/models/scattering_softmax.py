@@ -16,14 +16,23 @@ import numpy.typing as npt
 from common.errors import ConfigurationError
 from common.models.linear import Softmax
 from common.models.model import Features, Images
-from common.models.scattering import CHANNELS, Scattering, group_normalised
+from common.models.scattering import CHANNELS, STRIDE, Scattering, group_normalised
 from common.models.strokes import draw_strokes
 
 GROUPS = 27  # of three channels each, as in Tramèr and Boneh 2021
 _POWER = 0.75  # ½ would keep all directions as they are, 1 make them equal
 _FLOOR = 0.01  # of the mean eigenvalue: directions below it are mostly rounding
 
+MOST_LANDMARKS = 2000  # their matrix takes the cube of their number: a peer may name it
+LARGEST_VIEW = 1 << 28  # bytes that the landmarks may take while they are made
+
 Matrix = npt.NDArray[np.float32]
+
+
+def view_bytes(shape: tuple[int, int], landmarks: int) -> int:
+    """Estimate the memory of `_view` at its peak: S in float32 and float64, and four n × n matrices in float64."""
+    coefficients: int = CHANNELS * (shape[0] // STRIDE) * (shape[1] // STRIDE)
+    return landmarks * (12 * coefficients + 32 * landmarks)
 
 
 class ScatteringSoftmax(Softmax):
@@ -35,9 +44,17 @@ class ScatteringSoftmax(Softmax):
     name = "scattering"
 
     def __init__(self, *, shape: tuple[int, int], classes: int, landmarks: int = 1000) -> None:
-        if type(landmarks) is not int or not 0 <= landmarks <= 10_000:
-            raise ConfigurationError(f"model.options.landmarks = {landmarks!r}: must be from 0 to 10000")
+        if type(landmarks) is not int or not 0 <= landmarks <= MOST_LANDMARKS:
+            raise ConfigurationError(
+                f"model.options.landmarks = {landmarks!r}: must be from 0 to {MOST_LANDMARKS}"
+            )
         self._scattering = Scattering(shape)
+        needed = view_bytes(shape, landmarks)
+        if needed > LARGEST_VIEW:
+            raise ConfigurationError(
+                f"model.options.landmarks = {landmarks}: takes about {needed >> 20} MB for images of"
+                f" {shape[0]}×{shape[1]}; must be at most {LARGEST_VIEW >> 20} MB"
+            )
         self._pixels = math.prod(shape)
         self._view = _view(shape, landmarks) if landmarks else None
         # to a linear model these are what pixels are to softmax: a row of numbers

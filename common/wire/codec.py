@@ -24,6 +24,7 @@ from common.wire import v1
 
 _Schema = TypeVar("_Schema", v1.HelloV1, v1.LeaveV1, v1.HaltV1, v1.PresenceV1, v1.WelcomeV1, v1.RefuseV1)
 _FLOATS = np.dtype("<f4")
+_MOST_FIELDS = 64  # of a cold message, known or not: each unknown one costs an error of its own
 _pack, _unpack_from = v1.HEADER.pack, v1.HEADER.unpack_from
 
 
@@ -292,6 +293,8 @@ def _unpack(kind: str, payload: bytes, limit: int) -> dict[str, Any]:
         fields = msgpack.unpackb(payload, strict_map_key=True, max_ext_len=0)
     except Exception as error:  # a parser at the border: whatever it says, the bytes are at fault
         raise RemoteProtocolError(f"{kind}: not msgpack ({type(error).__name__})") from error
+    if isinstance(fields, dict) and len(fields) > _MOST_FIELDS:
+        raise RemoteProtocolError(f"{kind}: {len(fields)} fields, at most {_MOST_FIELDS}")
     # Only str keys, so that no key of ours is shadowed by its bytes.
     if not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
         raise RemoteProtocolError(f"{kind}: not a map with text keys")

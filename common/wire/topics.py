@@ -85,6 +85,11 @@ def clouds_topic(run: RunId) -> str:
     return f"{_ROOT}/{run}/clouds"
 
 
+def probe_topic(run: RunId) -> str:
+    """Return the topic where a cloud that starts sends itself a message as large as a model."""
+    return f"{_ROOT}/{run}/probe"
+
+
 def edge_client_id(run: RunId, edge: EdgeId) -> str:
     """Return the MQTT client id of an edge: the broker lets one connection at a time hold it.
 

@@ -1,9 +1,22 @@
 #!/bin/sh
-# Hand the secrets to the broker's own user, in memory: on the host they are the caller's alone.
+# Start the broker of a container.
+# MESSAGE_SIZE_LIMIT: bytes of the largest message; 40 + 4N for N parameters, and a little more. 1 MiB admits 262,000
+# parameters, six times the largest model that is shipped; a cloud whose models do not pass says so and ends.
+# /secrets, where there are any: handed to the broker's own user, in memory; on the host they are the caller's alone.
 set -eu
-for file in /secrets/* /mosquitto/config/acl; do
-  cp "$file" /mosquitto/secrets/
-done
-chmod 600 /mosquitto/secrets/*
-chown -R mosquitto:mosquitto /mosquitto/secrets
-exec mosquitto -c /mosquitto/config/mosquitto.conf
+home=${MOSQUITTO_HOME:-/mosquitto}
+limit=${MESSAGE_SIZE_LIMIT:-1048576}
+case $limit in 0* | *[!0-9]* | ??????????*)
+  echo "MESSAGE_SIZE_LIMIT = '$limit': must be a whole number of bytes from 1 to 999999999" >&2
+  exit 2
+  ;;
+esac
+if [ -d /secrets ]; then
+  for file in /secrets/* "$home/config/acl"; do
+    cp "$file" "$home/secrets/"
+  done
+  chmod 600 "$home"/secrets/*
+  chown -R mosquitto:mosquitto "$home/secrets"
+fi
+sed "s/^message_size_limit .*/message_size_limit $limit/" "$home/config/mosquitto.conf" >"$home/data/mosquitto.conf"
+exec mosquitto -c "$home/data/mosquitto.conf"

@@ -18,6 +18,7 @@ from experiments.commands.report import report
 from experiments.commands.scenario_options import ScenarioOptions
 from experiments.live import view_for
 from experiments.recording import open_records, record_cloud, write_manifest
+from experiments.unfinished import unfinished_runs
 
 
 @with_groups(environment.CLOUD)
@@ -57,7 +58,16 @@ def cloud_command(
             connect_timeout=connection.connect_timeout,
             gather=gather,
         ) as cloud:
-            write_manifest(directory, resolved, setting.dataset, name=name, engine="testbed")
+            for left in unfinished_runs(checked, runs_dir):
+                view.say(f"{left}; this cloud begins a new run at t = 1")
+            write_manifest(
+                directory,
+                resolved,
+                setting.dataset,
+                name=name,
+                engine="testbed",
+                shard_sizes=setting.shard_sizes,
+            )
             view.say(
                 f"serving run {checked!r} on {address}; edges: mapa edge --broker {address} --run {checked}"
             )

@@ -21,6 +21,7 @@ from experiments.commands import options
 from experiments.figures import line, look, over_updates, panels, save, shared_legend
 from experiments.recording import ENGINES
 from experiments.records import RunRecords, find_run, read_run
+from experiments.unfinished import unfinished
 
 _WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read and a folded table cannot
 
@@ -38,6 +39,9 @@ def compare_command(
 ) -> None:
     """Overlay runs, simulated or real: a metric over updates and, where there are times, over seconds."""
     found = [read_run(find_run(name, runs)) for name in names]
+    for run in found:
+        if (left := unfinished(run.path)) is not None:
+            Console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
     drawn = chosen_metric(found, metric)
     rows = [{**describe(run, drawn), "run": name} for run, name in zip(found, told_apart(found), strict=True)]
     pictures = draw_comparison(found, drawn, out)
@@ -81,13 +85,13 @@ def describe(run: RunRecords, metric: Metric) -> dict[str, Any]:
         "model": scenario.get("model", {}).get("name"),
         "data": scenario.get("data", {}).get("set"),
         "K": run.summary.get("edges_configured", scenario.get("edges")),
-        "updates": run.summary.get("updates", last.updates if last else 0),
+        "updates": run.summary.get("updates", max(run.last_update, last.updates if last else 0)),
         metric.name: None if last is None else last.values.get(metric.name),
         "best": best(run, metric),
         **{m.name: None if last is None else last.values.get(m.name) for m in run.metrics if m != metric},
         "staleness": sum(s * n for s, n in run.staleness.items()) / total if total else None,
         "seconds": None if last is None else last.seconds,
-        "end": run.summary.get("reason", "no summary"),
+        "end": run.summary.get("reason", "unfinished"),
     }
 
 

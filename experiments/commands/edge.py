@@ -13,7 +13,7 @@ from common.errors import ConfigurationError
 from common.link import LinkProfile, link_profile
 from common.noise import LAWS, noise_law
 from edge.fleet import EdgeFleet, FleetSettings
-from edge.preparation import Wishes
+from edge.policy import OperatorPolicy
 from experiments import environment
 from experiments.commands import options
 from experiments.commands.groups import with_groups
@@ -25,17 +25,33 @@ def edge_command(
     connection: Connection,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="ε_k of one release, of gamma-norm noise unless --noise names another"),
+        typer.Option(
+            help="ε_k of gamma-norm noise: every release is at most ε_k-DP under zero-out adjacency (a sample's"
+            " contribution set to zero), before amplification by sampling; a run that gives less is refused"
+        ),
     ] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="z_k of gaussian noise")] = None,
-    noise: Annotated[str | None, typer.Option(help="the law, instead of the run's")] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            help="z_k of gaussian noise: every release has at least this standard deviation over its zero-out"
+            " sensitivity, before amplification by sampling; a run that gives less is refused"
+        ),
+    ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(help="the law, instead of the run's; exponential-norm guarantees nothing"),
+    ] = None,
     total_epsilon: Annotated[
-        float | None, typer.Option(help="budget of this edge's data; no release goes past it")
+        float | None,
+        typer.Option(
+            help="budget of the records: all releases of a record, by whichever edges of --state-dir, cost at"
+            " most this, under zero-out adjacency"
+        ),
     ] = None,
     total_delta: Annotated[float, typer.Option(help="its δ")] = 1e-5,
     replace_budget: Annotated[
         bool,
-        typer.Option("--replace-budget", help="this one binds instead of those set for these records before"),
+        typer.Option("--replace-budget", help="replaces earlier budgets for this data"),
     ] = False,
     data_dir: options.DataDir = None,
     state_dir: Annotated[Path, typer.Option(help="folder of the ledgers; never lose it")] = Path("state"),
@@ -48,7 +64,7 @@ def edge_command(
     ] = None,
     allow_seed: Annotated[
         bool,
-        typer.Option("--allow-seed", help="take part in a run whose noise can be taken off by its seed"),
+        typer.Option("--allow-seed", help="allow seeded (non-private) runs"),
     ] = False,
     accounts: Annotated[
         Path | None,
@@ -56,7 +72,7 @@ def edge_command(
     ] = None,
 ) -> None:
     """Take part in a run until it ends or the budget is spent."""
-    wishes = Wishes(
+    policy = OperatorPolicy(
         noise=noise,
         epsilon=epsilon,
         noise_multiplier=noise_multiplier,
@@ -68,9 +84,11 @@ def edge_command(
     )
     if epsilon is not None and noise_multiplier is not None:
         raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
-    _check_law(wishes)
+    _check_law(policy)
     if replace_budget and total_epsilon is None:
-        raise ConfigurationError("--replace-budget: goes with --total-epsilon, the budget that shall bind")
+        raise ConfigurationError(
+            "--replace-budget: goes with --total-epsilon, the budget that replaces earlier ones"
+        )
     if accounts is not None and connection.broker_username is not None:
         raise ConfigurationError(
             "--accounts and --username: every edge of a folder of accounts has its own user"
@@ -82,7 +100,7 @@ def edge_command(
         data_dir=options.data_dir_or_default(data_dir),
         state_dir=state_dir,
         count=count,
-        wishes=wishes,
+        policy=policy,
         username=introduced.username,
         password=introduced.password,
         tls=introduced.tls,
@@ -93,9 +111,9 @@ def edge_command(
     raise typer.Exit(code)
 
 
-def _check_law(wishes: Wishes) -> None:
+def _check_law(policy: OperatorPolicy) -> None:
     """Refuse at once what no cloud would take; a law without its parameter takes the run's."""
-    law, epsilon, multiplier = wishes.law, wishes.epsilon, wishes.noise_multiplier
+    law, epsilon, multiplier = policy.law, policy.epsilon, policy.noise_multiplier
     if law is not None and law not in LAWS:
         raise ConfigurationError(f"--noise {law!r}: allowed are {', '.join(LAWS)}")
     if law is not None and (epsilon, multiplier) != (None, None):

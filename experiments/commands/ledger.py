@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,16 @@ from rich.console import Console
 from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.datasets.families import records_of
 from common.errors import ConfigurationError
-from common.noise import Clipping, NoiseLaw, Sampling, noise_law
+from common.noise import Clipping, Gaussian, Mechanism, NoiseLaw, Sampling, Scope, noise_law
 from common.scenario import Scenario, parse_scenario
 from edge.ledger import Standing
 from edge.ledger_snapshot import ledger_snapshot
 from edge.sqlite_ledger import FILE_NAME
 from experiments.commands import options
 from experiments.statement import EdgeReleases, Statement, state_privacy
+from experiments.unfinished import releases_on_record, unfinished
+
+_PLACES = Decimal("1e-6")  # of a printed z
 
 
 def ledger_command(
@@ -32,9 +36,14 @@ def ledger_command(
     """Print what every edge has released and what it guarantees: words first, then the table."""
     if delta is not None:
         check_delta(delta)
-    statements = _statements(_find(run, runs), delta)
+    path = _find(run, runs)
+    left = unfinished(path)
+    if left is not None:
+        Console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
+    statements = _statements(path, delta)
     if as_json:
-        print(json.dumps(_document(statements), indent=2, ensure_ascii=False))
+        document = _document(statements) | ({} if left is None else {"unfinished": str(left)})
+        print(json.dumps(document, indent=2, ensure_ascii=False))
         return
     console = Console()
     console.width = max(console.width, 140)
@@ -56,17 +65,21 @@ def calibrate_command(
     clipping: Annotated[str, typer.Option(help="per-sample or batch-mean")] = "per-sample",
     as_json: options.AsJson = False,
 ) -> None:
-    """Find the least noise multiplier z with which so many releases stay within (ε, δ), by PLD."""
-    from common.accounting.budget import calibrate
+    """Find the least noise multiplier z with which so many releases stay within (ε, δ).
+
+    By PLD, or by RDP where δ is too small for PLD. The printed z is rounded up.
+    """
+    from common.accounting.budget import calibrate, keeps
 
     budget = Budget(total_epsilon, total_delta)
+    sampling, clipped = _one_of(Sampling, "sampler", sampler), _one_of(Clipping, "clipping", clipping)
     z = calibrate(
         budget,
         releases=releases,
         batch_size=batch_size,
         shard_size=shard,
-        sampling=_one_of(Sampling, "sampler", sampler),
-        clipping=_one_of(Clipping, "clipping", clipping),
+        sampling=sampling,
+        clipping=clipped,
     )
     if as_json:
         fields = {"noise_multiplier": z, "total_epsilon": total_epsilon, "total_delta": total_delta}
@@ -74,7 +87,12 @@ def calibrate_command(
             json.dumps({**fields, "releases": releases, "batch_size": batch_size, "shard": shard}, indent=2)
         )
     else:
-        print(f"noise multiplier z = {z:.6f}")
+        mechanism = Mechanism(clipped, Scope.ALL, sampling, batch_size)
+        printed = Decimal(z).quantize(_PLACES, ROUND_CEILING)
+        # whoever types in what is printed must stay within the budget
+        while not keeps(budget, ReleaseKind(Gaussian(float(printed)), mechanism, shard), releases):
+            printed += _PLACES
+        print(f"noise multiplier z = {printed}")
 
 
 def _one_of(kind: Any, key: str, text: str) -> Any:
@@ -106,8 +124,10 @@ def _statements(path: Path, delta: float | None) -> dict[str, Statement]:
         scenario = parse_scenario(_json(manifest)["scenario"])
     if ledgers:
         return _of_ledgers(ledgers, scenario, delta)
-    if scenario is None or not (path / "summary.json").is_file():
+    if scenario is None:
         raise ConfigurationError(f"run = {str(path)!r}: neither a run's records nor a ledger is there")
+    if not (path / "summary.json").is_file():
+        return {scenario.data.set: _of_events(path, scenario, delta)}
     return {scenario.data.set: _of_summary(_json(path / "summary.json"), scenario, delta)}
 
 
@@ -151,11 +171,10 @@ def _of_book(book: list[tuple[str, list[Standing]]], delta: float | None, fallba
     """State what the ledgers' standings on the same records cost; without charges, the last one's terms."""
     told = [(edge_id, _charged(standings) or standings[-1:]) for edge_id, standings in book]
     edges = sorted((_edge(*one) for one in told), key=lambda edge: edge.edge)
-    shared = any(not standing.account.shard.disjoint for _, standings in told for standing in standings)
     if delta is None:
         budgets = (standings[-1].account.budget for _, standings in told)
         delta = next((budget.delta for budget in budgets if budget is not None), fallback)
-    return state_privacy(edges, delta, shared=shared, of_ledgers=True)
+    return state_privacy(edges, delta, of_ledgers=True)
 
 
 def _edge(edge_id: str, standings: list[Standing]) -> EdgeReleases:
@@ -169,7 +188,18 @@ def _edge(edge_id: str, standings: list[Standing]) -> EdgeReleases:
         charges=now.charges,
         earlier=tuple(standing.spent for standing in earlier),
         reproducible=any(standing.account.reproducible for standing in standings),
+        shards=tuple(standing.of_shard for standing in standings),
     )
+
+
+def _of_events(path: Path, scenario: Scenario, delta: float | None) -> Statement:
+    """State what the events of a run without a summary prove, and that it is a lower bound."""
+    Console(stderr=True, soft_wrap=True).print(
+        "counted are the gradients on record; edges may have released more, which their ledgers know",
+        highlight=False,
+    )
+    chosen = scenario.privacy.total_delta if delta is None else delta
+    return state_privacy(releases_on_record(path), chosen, shared=scenario.data.partition == "shared")
 
 
 def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None) -> Statement:

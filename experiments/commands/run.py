@@ -73,7 +73,14 @@ def run_command(
                 resolved, run=run, broker=address, directory=directory.path, data_dir=data, counts=counts
             ) as children,
         ):
-            write_manifest(directory, resolved, setting.dataset, name=name, engine="testbed")
+            write_manifest(
+                directory,
+                resolved,
+                setting.dataset,
+                name=name,
+                engine="testbed",
+                shard_sizes=setting.shard_sizes,
+            )
             cloud.patience = _OWN_BROKER if ours else cloud.patience
             children.watch(cloud.loop, view, over)
             reason = cloud.serve()

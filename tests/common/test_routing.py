@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import RemoteProtocolError
 from common.quantities import EdgeId, RunId
-from common.routing import Routes
+from common.routing import Routes, ignore_violation
 from common.wire.topics import EdgeTopic, edge_topic, every_edge, parse_edge_topic
 
 RUN = RunId("run")
@@ -31,3 +31,15 @@ def test_only_topics_of_our_length_are_remembered() -> None:
         routes.deliver(longest.encode(), b"")
     assert taken == [longest] * 2
     assert list(routes._known) == [longest.encode()]
+
+
+def test_a_flood_of_topics_is_not_remembered_without_end() -> None:
+    routes = Routes(ignore_violation)
+    routes.add("a/+", lambda *_: None, 0)
+    for number in range(20_000):
+        routes.deliver(f"a/{number}".encode(), b"")
+        assert len(routes._known) <= 4096
+    for number in range(5000):
+        routes.deliver(f"nobody/{number}".encode(), b"")
+    assert routes.violations == 5000
+    assert len(routes._known) <= 4096

@@ -182,3 +182,45 @@ def test_the_length_is_written_as_mqtt_says(size: int) -> None:
 def test_more_than_mqtt_carries_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="more than MQTT"):
         publish_head("topic", 1 << 28, False)
+
+
+def acknowledged_publish(qos: int, topic: bytes, identifier: int, body: bytes) -> bytes:
+    """Return a publish of QoS 1 or 2 as a broker sends it."""
+    rest = len(topic).to_bytes(2, "big") + topic + identifier.to_bytes(2, "big") + body
+    length, left = bytearray(), len(rest)
+    while True:
+        left, septet = left >> 7, left & 127
+        length.append(septet | 128 if left else septet)
+        if not left:
+            return bytes((0x30 | qos << 1, *length)) + rest
+
+
+@given(
+    st.integers(1, 2),
+    st.integers(1, 65535),
+    st.integers(1, 65000),
+    st.lists(st.integers(1, 70_000), max_size=6),
+)
+def test_a_packet_beyond_the_cap_leaves_its_id_to_be_acknowledged(
+    qos: int, identifier: int, topic: int, cuts: list[int]
+) -> None:
+    """Without it the broker's window of unacknowledged messages fills, and nothing comes any more."""
+    stream, theirs = streams(max_packet=1000)
+    ping = b"\xd0\x00"
+    wire = acknowledged_publish(qos, b"t" * topic, identifier, b"b" * 200_000) + ping
+    before, publishes, others = len(stream._buffer), [], []
+    with theirs:
+        for size in [*cuts, *[60_000] * 6]:
+            part, wire = wire[:size], wire[size:]
+            theirs.sendall(part)
+            for _ in range(3):  # a part may need more than one read
+                stream.fill()
+                more, left = drain(stream)
+                publishes += more
+                others += left
+    assert not wire
+    stream.close()
+    stand_in = acknowledged_publish(qos, b"?", identifier, b"")
+    assert (publishes, others) == ([], [stand_in, ping])
+    assert stream.skipped == 1
+    assert len(stream._buffer) == before

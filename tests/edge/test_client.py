@@ -29,7 +29,7 @@ from common.wire.codec import (
 from common.wire.topics import EdgeTopic, edge_topic
 from edge.client import EdgeClient
 from edge.ledger import MemoryLedger
-from edge.preparation import Wishes
+from edge.policy import OperatorPolicy
 from edge.session import EXIT_FAILED, EXIT_REFUSED
 from edge.worker import EdgeWorker
 from tests.core_support import small_dataset, small_scenario
@@ -53,7 +53,7 @@ class Stage:
 
     scenario: Scenario = field(default_factory=private_scenario)
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
-    wishes: Wishes = field(default_factory=Wishes)
+    policy: OperatorPolicy = field(default_factory=OperatorPolicy)
     run: RunId = RUN
     renewable: bool = True
     broker: MemoryBroker = field(default_factory=MemoryBroker)
@@ -64,7 +64,7 @@ class Stage:
     def __post_init__(self) -> None:
         self.edge = EdgeClient(
             run=self.run,
-            wishes=self.wishes,
+            policy=self.policy,
             ledger=self.ledger,
             load=self._load,
             loop=self.broker,
@@ -188,10 +188,11 @@ def test_a_model_that_acknowledges_what_was_never_debited_is_dropped_and_counted
 
 
 @pytest.mark.parametrize(
-    "wishes", [Wishes(epsilon=0.2), Wishes(noise_multiplier=3.0), Wishes(noise="gamma-norm")]
+    "policy",
+    [OperatorPolicy(epsilon=0.2), OperatorPolicy(noise_multiplier=3.0), OperatorPolicy(noise="gamma-norm")],
 )
-def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(wishes: Wishes) -> None:
-    stage = Stage(small_scenario(algorithm={"name": "asgd"}), wishes=wishes)
+def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(policy: OperatorPolicy) -> None:
+    stage = Stage(small_scenario(algorithm={"name": "asgd"}), policy=policy)
     stage.welcome()
     assert stage.edge.exit_code == EXIT_REFUSED
     assert "algorithm.name = 'asgd'" in stage.said[-1]
@@ -199,64 +200,98 @@ def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(wishe
 
 
 @pytest.mark.parametrize(
-    ("wishes", "privacy", "law"),
+    ("policy", "privacy", "law"),
     [
-        (Wishes(epsilon=0.5), {"noise": "gaussian", "noise_multiplier": 8.0}, GammaNorm(0.5)),
-        (Wishes(epsilon=0.5), {"noise": "exponential-norm", "epsilon": 1.0}, GammaNorm(0.5)),
-        (Wishes(noise_multiplier=8.0), {"noise": "exponential-norm", "epsilon": 1.0}, Gaussian(8.0)),
+        (OperatorPolicy(epsilon=0.5), {"noise": "gaussian", "noise_multiplier": 8.0}, GammaNorm(0.5)),
+        (OperatorPolicy(epsilon=0.5), {"noise": "exponential-norm", "epsilon": 1.0}, GammaNorm(0.5)),
+        (OperatorPolicy(noise_multiplier=8.0), {"noise": "exponential-norm", "epsilon": 1.0}, Gaussian(8.0)),
         (
-            Wishes(noise="exponential-norm", epsilon=0.5),
+            OperatorPolicy(noise="exponential-norm", epsilon=0.5),
             {"noise": "gaussian", "noise_multiplier": 8.0},
             ExponentialNorm(0.5),
         ),
         (
-            Wishes(noise="exponential-norm"),
+            OperatorPolicy(noise="exponential-norm"),
             {"noise": "exponential-norm", "epsilon": 1.0},
             ExponentialNorm(1.0),
         ),
-        (Wishes(), {"noise": "exponential-norm", "epsilon": 1.0}, ExponentialNorm(1.0)),
+        (OperatorPolicy(), {"noise": "exponential-norm", "epsilon": 1.0}, ExponentialNorm(1.0)),
     ],
 )
 def test_an_epsilon_alone_means_gamma_norm_noise_and_a_z_gaussian_and_the_hello_says_so(
-    wishes: Wishes, privacy: dict[str, Any], law: NoiseLaw
+    policy: OperatorPolicy, privacy: dict[str, Any], law: NoiseLaw
 ) -> None:
-    stage = Stage(small_scenario(seed=None, privacy=privacy), wishes=wishes)
+    sampler = {"sampler": "poisson"}
+    stage = Stage(small_scenario(seed=None, privacy=privacy, data=sampler), policy=policy)
     stage.welcome()
     assert stage.edge.preparation is not None
     assert stage.edge.preparation.worker.recipe.law == law
-    assert stage.hellos[0].noise == (None if wishes == Wishes() else law.name)
+    assert stage.hellos[0].noise == (None if policy == OperatorPolicy() else law.name)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "privacy"),
+    ("policy", "privacy"),
     [
-        (Wishes(epsilon=0.5), {"noise": "gamma-norm", "epsilon": 0.5}),
-        (Wishes(noise_multiplier=8.0), {"noise": "gaussian", "noise_multiplier": 8.0}),
-        (Wishes(noise="gaussian"), {"noise": "gaussian", "noise_multiplier": 8.0}),
-        (Wishes(noise="gaussian", noise_multiplier=8.0), {"noise": "gaussian", "noise_multiplier": 8.0}),
+        (OperatorPolicy(epsilon=0.5), {"noise": "gamma-norm", "epsilon": 0.5}),
+        (OperatorPolicy(noise_multiplier=8.0), {"noise": "gaussian", "noise_multiplier": 8.0}),
+        (OperatorPolicy(noise="gaussian"), {"noise": "gaussian", "noise_multiplier": 8.0}),
+        (
+            OperatorPolicy(noise="gaussian", noise_multiplier=8.0),
+            {"noise": "gaussian", "noise_multiplier": 8.0},
+        ),
     ],
 )
 def test_an_operator_who_asks_for_noise_takes_no_part_where_a_layer_leaves_in_the_clear(
-    wishes: Wishes, privacy: dict[str, Any]
+    policy: OperatorPolicy, privacy: dict[str, Any]
 ) -> None:
-    stage = Stage(small_scenario(seed=None, privacy={**privacy, "scope": "first-conv"}), wishes=wishes)
+    stage = Stage(small_scenario(seed=None, privacy={**privacy, "scope": "first-conv"}), policy=policy)
     stage.welcome()
     assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
     assert "in the clear" in stage.said[-1]
 
 
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (
+            OperatorPolicy(noise_multiplier=1.0),
+            "--noise-multiplier 1: one release of this run guarantees z =",
+        ),
+        (OperatorPolicy(epsilon=0.1), "--epsilon 0.1: one release of this run guarantees ε ="),
+    ],
+)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy": {"noise_multiplier": 1.0, "clipping": "batch-mean"}, "data": {"sampler": "poisson"}},
+        {"privacy": {"noise_multiplier": 1.0}, "data": {"sampler": "with-replacement"}, "batch_size": 60},
+    ],
+)
+def test_a_welcome_that_voids_what_the_operator_asked_for_is_not_followed(
+    policy: OperatorPolicy, says: str, changes: dict[str, Any]
+) -> None:
+    stage = Stage(small_scenario(seed=None, **changes), policy=policy)
+    stage.welcome()
+    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
+    assert says in stage.said[-1]
+    assert stage.ledger.standings() == []
+
+
 ASKED = [
-    Wishes(budget=Budget(2.0, 1e-5)),
-    Wishes(noise="gaussian"),
-    Wishes(noise_multiplier=8.0),
-    Wishes(epsilon=0.5),
+    OperatorPolicy(budget=Budget(2.0, 1e-5)),
+    OperatorPolicy(noise="gaussian"),
+    OperatorPolicy(noise_multiplier=8.0),
+    OperatorPolicy(epsilon=0.5),
 ]
 
 
-@pytest.mark.parametrize("wishes", ASKED)
-def test_an_operator_who_asks_for_protection_takes_no_part_in_a_run_with_a_seed(wishes: Wishes) -> None:
+@pytest.mark.parametrize("policy", ASKED)
+def test_an_operator_who_asks_for_protection_takes_no_part_in_a_run_with_a_seed(
+    policy: OperatorPolicy,
+) -> None:
     """The welcome brings the seed: whoever reads it takes the noise off again."""
-    stage = Stage(wishes=wishes, ledger=MemoryLedger(accountant=plenty))
+    scenario = private_scenario(data={"sampler": "poisson"})
+    stage = Stage(scenario, policy=policy, ledger=MemoryLedger(accountant=plenty))
     stage.welcome(seed=7)
     assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
     assert "seed = 7" in stage.said[-1]
@@ -264,14 +299,14 @@ def test_an_operator_who_asks_for_protection_takes_no_part_in_a_run_with_a_seed(
     assert stage.ledger.standings() == []
 
 
-@pytest.mark.parametrize("wishes", ASKED)
+@pytest.mark.parametrize("policy", ASKED)
 @pytest.mark.parametrize(("seed", "allow_seed"), [(7, True), (None, False)])
 def test_an_operator_may_allow_a_seed_and_need_not_where_there_is_none(
-    wishes: Wishes, seed: int | None, allow_seed: bool
+    policy: OperatorPolicy, seed: int | None, allow_seed: bool
 ) -> None:
     stage = Stage(
-        private_scenario(seed=seed),
-        wishes=replace(wishes, allow_seed=allow_seed),
+        private_scenario(seed=seed, data={"sampler": "poisson"}),
+        policy=replace(policy, allow_seed=allow_seed),
         ledger=MemoryLedger(accountant=plenty),
     )
     stage.welcome()
@@ -291,12 +326,14 @@ def test_a_scenario_s_own_budget_goes_with_its_seed() -> None:
 
 def test_records_for_which_the_operator_set_a_budget_are_in_no_run_with_a_seed() -> None:
     ledger = MemoryLedger(accountant=plenty)
-    Stage(private_scenario(seed=None), ledger, Wishes(budget=Budget(2.0, 1e-5)), RunId("first")).welcome()
+    Stage(
+        private_scenario(seed=None), ledger, OperatorPolicy(budget=Budget(2.0, 1e-5)), RunId("first")
+    ).welcome()
     later = Stage(ledger=ledger)
     later.welcome(seed=8)  # another cut of the same data set
     assert later.edge.exit_code == EXIT_REFUSED
-    assert "keeps its operator's budget for these records" in later.said[-1]
-    allowed = Stage(ledger=ledger, wishes=Wishes(allow_seed=True), run=RunId("allowed"))
+    assert "has set a budget for these records before" in later.said[-1]
+    allowed = Stage(ledger=ledger, policy=OperatorPolicy(allow_seed=True), run=RunId("allowed"))
     allowed.welcome(seed=8)
     assert allowed.edge.preparation is not None
 
@@ -401,7 +438,7 @@ def test_a_scenario_s_budget_binds_no_other_run_before_something_was_released_un
     Stage(private_scenario(seed=None, privacy=tiny), ledger).welcome()
     assert ledger.standing(RUN).exhausted
     honest = RunId("honest")
-    stage = Stage(private_scenario(seed=None), ledger, Wishes(budget=Budget(2.0, 1e-5)), honest)
+    stage = Stage(private_scenario(seed=None), ledger, OperatorPolicy(budget=Budget(2.0, 1e-5)), honest)
     stage.welcome()
     stage.release(1)
     assert (ledger.standing(honest).cap, ledger.last_sequence(honest)) == (500, 1)
@@ -456,12 +493,12 @@ def test_an_edge_that_is_given_its_shard_when_it_asks_again_goes_on() -> None:
 def test_an_operator_may_replace_a_budget() -> None:
     scenario = small_scenario(seed=None, privacy={"noise": "gamma-norm", "epsilon": 0.1})  # 0.25 a release
     ledger, larger = MemoryLedger(), Budget(1.5, 0.0)
-    first = Stage(scenario, ledger, Wishes(budget=Budget(1.0, 0.0)))
+    first = Stage(scenario, ledger, OperatorPolicy(budget=Budget(1.0, 0.0)))
     first.welcome()
     first.release(4)
     for replaced, cap in ((False, 0), (True, 2)):
         run = RunId(f"replaced-{replaced}")
-        stage = Stage(scenario, ledger, Wishes(budget=larger, replace_budget=replaced), run)
+        stage = Stage(scenario, ledger, OperatorPolicy(budget=larger, replace_budget=replaced), run)
         stage.welcome()
         assert ledger.standing(run).cap == cap
 

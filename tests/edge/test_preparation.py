@@ -16,7 +16,8 @@ from common.quantities import EdgeId, RunId
 from common.wire.codec import Admission
 from edge import preparation
 from edge.ledger import MemoryLedger
-from edge.preparation import Wishes, prepare
+from edge.policy import OperatorPolicy
+from edge.preparation import prepare
 from tests.core_support import small_scenario
 
 ROWS, SHAPE, EDGES = 20_000, (8, 8), 20
@@ -64,7 +65,7 @@ def test_an_edge_holds_its_shard_and_lets_the_data_set_go_before_its_model_is_ma
         seed=scenario.seed,
         nonce="0" * 16,
     )
-    prepared = prepare(admission, RunId("r"), Wishes(), MemoryLedger(edge), source.load)
+    prepared = prepare(admission, RunId("r"), OperatorPolicy(), MemoryLedger(edge), source.load)
     assert held == [False]
     assert not source.held
     shard = prepared.worker.shard

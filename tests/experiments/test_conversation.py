@@ -30,7 +30,7 @@ from common.wire.codec import Farewell, decode_gradient, encode_leave
 from common.wire.topics import EdgeTopic, edge_topic
 from edge.client import EdgeClient
 from edge.ledger import MemoryLedger
-from edge.preparation import Wishes
+from edge.policy import OperatorPolicy
 from edge.session import EXIT_FULL, EXIT_REFUSED
 from experiments.simulator import simulate
 from experiments.world import World
@@ -114,10 +114,10 @@ class Talk:
         channel.connect()
         self.service.start()
 
-    def edge(self, wishes: Wishes | None = None, ledger: MemoryLedger | None = None) -> EdgeClient:
+    def edge(self, policy: OperatorPolicy | None = None, ledger: MemoryLedger | None = None) -> EdgeClient:
         client = EdgeClient(
             run=self.run_id,
-            wishes=wishes or Wishes(),
+            policy=policy or OperatorPolicy(),
             ledger=ledger or MemoryLedger(),
             load=lambda name: small_dataset(),  # noqa: ARG005
             loop=self.broker,
@@ -317,14 +317,14 @@ def test_a_run_that_names_code_is_refused_unless_the_edge_permits_it() -> None:
     run.until(lambda: careful.exit_code is not None)
     assert careful.exit_code == 2
     assert any("--allow experiments.examples.custom:HuberHinge" in line for line in run.said)
-    run.edge(Wishes(allowed=frozenset({"experiments.examples.custom:HuberHinge"})))
+    run.edge(OperatorPolicy(allowed=frozenset({"experiments.examples.custom:HuberHinge"})))
     run.run()
     assert run.service.server.updates == 10
 
 
 def test_an_epsilon_that_does_not_fit_the_law_ends_the_edge_with_2() -> None:
     run = Talk(talk(privacy={"noise_multiplier": 1.0}))
-    edge = run.edge(Wishes(noise="gaussian", epsilon=0.5))
+    edge = run.edge(OperatorPolicy(noise="gaussian", epsilon=0.5))
     run.until(lambda: edge.exit_code is not None)
     assert edge.exit_code == 2
     assert any("takes noise_multiplier" in line for line in run.said)
@@ -332,8 +332,8 @@ def test_an_epsilon_that_does_not_fit_the_law_ends_the_edge_with_2() -> None:
 
 @pytest.mark.parametrize("privacy", [{"noise": "gamma-norm", "epsilon": 1.0}, {"noise_multiplier": 1.0}])
 def test_an_edge_with_its_own_epsilon_noises_with_it(privacy: dict[str, Any]) -> None:
-    run = Talk(talk(seed=None, privacy=privacy, iterations=10))
-    edge = run.edge(Wishes(epsilon=0.25))
+    run = Talk(talk(seed=None, privacy=privacy, iterations=10, data={"sampler": "poisson"}))
+    edge = run.edge(OperatorPolicy(epsilon=0.25))
     run.run()
     assert edge.preparation is not None
     law = edge.preparation.worker.recipe.law

@@ -82,7 +82,7 @@ def test_a_run_without_a_summary_can_be_compared(tmp_path: Path) -> None:
     summary = record_simulation(small_world(), name="small", runs=tmp_path)
     (Path(summary["path"]) / "summary.json").unlink()
     row = describe(read_run(Path(summary["path"])), ACCURACY)
-    assert row["end"] == "no summary"
+    assert row["end"] == "unfinished"
     assert row["accuracy"] == summary["final_accuracy"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from common.noise import Clipping, Gaussian, Mechanism, NoiseLaw, Sampling, Scop
 from common.quantities import RunId
 from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
+from experiments.cli import main
 from experiments.commands.ledger import ledger_command
 
 ONE, OTHER = "a" * 64, "b" * 64
+BUDGETS = [(0.1, 1e-5), (0.7, 1e-6), (2.0, 1e-5), (2.0, 1e-12), (4.0, 1e-3)]  # (ε, δ)
 
 
 def kind(law: NoiseLaw | None) -> ReleaseKind:
@@ -126,3 +129,82 @@ def test_a_former_run_on_shared_records_counts_all_edges_releases_together(
     document = stated(tmp_path, capsys)
     assert document["shared_records"] is True
     assert document["epsilon"] == total([Spent(SECURE, 6)], 1e-5).epsilon
+
+
+# -- mapa calibrate ------------------------------------------------------------------------------------
+
+CASES = [
+    *(("shuffled", b, n, r, e, d) for b, n, r in ((10, 97, 30), (64, 800, 500)) for e, d in BUDGETS),
+    *(("with-replacement", b, n, r, e, d) for b, n, r in ((3, 97, 7), (64, 800, 41)) for e, d in BUDGETS),
+    *(("poisson", 64, 2000, 300, e, d) for e, d in BUDGETS),
+]
+
+
+@pytest.mark.parametrize("clipping", ["per-sample", "batch-mean"])
+@pytest.mark.parametrize(("sampler", "batch", "shard", "releases", "epsilon", "delta"), CASES)
+def test_a_printed_multiplier_keeps_the_budget_when_it_is_typed_in_again(
+    sampler: str,
+    batch: int,
+    shard: int,
+    releases: int,
+    epsilon: float,
+    delta: float,
+    clipping: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = f"--releases {releases} --batch-size {batch} --shard {shard} --sampler {sampler} --clipping {clipping}"
+    command = f"mapa calibrate --total-epsilon {epsilon} --total-delta {delta} {asked}"
+    monkeypatch.setattr("sys.argv", command.split())
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    [printed] = re.findall(r"z = (\d+\.\d{6})$", capsys.readouterr().out.strip())
+    mechanism = Mechanism(Clipping(clipping), Scope.ALL, Sampling(sampler), batch)
+    this = ReleaseKind(Gaussian(float(printed)), mechanism, shard)
+    spent = total([Spent(this, this.charges(releases))], delta, replace_one=False).epsilon
+    assert 0.99 * epsilon < spent <= epsilon
+
+
+def ledger_of(directory: Path, shard: ShardIdentity, releases: int, this: ReleaseKind = SECURE) -> None:
+    with SqliteLedger(directory) as ledger:
+        run = RunId(shard.partition.replace(" ", "-"))
+        ledger.open(Account(run=run, shard=shard, kind=this))
+        for sequence in range(1, releases + 1):
+            ledger.debit(run, sequence, b"gradient")
+
+
+def test_ledgers_of_one_shard_are_composed_and_it_is_said_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five edges that a hostile cloud dealt index 0: each ledger is within its budget, the records are not."""
+    for number in range(5):
+        ledger_of(tmp_path / str(number), ShardIdentity(ONE, "iid K=5 seed=0", 0), 3)
+    ledger_of(tmp_path / "5", ShardIdentity(ONE, "iid K=5 seed=0", 1), 9)
+    document = stated(tmp_path, capsys)
+    assert document["epsilon"] == total([Spent(SECURE, 15)], 1e-5).epsilon
+    assert "5 ledgers (edge-" in document["composed_because"]
+    assert "hold shard 0 (iid K=5 seed=0 of " in document["composed_because"]
+    assert f"composed since {document['composed_because']}" in document["words"][0]
+
+
+def test_another_cut_of_the_same_data_is_composed_with_the_worst_shard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index, releases in enumerate((4, 9, 2)):
+        ledger_of(tmp_path / f"a{index}", ShardIdentity(ONE, "iid K=3 seed=0", index), releases)
+    for index, releases in enumerate((5, 6)):
+        ledger_of(tmp_path / f"b{index}", ShardIdentity(ONE, "iid K=2 seed=0", index), releases)
+    document = stated(tmp_path, capsys)
+    assert document["epsilon"] == total([Spent(SECURE, 15)], 1e-5).epsilon  # 9 and 6, not all 26
+    assert "different cuts of the same data" in document["composed_because"]
+
+
+def test_disjoint_shards_of_one_cut_are_not_composed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index, releases in enumerate((4, 9, 2)):
+        ledger_of(tmp_path / str(index), ShardIdentity(ONE, "iid K=3 seed=0", index), releases)
+    document = stated(tmp_path, capsys)
+    assert (document["composed_because"], document["shared_records"]) == (None, False)
+    assert document["epsilon"] == total([Spent(SECURE, 9)], 1e-5).epsilon

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from common.datasets.catalogue import data_directory
+from common.errors import RecordsError
 from experiments.cli import main
-from experiments.recording import RecordsError, open_records
+from experiments.recording import open_records
 
 
 def interrupted(path: Path, wrote: str) -> None:

@@ -1,0 +1,67 @@
+"""Where each process of an edge began to release, as its hellos say: with the shuffled sampler it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from common.accounting.releases import ReleaseKind
+from common.noise import Sampling
+from common.quantities import EdgeId
+
+_MOST = 10_000  # starts of one edge that are told apart; beyond, every release is its own epoch
+
+
+@dataclass(slots=True)
+class Life:
+    """The starts of one edge id."""
+
+    nonce: str  # of the process that was heard last
+    begins: set[int]  # sequences that its processes found debited when they first said hello
+    known: int = 0  # the highest sequence that a hello has named
+
+
+@dataclass(slots=True)
+class Lives:
+    """The starts of all edges that were welcomed."""
+
+    edges: dict[EdgeId, Life] = field(default_factory=dict)
+
+    def welcomed(self, edge_id: EdgeId, nonce: str, last_sequence: int) -> None:
+        """Note a hello that was answered with a welcome; a new nonce is a new process, with a new shuffle."""
+        life = self.edges.get(edge_id)
+        if life is None:
+            life = self.edges[edge_id] = Life(nonce, {last_sequence})
+        elif nonce != life.nonce:
+            life.nonce = nonce
+            if len(life.begins) <= _MOST:
+                life.begins.add(last_sequence)
+        life.known = max(life.known, last_sequence)
+
+    def known(self, edge_id: EdgeId) -> int:
+        """Return the highest sequence that the edge says it has debited."""
+        life = self.edges.get(edge_id)
+        return 0 if life is None else life.known
+
+    def earlier(self, edge_id: EdgeId) -> int:
+        """Return how many releases there were before this cloud first heard of the edge."""
+        life = self.edges.get(edge_id)
+        return 0 if life is None else min(life.begins)
+
+    def charges(self, edge_id: EdgeId, kind: ReleaseKind, releases: int) -> int:
+        """Return at least what the edge's ledger has charged for `releases` releases.
+
+        Every start begins a new epoch. Of releases before the first hello nobody here knows the starts, so
+        each of them counts as an epoch of its own.
+        """
+        life = self.edges.get(edge_id)
+        if kind.mechanism.sampling is not Sampling.SHUFFLED or life is None:
+            return kind.charges(releases)
+        if len(life.begins) > _MOST:
+            return releases
+        begins = sorted(begin for begin in life.begins if begin < releases)
+        if not begins:
+            return releases
+        batches, charges = kind.batches_per_epoch, begins[0]
+        for begin, end in zip(begins, [*begins[1:], releases], strict=True):
+            charges += (end - 1) // batches - begin // batches + 1  # epochs that begin + 1 … end lie in
+        return charges

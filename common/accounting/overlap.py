@@ -1,0 +1,127 @@
+"""What the releases of several shards and cuts cost one record: a bound that holds whichever record it is.
+
+A record lies in one shard at most of a disjoint cut, so a cut costs it what its worst shard cost; which shards
+of two different cuts share a record is not known here, so the cuts' worst shards add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from common.accounting.releases import Spent
+from common.noise import Mechanism, NoiseLaw
+
+if TYPE_CHECKING:
+    from common.accounting.total import Total
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSpent:
+    """What one ledger spent in one run on a shard."""
+
+    cut: str  # all that fixes the cut, the data set's checksum included
+    shard: int | None  # None: shards of this cut share records
+    spent: Spent
+    run: str = ""
+
+
+def worst_record(spent: Iterable[ShardSpent]) -> tuple[Spent, ...]:
+    """Return what no record can have paid more than."""
+    return tuple(item for cut in _by_cut(spent).values() for item in _worst_shard(cut))
+
+
+def total_of_records(spent: Iterable[ShardSpent], delta: float, *, quick: bool = False) -> Total:
+    """Return the largest total that any record can have.
+
+    One cut may be looked at shard by shard, with the other cuts at their worst. That is a bound whichever cut
+    it is, so the least of them is stated.
+    """
+    from common.accounting.total import total  # an edge without a budget needs no accountant
+
+    everything = [item for item in spent if item.spent.charges]
+    cuts = _by_cut(everything)
+    several = len({item.run for item in everything}) > 1
+    bounds = []
+    for anchor, own in cuts.items():
+        others = worst_record(item for item in everything if item.cut != anchor)
+        figures = [
+            total((*others, *shard), delta, quick=quick, several_runs=several)
+            for shard in _largest([_sums(shard) for shard in _by_shard(own)])
+        ]
+        bounds.append(max(figures, key=lambda figure: figure.epsilon))
+    return min(bounds, key=lambda figure: figure.epsilon, default=total((), delta))
+
+
+def _by_cut(spent: Iterable[ShardSpent]) -> dict[str, list[ShardSpent]]:
+    cuts: dict[str, list[ShardSpent]] = {}
+    for item in spent:
+        cuts.setdefault(item.cut, []).append(item)
+    return cuts
+
+
+def _by_shard(cut: list[ShardSpent]) -> list[list[ShardSpent]]:
+    """Return what was spent on each shard; all of it together where shards share records."""
+    if any(item.shard is None for item in cut):
+        return [cut]
+    shards: dict[int | None, list[ShardSpent]] = {}
+    for item in cut:
+        shards.setdefault(item.shard, []).append(item)
+    return list(shards.values())
+
+
+def _worst_shard(cut: list[ShardSpent]) -> list[Spent]:
+    """Return, for each law and mechanism, the most charges of any shard.
+
+    Kinds that differ in n_k alone are taken for the smallest n_k, whose sampling rate is the largest: ε rises
+    with the rate. Other kinds are not compared: each counts with its own worst shard.
+    """
+    worst: dict[_Key, Spent] = {}
+    for shard in _by_shard(cut):
+        for spent in _sums(shard):
+            worst[_key(spent)] = _joined(worst.get(_key(spent)), spent, plus=False)
+    return list(worst.values())
+
+
+_Key = tuple[NoiseLaw | None, Mechanism]
+
+
+def _key(spent: Spent) -> _Key:
+    return spent.kind.law, spent.kind.mechanism
+
+
+def _sums(shard: list[ShardSpent]) -> tuple[Spent, ...]:
+    """Return what a shard's releases come to, for each law and mechanism."""
+    sums: dict[_Key, Spent] = {}
+    for item in shard:
+        key = _key(item.spent)
+        sums[key] = _joined(sums.get(key), item.spent, plus=True)
+    return tuple(sums.values())
+
+
+def _largest(shards: list[tuple[Spent, ...]]) -> list[tuple[Spent, ...]]:
+    """Leave out the shards that cost no more than another one does, kind by kind: each figure may take seconds."""
+    kept: list[tuple[Spent, ...]] = []
+    for shard in sorted(set(shards), key=lambda one: -sum(spent.charges for spent in one)):
+        if not any(_covers(other, shard) for other in kept):
+            kept.append(shard)
+    return kept
+
+
+def _covers(one: tuple[Spent, ...], other: tuple[Spent, ...]) -> bool:
+    by_key = {_key(spent): spent for spent in one}
+    return all(
+        (more := by_key.get(_key(spent))) is not None
+        and more.charges >= spent.charges
+        and more.kind.shard_size <= spent.kind.shard_size
+        for spent in other
+    )
+
+
+def _joined(one: Spent | None, other: Spent, *, plus: bool) -> Spent:
+    if one is None:
+        return other
+    size = min(one.kind.shard_size, other.kind.shard_size)
+    charges = one.charges + other.charges if plus else max(one.charges, other.charges)
+    return Spent(replace(one.kind, shard_size=size), charges)

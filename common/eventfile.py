@@ -1,0 +1,67 @@
+"""events.jsonl on disk: whole lines, also where the disk is full."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from common.errors import RecordsError
+
+_BUFFER = 1 << 20  # characters
+
+
+class EventFile:
+    """Keeps lines and writes them in batches. Where a write fails, what it tore off is cut, and nothing follows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("xb", buffering=0)
+        self._waiting: list[str] = []
+        self._characters = 0
+        self._size = 0  # bytes of whole lines in the file
+
+    def write(self, text: str) -> None:
+        """Take one line, with its end."""
+        self._waiting.append(text)
+        self._characters += len(text)
+        if self._characters >= _BUFFER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; RecordsError where that fails. After a failure nothing is written any more."""
+        content = "".join(self._waiting).encode()
+        self._waiting.clear()
+        self._characters = 0
+        if self._file.closed or not content:
+            return
+        written = 0
+        try:
+            while written < len(content):
+                written += self._file.write(content[written:])
+        except OSError as error:
+            self._cut(self._size + content.rfind(b"\n", 0, written) + 1)
+            raise self._failure(error) from error
+        self._size += written
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        self.flush()
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._failure(error) from error
+        finally:
+            self._file.close()
+
+    def _cut(self, size: int) -> None:
+        with contextlib.suppress(
+            OSError
+        ):  # a disk that takes no cut leaves half a line, which readers leave out
+            self._file.truncate(size)
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _failure(self, error: OSError) -> RecordsError:
+        return RecordsError(f"{self.path}: cannot be written: {error.strerror or error}")

@@ -1,0 +1,174 @@
+"""What this edge's operator permits. Pure: whether a welcome may be followed is decided here and nowhere else.
+
+What a budget still permits is the ledger's business; that no two edges spend it at once is decided here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from common.accounting.releases import Budget, ReleaseKind
+from common.errors import ConfigurationError
+from common.link import LinkProfile
+from common.noise import Adjacency, ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, noise_law
+from edge.ledger import ShardIdentity
+
+_ROUNDING = 1e-9  # z·(1/b)·b is not z to the last bit
+_REMEDY = (
+    "privacy.clipping = 'per-sample' with data.sampler = 'poisson' or 'shuffled' gives what was asked for"
+)
+
+
+class PolicyError(ConfigurationError):
+    """The operator does not permit what a run asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPolicy:
+    """What this edge's operator decided. What is left open the run's scenario decides.
+
+    ε_k and z_k are also a floor: every single release guarantees at least that much, under zero-out adjacency
+    (a sample's contribution set to zero) and before amplification by sampling. The budget is a ceiling on
+    what all releases of a record cost it, whichever edges of this state directory made them.
+    """
+
+    noise: str | None = None
+    epsilon: float | None = None  # ε_k
+    noise_multiplier: float | None = None  # z_k
+    budget: Budget | None = None  # (ε, δ) of the records
+    replace_budget: bool = False  # it replaces earlier budgets for these records
+    link: LinkProfile | None = None
+    allowed: frozenset[str] = field(default_factory=frozenset)  # dotted paths that a run may name
+    allow_seed: bool = False  # the run may be seeded, and is then not private
+
+    @property
+    def law(self) -> str | None:
+        """Name the law: an ε alone asks for gamma-norm noise, a z alone for gaussian; None: no word on noise."""
+        if self.noise is None and self.epsilon is not None:
+            return GammaNorm.name
+        return Gaussian.name if self.noise is None and self.noise_multiplier is not None else self.noise
+
+    @property
+    def asks_for_a_guarantee(self) -> bool:
+        """Tell whether releases must be private at all: the paper's law, asked for by its name, never is."""
+        return self.law is not None and self.noise != ExponentialNorm.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What a welcome would have this edge do with its records."""
+
+    algorithm: str
+    kind: ReleaseKind  # its law is None where the algorithm neither clips nor noises
+    shard: ShardIdentity
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A shard that a living edge of the same state directory may release."""
+
+    slot: str  # its directory's name
+    shard: ShardIdentity
+    budgeted: bool  # an operator's budget is in force for it
+
+
+def law_for(policy: OperatorPolicy, of_run: NoiseLaw | None) -> NoiseLaw | None:
+    """Return how this edge noises: by its operator's word, else as the run does; None: the run never noises."""
+    if of_run is None or policy.law is None:
+        return of_run
+    epsilon, multiplier = policy.epsilon, policy.noise_multiplier
+    if epsilon is None and multiplier is None and policy.law == of_run.name:
+        return of_run
+    return noise_law(policy.law, epsilon=epsilon, noise_multiplier=multiplier)
+
+
+def permit(policy: OperatorPolicy, proposal: Proposal, *, budget_kept: bool) -> None:
+    """Raise PolicyError unless the operator permits it.
+
+    `budget_kept` is what the ledgers say: the operator set a budget for these records in a run without a seed.
+    """
+    _check_noise(policy, proposal)
+    _check_seed(policy, proposal, budget_kept=budget_kept)
+
+
+def check_code(policy: OperatorPolicy, key: str, name: str) -> None:
+    """Raise PolicyError where a run names code of its own that the operator did not allow."""
+    if name not in policy.allowed:
+        raise PolicyError(f"{key} = {name!r}: the run asks for code of its own; allow it with --allow {name}")
+
+
+def check_claims(mine: Claim, others: Iterable[Claim]) -> None:
+    """Raise PolicyError where another edge may release the same records, and a budget is in force for either.
+
+    Each ledger's cap is found once, from what was spent before: two that are spent at the same time could
+    together pass the budget.
+    """
+    for other in others:
+        if (mine.budgeted or other.budgeted) and mine.shard.overlaps(other.shard):
+            raise PolicyError(
+                f"shard {mine.shard.index} ({mine.shard.partition}): the edge in slot {other.slot!r} of this state"
+                f" directory holds shard {other.shard.index} ({other.shard.partition}), and a record may lie in"
+                " both; under --total-epsilon no two edges release the same records at the same time."
+                " Take part after that edge has ended, or in a run whose shards are disjoint"
+            )
+
+
+def _check_noise(policy: OperatorPolicy, proposal: Proposal) -> None:
+    """Refuse a run whose releases guarantee less than the operator asked for."""
+    kind = proposal.kind
+    if kind.law is None and policy.law is not None:
+        raise PolicyError(
+            f"algorithm.name = {proposal.algorithm!r}: this run neither clips nor noises, and this edge's"
+            f" operator asked for noise; take part without --noise, --epsilon and --noise-multiplier, or not at all"
+        )
+    if not policy.asks_for_a_guarantee:
+        return
+    guarantee = kind.guarantee(Adjacency.ZERO_OUT)
+    if not guarantee.is_private:
+        raise PolicyError(
+            f"this edge's operator asked for noise, and this run's would not protect: {guarantee.reason}"
+        )
+    if policy.epsilon is not None:
+        _check_floor("--epsilon", policy.epsilon, "ε", guarantee.epsilon, kind, at_most=True)
+    if policy.noise_multiplier is not None:
+        multiplier = guarantee.noise_multiplier
+        _check_floor("--noise-multiplier", policy.noise_multiplier, "z", multiplier, kind, at_most=False)
+
+
+def _check_floor(
+    option: str, asked: float, symbol: str, given: float | None, kind: ReleaseKind, *, at_most: bool
+) -> None:
+    """Refuse a release that guarantees less than was asked for, or something that cannot be compared with it."""
+    if given is not None:
+        enough = given <= asked * (1 + _ROUNDING) if at_most else given >= asked * (1 - _ROUNDING)
+        if enough:
+            return
+    has = "no such guarantee" if given is None else f"{symbol} = {given:g}"
+    mechanism = kind.mechanism
+    raise PolicyError(
+        f"{option} {asked:g}: one release of this run guarantees {has} under zero-out adjacency, before"
+        f" amplification, with privacy.clipping = {mechanism.clipping.value!r}, data.sampler ="
+        f" {mechanism.sampling.value!r} and batch_size = {mechanism.batch_size}; must be at"
+        f" {'most' if at_most else 'least'} {asked:g}. {_REMEDY}"
+    )
+
+
+def _check_seed(policy: OperatorPolicy, proposal: Proposal, *, budget_kept: bool) -> None:
+    """Refuse noise that anybody can subtract where the operator asks for protection, now or in an earlier run.
+
+    A budget that only a scenario set does not: a seeded run says by itself that it is not private.
+    """
+    if proposal.seed is None or policy.allow_seed:
+        return
+    if policy.budget is not None or policy.law is not None:
+        reason = "this edge's operator set a budget or asked for noise"
+    elif budget_kept:
+        reason = "this edge's operator has set a budget for these records before"
+    else:
+        return
+    raise PolicyError(
+        f"seed = {proposal.seed}: whoever knows a run's seed can subtract its noise, and {reason};"
+        " allow it with --allow-seed"
+    )

@@ -1,0 +1,103 @@
+"""A broker that carries no message as large as a model is named, not waited for (a real Mosquitto)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigurationError
+from common.wire.topics import EdgeTopic, every_edge, run_id
+from experiments.brokers import MosquittoOptions, find_mosquitto, mosquitto_configuration, private_mosquitto
+from tests.broker.testbed_support import open_testbed, scenario
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+Connect = Callable[..., Any]
+RUN = run_id("test")
+SMALL = MosquittoOptions(
+    max_payload=3000
+)  # a welcome passes, a gradient of LR (3,180 bytes and more) does not
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    if find_mosquitto() is None:
+        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (SMALL, "drops messages of 4096 bytes"),
+        (
+            MosquittoOptions(extra=["max_packet_size 3000"]),
+            "ends the connection behind a message of 4096 bytes",
+        ),
+    ],
+)
+def test_a_cloud_ends_where_the_broker_does_not_carry_its_models(
+    tmp_path: Path, options: MosquittoOptions, words: str
+) -> None:
+    with (
+        private_mosquitto(tmp_path / "broker", options) as broker,
+        pytest.raises(ConfigurationError, match=f"{words}.*message_size_limit"),
+        open_testbed(broker.address, tmp_path, scenario()),
+    ):
+        pytest.fail("the cloud serves")
+
+
+def test_an_edge_names_the_size_that_gets_no_answer_and_goes_on_when_it_passes(tmp_path: Path) -> None:
+    with private_mosquitto(tmp_path / "broker") as broker:
+        configuration = tmp_path / "broker" / "mosquitto.conf"
+
+        def configure(options: MosquittoOptions) -> None:
+            broker.stop()
+            text = mosquitto_configuration(broker.address.port, tmp_path / "broker", options)
+            configuration.write_text(text)
+            broker.start()
+
+        values = scenario(edges=1, iterations=100, testbed={"resend_after": 0.1})
+        with open_testbed(broker.address, tmp_path, values) as bed:
+            channel, service, unheard = bed.cloud.channel, bed.cloud.service, threading.Event()
+            gradients = every_edge(RUN, EdgeTopic.GRADIENT)
+            # the first gradient is not applied, so the edge owes it whatever happens next
+            channel.subscribe(gradients, lambda *_: unheard.set())
+            bed.edge()
+            assert unheard.wait(60)
+            configure(SMALL)
+            channel.subscribe(gradients, service.on_gradient)
+            log = tmp_path / "edge-0.log"
+            bed.wait(lambda: "may refuse messages of that size; raise its limit" in log.read_text())
+            assert bed.updates == 0
+            configure(replace(SMALL, max_payload=1 << 16))
+            assert bed.finish()["reason"] == "finished"
+
+
+def test_a_connection_that_ends_behind_one_size_again_and_again_is_named(
+    tmp_path: Path, connect: Connect
+) -> None:
+    options = MosquittoOptions(extra=["max_packet_size 3000"])
+    with private_mosquitto(tmp_path / "broker", options) as broker:
+        edge = connect(broker, "edge")
+        for count in (1, 2):
+            edge.channel.publish("up", b"x" * 5000)
+            edge.wait(lambda count=count: edge.losses == count and edge.connections == count + 1)
+        edge.channel.publish("up", b"x" * 5000)
+        edge.wait(lambda: edge.losses == 3)
+        assert "refuse messages of that size" in edge.channel.last_error
+        assert "5000 bytes" in edge.channel.last_error
+        edge.channel.close(0)
+
+
+def test_a_client_id_that_another_takes_is_explained(tmp_path: Path, connect: Connect) -> None:
+    with private_mosquitto(tmp_path / "broker") as broker:
+        first = connect(broker, "same", min_backoff=30.0, max_backoff=60.0)
+        connect(broker, "same")
+        first.wait(lambda: first.losses == 1)
+        assert "disconnected by the broker" in first.channel.last_error
+        assert "another client uses this client id" in first.channel.last_error
+        assert "Unspecified" not in first.channel.last_error

@@ -1,0 +1,214 @@
+"""The operator's policy, case by case: what a welcome may ask for, and what it may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.accounting.releases import Budget, ReleaseKind
+from common.errors import ConfigurationError
+from common.noise import (
+    Adjacency,
+    Clipping,
+    ExponentialNorm,
+    GammaNorm,
+    Gaussian,
+    Mechanism,
+    NoiseLaw,
+    Sampling,
+    Scope,
+)
+from edge.ledger import ShardIdentity
+from edge.policy import (
+    Claim,
+    OperatorPolicy,
+    PolicyError,
+    Proposal,
+    check_claims,
+    check_code,
+    law_for,
+    permit,
+)
+
+POISSON, SHUFFLED, REPLACED = Sampling.POISSON, Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT
+EACH, MEAN = Clipping.PER_SAMPLE, Clipping.BATCH_MEAN
+ALL, FIRST = Scope.ALL, Scope.FIRST_CONV
+SHARD = ShardIdentity("d", "iid K=5 seed=0", 0)
+
+
+def proposed(
+    policy: OperatorPolicy,
+    of_run: NoiseLaw | None,
+    clipping: Clipping = EACH,
+    sampling: Sampling = POISSON,
+    b: int = 10,
+    scope: Scope = ALL,
+    seed: int | None = None,
+) -> Proposal:
+    kind = ReleaseKind(law_for(policy, of_run), Mechanism(clipping, scope, sampling, b), 1000)
+    return Proposal(algorithm="mapa", kind=kind, shard=SHARD, seed=seed)
+
+
+Z1, E1 = OperatorPolicy(noise_multiplier=1.0), OperatorPolicy(epsilon=0.1)
+RUN = Gaussian(1.0)
+# (policy, the run's law, clipping, sampler, b, scope) -> what the refusal says; None: permitted
+CASES = [
+    # z is std over the zero-out sensitivity: C/b per sample, C with replacement, 2C for a clipped mean
+    (Z1, RUN, EACH, POISSON, 10, ALL, None),
+    (Z1, RUN, EACH, SHUFFLED, 10, ALL, None),
+    (Z1, RUN, EACH, POISSON, 7, ALL, None),  # 1/7·7 rounds
+    (Z1, RUN, EACH, REPLACED, 1, ALL, None),  # one place to fill
+    (Z1, RUN, EACH, REPLACED, 10, ALL, "guarantees z = 0.1"),
+    (Z1, RUN, MEAN, POISSON, 10, ALL, "guarantees z = 0.05"),
+    (Z1, RUN, MEAN, SHUFFLED, 10, ALL, "guarantees z = 0.05"),
+    (Z1, RUN, MEAN, REPLACED, 10, ALL, "guarantees z = 0.05"),
+    (Z1, RUN, MEAN, POISSON, 1, ALL, "guarantees z = 0.5"),
+    (Z1, RUN, EACH, POISSON, 10, FIRST, "in the clear"),
+    (Z1, Gaussian(9.0), EACH, POISSON, 10, ALL, None),  # its own z counts, not the run's
+    (Z1, GammaNorm(1.0), EACH, POISSON, 10, ALL, None),  # gaussian noise in a run of another law
+    (Z1, ExponentialNorm(1.0), EACH, REPLACED, 10, ALL, "guarantees z = 0.1"),
+    (Z1, None, EACH, POISSON, 10, ALL, "neither clips nor noises"),
+    # ε per sample costs ε/2 under zero-out, with replacement bε/2, a clipped mean bε
+    (E1, GammaNorm(3.0), EACH, POISSON, 10, ALL, None),
+    (E1, RUN, EACH, POISSON, 10, ALL, None),
+    (E1, RUN, EACH, SHUFFLED, 10, ALL, None),
+    (E1, RUN, EACH, REPLACED, 2, ALL, None),
+    (E1, RUN, EACH, REPLACED, 3, ALL, "guarantees ε = 0.15"),
+    (E1, RUN, EACH, REPLACED, 8000, ALL, "guarantees ε = 400"),
+    (E1, RUN, MEAN, POISSON, 1, ALL, None),
+    (E1, RUN, MEAN, POISSON, 10, ALL, "guarantees ε = 1 "),
+    (E1, RUN, EACH, POISSON, 10, FIRST, "in the clear"),
+    (E1, None, EACH, POISSON, 10, ALL, "neither clips nor noises"),
+    # a law by its name alone takes the run's parameter: it must protect, and no floor is set
+    (OperatorPolicy(noise="gaussian"), RUN, MEAN, REPLACED, 10, ALL, None),
+    (OperatorPolicy(noise="gaussian"), RUN, EACH, POISSON, 10, FIRST, "in the clear"),
+    (OperatorPolicy(noise="gamma-norm"), None, EACH, POISSON, 10, ALL, "neither clips nor noises"),
+    # the paper's law has no guarantee: by its name it may be had all the same
+    (OperatorPolicy(noise="exponential-norm"), ExponentialNorm(1.0), EACH, POISSON, 10, ALL, None),
+    (OperatorPolicy(noise="exponential-norm", epsilon=0.1), RUN, MEAN, REPLACED, 10, FIRST, None),
+    # no word on noise: as the run says
+    (OperatorPolicy(), RUN, MEAN, REPLACED, 10, FIRST, None),
+    (OperatorPolicy(), ExponentialNorm(1.0), EACH, POISSON, 10, ALL, None),
+    (OperatorPolicy(), None, EACH, POISSON, 10, ALL, None),
+]
+
+
+@pytest.mark.parametrize(("policy", "of_run", "clipping", "sampling", "b", "scope", "says"), CASES)
+def test_every_release_guarantees_what_the_operator_asked_for(
+    policy: OperatorPolicy,
+    of_run: NoiseLaw | None,
+    clipping: Clipping,
+    sampling: Sampling,
+    b: int,
+    scope: Scope,
+    says: str | None,
+) -> None:
+    n = max(1000, b)
+    kind = ReleaseKind(law_for(policy, of_run), Mechanism(clipping, scope, sampling, b), n)
+    proposal = Proposal(algorithm="asgd", kind=kind, shard=SHARD)
+    if says is None:
+        permit(policy, proposal, budget_kept=True)
+        given = kind.guarantee(Adjacency.ZERO_OUT)
+        if policy.noise_multiplier is not None:
+            assert given.noise_multiplier == pytest.approx(policy.noise_multiplier)
+        elif policy.epsilon is not None and policy.noise is None:
+            assert given.epsilon is not None
+            assert given.epsilon <= policy.epsilon * (1 + 1e-9)
+        return
+    with pytest.raises(PolicyError) as refused:
+        permit(policy, proposal, budget_kept=False)
+    assert says in f"{refused.value} "
+    if says.startswith("guarantees"):
+        for part in ("zero-out", clipping.value, sampling.value, f"batch_size = {b}", "must be at"):
+            assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "of_run", "law"),
+    [
+        (OperatorPolicy(epsilon=0.5), RUN, GammaNorm(0.5)),
+        (OperatorPolicy(epsilon=0.5), ExponentialNorm(1.0), GammaNorm(0.5)),
+        (OperatorPolicy(noise_multiplier=2.0), GammaNorm(1.0), Gaussian(2.0)),
+        (OperatorPolicy(noise="gaussian"), RUN, RUN),
+        (OperatorPolicy(), GammaNorm(1.0), GammaNorm(1.0)),
+        (OperatorPolicy(epsilon=0.5), None, None),
+    ],
+)
+def test_the_operator_s_law_goes_before_the_run_s(
+    policy: OperatorPolicy, of_run: NoiseLaw | None, law: NoiseLaw | None
+) -> None:
+    assert law_for(policy, of_run) == law
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        OperatorPolicy(noise="gaussian", epsilon=1.0),
+        OperatorPolicy(noise="gamma-norm", noise_multiplier=1.0),
+        OperatorPolicy(noise="gamma-norm"),  # the run is gaussian and has no ε to take
+        OperatorPolicy(epsilon=1.0, noise_multiplier=1.0),
+        OperatorPolicy(noise="laplace", epsilon=1.0),
+    ],
+)
+def test_a_law_without_its_one_parameter_is_refused(policy: OperatorPolicy) -> None:
+    with pytest.raises(ConfigurationError):
+        law_for(policy, RUN)
+
+
+BUDGET = OperatorPolicy(budget=Budget(2.0, 1e-5))
+SEEDS = [
+    (OperatorPolicy(), 7, False, None),
+    (OperatorPolicy(), 7, True, "has set a budget for these records before"),
+    (OperatorPolicy(allow_seed=True), 7, True, None),
+    (OperatorPolicy(), None, True, None),
+    (BUDGET, 7, False, "set a budget or asked for noise"),
+    (BUDGET, None, False, None),
+    (Z1, 7, False, "set a budget or asked for noise"),
+    (OperatorPolicy(noise="gaussian"), 7, False, "set a budget or asked for noise"),
+]
+
+
+@pytest.mark.parametrize(("policy", "seed", "kept", "says"), SEEDS)
+def test_a_seed_is_refused_where_the_operator_asks_for_protection(
+    policy: OperatorPolicy, seed: int | None, kept: bool, says: str | None
+) -> None:
+    proposal = proposed(policy, RUN, seed=seed)
+    if says is None:
+        permit(policy, proposal, budget_kept=kept)
+        return
+    with pytest.raises(PolicyError, match=r"seed = 7: .*--allow-seed") as refused:
+        permit(policy, proposal, budget_kept=kept)
+    assert says in str(refused.value)
+
+
+def shard(index: int, cut: str = "iid K=5 seed=0", dataset: str = "d") -> ShardIdentity:
+    return ShardIdentity(dataset, cut, index, disjoint=not cut.startswith("shared"))
+
+
+CLAIMS = [
+    # (mine, other) -> may both hold at once where neither, mine, the other's or both are under a budget
+    (shard(0), shard(1), True),
+    (shard(0), shard(0), False),
+    (shard(0), shard(1, "iid K=2 seed=0"), False),
+    (shard(0, "shared K=5 seed=0"), shard(1, "shared K=5 seed=0"), False),
+    (shard(0), shard(1, "shared K=5 seed=0"), False),
+    (shard(0), shard(0, dataset="e"), True),
+]
+
+
+@pytest.mark.parametrize(("mine", "other", "apart"), CLAIMS)
+@pytest.mark.parametrize("budgets", [(False, False), (True, False), (False, True), (True, True)])
+def test_under_a_budget_no_two_edges_hold_the_same_records(
+    mine: ShardIdentity, other: ShardIdentity, apart: bool, budgets: tuple[bool, bool]
+) -> None:
+    claims = Claim("0", mine, budgets[0]), [Claim("3", other, budgets[1])]
+    if apart or not any(budgets):
+        check_claims(*claims)
+        return
+    with pytest.raises(PolicyError, match=r"shard 0 .*slot '3'.*--total-epsilon"):
+        check_claims(*claims)
+
+
+def test_code_is_run_only_where_it_was_allowed() -> None:
+    check_code(OperatorPolicy(allowed=frozenset({"a.b:C"})), "model.name", "a.b:C")
+    with pytest.raises(PolicyError, match=r"model.name = 'a.b:C'.*--allow a.b:C"):
+        check_code(OperatorPolicy(), "model.name", "a.b:C")
