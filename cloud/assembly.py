@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cloud.schedules import schedule_for
+from functools import partial
+
+from cloud.algorithm import Algorithm
 from cloud.server import CloudServer
 from cloud.terms import Terms
 from common.models.model import Model
@@ -34,13 +36,18 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
     )
 
 
+def algorithm_for(scenario: Scenario) -> Algorithm:
+    """Return the scenario's algorithm with its options, before it begins."""
+    made: Algorithm = scenario.described.make(scenario.algorithm.options)
+    return made
+
+
 def server_for(
     scenario: Scenario, model: Model, streams: CounterStreams, *, edges_at_least: int
 ) -> CloudServer:
     """Return a cloud at t = 1 that waits for hellos."""
-    measured = scenario.algorithm.tau_max_from == "measured"
     return CloudServer(
         terms=terms_for(scenario, model, edges_at_least=edges_at_least),
         model=model.initial(streams.at(0, Purpose.INITIAL_MODEL, 0)),
-        begin=schedule_for(scenario.algorithm.name, scenario.problem, measure_tau=measured),
+        begin=partial(algorithm_for(scenario).begin, scenario.problem),
     )

@@ -17,7 +17,7 @@ from common.models.registry import make_model
 from common.noise import Adjacency, ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, Sampling, noise_law
 from common.quantities import RunId
 from common.randomness import streams_for
-from common.scenario import Scenario, parse_scenario
+from common.scenario import Scenario, parse_welcome
 from common.wire.codec import Admission
 from edge.assembly import recipe_for
 from edge.ledger import Account, Ledger, ShardIdentity, Standing
@@ -59,7 +59,7 @@ def prepare(
     admission: Admission, run: RunId, wishes: Wishes, ledger: Ledger, load: Callable[[str], Dataset]
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
-    scenario = parse_scenario({**admission.scenario, "seed": admission.seed})
+    scenario = parse_welcome({**admission.scenario, "seed": admission.seed})
     for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
         if is_dotted(name) and name not in wishes.allowed:
             raise ConfigurationError(
@@ -134,7 +134,7 @@ def law_for(scenario: Scenario, wishes: Wishes, index: int) -> NoiseLaw | None:
     if not scenario.private:
         if wishes.law is not None:
             raise ConfigurationError(
-                f"algorithm.name = {scenario.algorithm.name!r}: this run neither clips nor noises, and this edge's"
+                "work.private = False: this run neither clips nor noises, and this edge's"
                 f" operator asked for noise; take part without --noise, --epsilon and --noise-multiplier, or not at all"
             )
         return None

@@ -132,7 +132,7 @@ def record_cloud(
     summary["releases"] = [
         a.last_sequence + (a.present or tallies[a.index].gone not in ("budget", "shutdown")) for a in accounts
     ]
-    _write_model(directory, setting.scenario, setting.model, service.server.model, service.server.updates)
+    _write_model(directory, setting.scenario, setting.model, service.server.result, service.server.updates)
     directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
     if own_edges:  # their ledgers let nothing on its way that the budget does not permit
         caps = release_caps(setting.scenario, setting.shard_sizes)

@@ -15,7 +15,7 @@ from common.randomness import Purpose
 from common.tally import Tally
 from edge.samplers import draw_batch
 from experiments.blocks import BlockStreams, noise_block
-from experiments.plan import Plan, plan_for
+from experiments.plan import Plan, plan_for, read_version
 from experiments.simulator import Outcome
 from experiments.world import World
 
@@ -91,15 +91,24 @@ class VectorisedRun:
             eta += gradient
             gradient[:] = eta
 
-    def applied(self, first: int, n: int, start: int, count: int) -> None:
-        """Record updates start … start+count−1, made by edges first, first+1, …"""
+    def applied(self, first: int, n: int, start: int, models: Matrix) -> None:
+        """Record the updates from `start` on that edges first, first+1, … made, and the models they led to.
+
+        Line by line in the order of the event-driven engine: the update, its evaluation, the stage that opens.
+        """
+        every = self.world.scenario.evaluation.every
+        for i, x in enumerate(models):
+            t = start + i
+            self._record(first + i, n, t)
+            if every and t % every == 0:
+                self.evaluate(x, t)
+            self._open_stages(t + 1)
+
+    def _record(self, k: int, n: int, t: int) -> None:
+        plan, version = self.plan, read_version(t, self.world.scenario.workers)
         if self.journal is None:
-            self._count(first, n, start, count)
-            return
-        plan, workers = self.plan, self.world.scenario.workers
-        for i in range(count):
-            k, t = first + i, start + i
-            version = 1 if n == 1 else t - workers + 1
+            self._count(k, n, t, t - version)
+        else:
             fact = GradientApplied(
                 k,
                 EdgeId(f"edge-{k}"),
@@ -112,21 +121,17 @@ class VectorisedRun:
             )
             self.tally.observe(fact)
             self.journal.fact(fact)
-            self._open_stages(t + 1)
 
-    def _count(self, first: int, n: int, start: int, count: int) -> None:
-        """Add to the tally what the facts would: a fact for each update costs as much as its gradient."""
-        tally, workers = self.tally, self.world.scenario.workers
-        tally.updates = start + count - 1
-        for i in range(count):
-            staleness = start + i - 1 if n == 1 else workers - 1
-            tally.staleness[staleness] += 1
-            edge = tally.edges[first + i]
-            edge.applied += 1
-            edge.last_sequence = n
-            edge.staleness_sum += staleness
-            edge.staleness_max = max(edge.staleness_max, staleness)
-            self._open_stages(start + i + 1)
+    def _count(self, k: int, n: int, t: int, staleness: int) -> None:
+        """Add to the tally what the fact would: a fact for each update costs as much as its gradient."""
+        tally = self.tally
+        tally.updates = t
+        tally.staleness[staleness] += 1
+        edge = tally.edges[k]
+        edge.applied += 1
+        edge.last_sequence = n
+        edge.staleness_sum += staleness
+        edge.staleness_max = max(edge.staleness_max, staleness)
 
     def evaluate(self, x: Vector, t: int) -> None:
         evaluation = self.world.evaluator.evaluate(x, t, int(self.plan.stages[t]))

@@ -58,7 +58,7 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
         "events",
         {
             "iterations": 400,
-            "algorithm": {"name": "mapa", "first_clip": 8.0, **_CALM},
+            "algorithm": {"name": "mapa", "first_clip": 8.0, "rule": "table", **_CALM},
             "privacy": {"noise": "exponential-norm", "epsilon": [1.0, 0.5], "clipping": "batch-mean"},
         },
     ),
@@ -82,20 +82,19 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
             "privacy": {"noise": "gaussian", "noise_multiplier": 1.0, "scope": "first-conv"},
         },
     ),
-    "events-mapa-table-measured": (
+    "events-mapa-measured": (
         "events",
         {
             "iterations": 400,
             "edges": 6,
             "algorithm": {
                 "name": "mapa",
-                "first_clip": 8.0,
-                "rule": "table",
+                "first_clip": 50.0,
                 "tau_max": 1,
                 "tau_max_from": "measured",
-                "loss_gap": 1e-5,
+                "loss_gap": 0.1,
             },
-            "privacy": {"noise": "exponential-norm", "epsilon": 2.0},
+            "privacy": {"noise": "exponential-norm", "epsilon": 50.0},
             "delays": {"kind": "exponential", "speeds": [1.0, 10.0]},
         },
     ),
