@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,15 +38,18 @@ class Description:
     options: tuple[Option, ...]
     made: type
 
-    def resolve(self, given: Mapping[str, Any]) -> dict[str, Value]:
-        """Return the value of every option of its own; ConfigurationError for any other key."""
+    def resolve(self, given: Mapping[str, Any], shared: Iterable[str] = ()) -> dict[str, Value]:
+        """Return the value of every option of its own; ConfigurationError for any other key.
+
+        `shared` are the keys that every algorithm has, for the error's words.
+        """
         known = {one.name for one in self.options}
         values = {key: value for key, value in given.items() if value is not None}
         for key, value in values.items():
             if key not in known and value != _UNSET.get(key):
-                allowed = ", ".join(sorted(known)) or "none"
+                allowed = ", ".join([*shared, *sorted(known)]) or "none"
                 raise ConfigurationError(
-                    f"algorithm.{key} = {value!r}: unknown key; options of {self.name!r} are: {allowed}"
+                    f"algorithm.{key} = {value!r}: unknown key; allowed with {self.name!r} are {allowed}"
                 )
         return resolved(self.options, values, "algorithm", f"{_KEY} = {self.name!r}")
 
@@ -94,7 +97,9 @@ def description_of(name: str, made: Any) -> Description:
     if missing:
         raise ConfigurationError(f"{key}: the class lacks {', '.join(missing)}; see cloud/algorithm.py")
     if not dataclasses.is_dataclass(made) or not made.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        raise ConfigurationError(f"{key}: must be a frozen dataclass: its fields are its options and its state")
+        raise ConfigurationError(
+            f"{key}: must be a frozen dataclass: its fields are its options and its state"
+        )
     private = getattr(made, "private", None)
     if not isinstance(private, bool):
         raise ConfigurationError(

@@ -87,9 +87,7 @@ def option(about: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any
 
     Limits are `above`, `at_least`, `below`, `at_most` and `choices`. Without a default it must be given.
     """
-    return dataclasses.field(
-        default=default, kw_only=True, metadata={"option": Range(about=about, **limits)}
-    )
+    return dataclasses.field(default=default, kw_only=True, metadata={"option": Range(about=about, **limits)})
 
 
 def options_of(made: type, key: str) -> tuple[Option, ...]:

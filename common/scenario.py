@@ -76,7 +76,7 @@ class Scenario(Table):
                     f"algorithm.name = {described.name!r}: its option {option.name!r} is a key that every"
                     " algorithm has; read it from the problem"
                 )
-        options = described.resolve(self.algorithm.options)
+        options = described.resolve(self.algorithm.options, AlgorithmTable.model_fields)
         described.make(options)  # whatever it does not like, it says before anything is sent
         known = measured_constants(self.model.name, self.data.set)
         if known is None and not described.needs_constants:

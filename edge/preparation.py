@@ -135,7 +135,7 @@ def law_for(scenario: Scenario, wishes: Wishes, index: int) -> NoiseLaw | None:
         if wishes.law is not None:
             raise ConfigurationError(
                 "work.private = False: this run neither clips nor noises, and this edge's"
-                f" operator asked for noise; take part without --noise, --epsilon and --noise-multiplier, or not at all"
+                " operator asked for noise; take part without --noise, --epsilon and --noise-multiplier, or not at all"
             )
         return None
     if wishes.law is None:

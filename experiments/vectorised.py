@@ -69,9 +69,7 @@ def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
             raise ConfigurationError(f"engine = 'vectorised': needs a linear model, not {s.model.name!r}")
         check_plannable(world)
         if s.delays.kind != "cyclic" or s.records.diagnostics:
-            raise ConfigurationError(
-                "engine = 'vectorised': needs delays.kind = 'cyclic' and no diagnostics"
-            )
+            raise ConfigurationError("engine = 'vectorised': needs delays.kind = 'cyclic' and no diagnostics")
         if blocks and s.data.sampler == "shuffled":
             raise ConfigurationError(
                 "data.sampler = 'shuffled': block streams know with-replacement and poisson, no epochs"

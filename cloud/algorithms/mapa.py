@@ -18,7 +18,7 @@ class Mapa(StepSchedule):
     private: ClassVar[bool] = True
 
     tau_quantile: float = option(
-        "with tau_max_from = 'measured': this quantile of recent staleness is τ_max (D-23)",
+        "with tau_max_from = 'measured': this quantile of recent staleness is τ_max (D-16)",
         0.99,
         above=0,
         at_most=1,

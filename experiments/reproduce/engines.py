@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import io
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

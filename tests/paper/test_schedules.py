@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud.algorithm import StepSchedule
+from cloud.algorithms.mapa import Mapa
 from cloud.stages import first_stage, next_stage, open_stage
 from common.errors import ConfigurationError
 from common.noise import LEAST_BOUND
@@ -149,6 +150,39 @@ def test_a_measured_delay_counts_only_when_the_next_stage_opens_and_never_lowers
     assert high == open_stage(2, 0.5 * stage.sensitivity, MOMENT, short, 40)
     configured = begun("mapa", short).after(1, 40).opened()
     assert configured == low
+
+
+def test_one_straggler_does_not_make_the_next_stages_longer() -> None:
+    """One gradient 99 updates late, among gradients that are 5 late: T_s of what follows is that of τ_max = 5."""
+    problem = replace(PROBLEM, first_clip=1e4, measure_tau=True)  # P = 1, where T_s grows with (τ_max + 1)²
+    calm, late = begun("mapa", problem, 1e-6), begun("mapa", problem, 1e-6)
+    first = calm.opened()
+    assert first is not None
+    assert (first.p, first.length > 10) == (1, True)
+    for t in range(1, first.length + 1):
+        calm, late = calm.after(t, 5), late.after(t, 99 if t == first.length // 2 else 5)
+    assert late.stage == 2
+    assert late.opened() == calm.opened()
+
+
+def test_a_delay_that_lasts_is_followed_and_forgotten_again() -> None:
+    schedule = begun("mapa", replace(PROBLEM, measure_tau=True), tau_window=10)
+    seen = []
+    for t, staleness in enumerate([5, 5, *[40] * 10, *[5] * 10], start=1):
+        schedule = schedule.after(t, staleness)
+        assert isinstance(schedule, Mapa)
+        assert len(schedule.seen) <= 10
+        seen.append(schedule.tau_max)
+    assert seen[:3] == [5, 5, 5]
+    assert seen[11] == 40
+    assert seen[-1] == 5
+
+
+def test_the_largest_of_the_window_is_the_quantile_1() -> None:
+    problem = replace(PROBLEM, loss_gap=1e-9, measure_tau=True)
+    stage = begun("mapa", problem, tau_quantile=1.0).after(1, 5).after(2, 99).opened()
+    assert stage is not None
+    assert stage.tau_max == 99
 
 
 def test_the_bound_never_shrinks_below_what_an_edge_accepts() -> None:
