@@ -35,6 +35,7 @@ from common.messages import (
 from common.noise import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite
 
+_FLOAT32 = np.dtype(np.float32)
 _REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
 
 
@@ -259,7 +260,8 @@ class CloudServer:
             arrived.sensitivity,
         )
         x, following = schedule.apply(self.model, update)
-        self.model, self.schedule = np.asarray(x, np.float32), following
+        self.model = x if x.dtype == _FLOAT32 else x.astype(np.float32)
+        self.schedule = following
         if staleness > self.tau_seen:
             self.tau_seen = staleness
         # what waited for the first stage may be out of order; the mark must never go back

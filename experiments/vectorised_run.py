@@ -92,23 +92,22 @@ class VectorisedRun:
             gradient[:] = eta
 
     def applied(self, first: int, n: int, start: int, models: Matrix) -> None:
-        """Record the updates from `start` on that edges first, first+1, … made, and the models they led to.
-
-        Line by line in the order of the event-driven engine: the update, its evaluation, the stage that opens.
-        """
+        """Record the updates from `start` on that edges first, first+1, … made, and the models they led to."""
         every = self.world.scenario.evaluation.every
-        for i, x in enumerate(models):
-            t = start + i
-            self._record(first + i, n, t)
-            if every and t % every == 0:
-                self.evaluate(x, t)
-            self._open_stages(t + 1)
+        if self.journal is not None:
+            self._write(self.journal, first, n, start, models)
+            return
+        self._count(first, n, start, len(models))
+        if every:
+            for t in range(start + -start % every, start + len(models), every):
+                self.evaluate(models[t - start], t)
 
-    def _record(self, k: int, n: int, t: int) -> None:
-        plan, version = self.plan, read_version(t, self.world.scenario.workers)
-        if self.journal is None:
-            self._count(k, n, t, t - version)
-        else:
+    def _write(self, journal: Journal, first: int, n: int, start: int, models: Matrix) -> None:
+        """Write in the order of the event-driven engine: an update, its evaluation, the stage that opens after it."""
+        plan, scenario = self.plan, self.world.scenario
+        for i, x in enumerate(models):
+            k, t = first + i, start + i
+            version = read_version(t, scenario.workers)
             fact = GradientApplied(
                 k,
                 EdgeId(f"edge-{k}"),
@@ -120,18 +119,24 @@ class VectorisedRun:
                 float(plan.sensitivities[version]),
             )
             self.tally.observe(fact)
-            self.journal.fact(fact)
+            journal.fact(fact)
+            if scenario.evaluation.every and t % scenario.evaluation.every == 0:
+                self.evaluate(x, t)
+            self._open_stages(t + 1)
 
-    def _count(self, k: int, n: int, t: int, staleness: int) -> None:
-        """Add to the tally what the fact would: a fact for each update costs as much as its gradient."""
-        tally = self.tally
-        tally.updates = t
-        tally.staleness[staleness] += 1
-        edge = tally.edges[k]
-        edge.applied += 1
-        edge.last_sequence = n
-        edge.staleness_sum += staleness
-        edge.staleness_max = max(edge.staleness_max, staleness)
+    def _count(self, first: int, n: int, start: int, count: int) -> None:
+        """Add to the tally what the facts would: a fact for each update costs as much as its gradient."""
+        tally, workers = self.tally, self.world.scenario.workers
+        tally.updates = start + count - 1
+        for i in range(count):
+            staleness = start + i - 1 if n == 1 else workers - 1
+            tally.staleness[staleness] += 1
+            edge = tally.edges[first + i]
+            edge.applied += 1
+            edge.last_sequence = n
+            edge.staleness_sum += staleness
+            edge.staleness_max = max(edge.staleness_max, staleness)
+            self._open_stages(start + i + 1)
 
     def evaluate(self, x: Vector, t: int) -> None:
         evaluation = self.world.evaluator.evaluate(x, t, int(self.plan.stages[t]))

@@ -55,11 +55,12 @@ class Mapa(StepSchedule):
         return self.current.learning_rate
 
     def after(self, t: int, staleness: int) -> Self:
-        problem, current = self._state
+        assert self.problem is not None
+        assert self.current is not None
         observed = self
-        if problem.measure_tau:
+        if self.problem.measure_tau:
             observed = replace(self, seen=(*self.seen, staleness)[-self.tau_window :])
-        if t - self.start + 1 < current.length:
+        if t - self.start + 1 < self.current.length:
             return observed
         return observed._next_stage(t)
 
