@@ -12,6 +12,7 @@ import importlib.util
 import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from common.dotted import import_dotted, is_dotted
@@ -70,6 +71,7 @@ class Description:
             raise ConfigurationError(f"{_KEY} = {self.name!r}: cannot be made ({reason})") from error
 
 
+@cache
 def algorithm_names() -> tuple[str, ...]:
     """Return the names of those that come with mapa: one for each file."""
     home = importlib.util.find_spec(_HOME)
@@ -77,6 +79,7 @@ def algorithm_names() -> tuple[str, ...]:
     return tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(places or [])))
 
 
+@cache
 def describe(name: str) -> Description:
     """Return what the algorithm says of itself; ConfigurationError where there is none, or it says too little."""
     if is_dotted(name):
