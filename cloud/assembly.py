@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from cloud.schedules import schedule_for
+from functools import partial
+
+from cloud.algorithm import Algorithm
 from cloud.server import CloudServer
 from cloud.terms import Terms
+from common.errors import ConfigurationError
 from common.models.model import Model
 from common.randomness import CounterStreams, Purpose
 from common.scenario import Scenario
@@ -41,13 +44,37 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
     )
 
 
+def algorithm_for(scenario: Scenario) -> Algorithm:
+    """Return the scenario's algorithm with its options, before it begins."""
+    made: Algorithm = scenario.described.make(scenario.algorithm.options)
+    return made
+
+
+def _begin(scenario: Scenario, moment: float) -> Algorithm:
+    """Let the algorithm begin; a private one must ask for a bound that noise can follow."""
+    begun = algorithm_for(scenario).begin(scenario.problem, moment)
+    if scenario.private and not begun.sensitivity > 0:
+        raise ConfigurationError(
+            f"algorithm.name = {scenario.algorithm.name!r}: is private, so ΔS = {begun.sensitivity} must be"
+            " greater than 0"
+        )
+    return begun
+
+
+def check_algorithm(scenario: Scenario, model: Model) -> None:
+    """Raise ConfigurationError where the algorithm cannot begin with the scenario's own noise."""
+    start, stop, _ = noised_slice(scenario, model).indices(model.dimension)
+    laws = {scenario.law(k) for k in range(scenario.workers)}
+    moments = [law.relative_second_moment(stop - start) for law in laws if law is not None]
+    _begin(scenario, max(moments, default=0.0))
+
+
 def server_for(
     scenario: Scenario, model: Model, streams: CounterStreams, *, edges_at_least: int
 ) -> CloudServer:
     """Return a cloud at t = 1 that waits for hellos."""
-    measured = scenario.algorithm.tau_max_from == "measured"
     return CloudServer(
         terms=terms_for(scenario, model, edges_at_least=edges_at_least),
         model=model.initial(streams.at(0, Purpose.INITIAL_MODEL, 0)),
-        begin=schedule_for(scenario.algorithm.name, scenario.problem, measure_tau=measured),
+        begin=partial(_begin, scenario),
     )

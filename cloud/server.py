@@ -11,8 +11,8 @@ from typing import assert_never
 
 import numpy as np
 
+from cloud.algorithm import Algorithm, Update
 from cloud.fifo import GradientFifo
-from cloud.schedules import Schedule
 from cloud.terms import BelowFloorError, EdgeAccount, Terms
 from common.errors import ConfigurationError
 from common.messages import (
@@ -35,6 +35,7 @@ from common.messages import (
 from common.noise import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite
 
+_FLOAT32 = np.dtype(np.float32)
 _REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
 
 
@@ -44,11 +45,12 @@ class CloudServer:
 
     terms: Terms
     model: Vector  # x_t
-    begin: Callable[[float], Schedule]  # the algorithm's schedule, given v
+    begin: Callable[[float], Algorithm]  # the algorithm at t = 1, given v
     t: int = 1  # the next update
     tau_seen: int = 0  # largest staleness so far
     halted: Halt | None = None
-    schedule: Schedule | None = None
+    schedule: Algorithm | None = None  # what follows from the updates so far
+    stage: int = 1  # s of the last stage opened
     moment: float = 0.0  # v: never falls in a run, so ε₀ never rises
     edges: dict[EdgeId, EdgeAccount] = field(default_factory=dict)
     fifo: GradientFifo = field(init=False)
@@ -62,6 +64,11 @@ class CloudServer:
     @property
     def updates(self) -> int:
         return self.t - 1
+
+    @property
+    def result(self) -> Vector:
+        """The model to evaluate and keep."""
+        return self.model if self.schedule is None else self.schedule.result(self.model)
 
     def receive(self, event: Event) -> list[Effect]:
         """Take one event; return what must be sent and what is to be recorded, in order."""
@@ -236,13 +243,25 @@ class CloudServer:
         return effects
 
     def _apply(self, arrived: GradientArrived, effects: list[Effect]) -> None:
-        """Lines 11-16: x ← x − γg̃, then the answer to that edge alone."""
+        """Lines 11-16: let the algorithm change x, then answer that edge alone."""
         schedule, t = self.schedule, self.t
         assert schedule is not None
         account = self.edges[arrived.edge_id]
-        step = np.multiply(arrived.gradient, schedule.learning_rate(t), dtype=np.float32)
-        self.model = np.subtract(self.model, step, out=step)
         staleness = t - arrived.version
+        update = Update(
+            arrived.gradient,
+            t,
+            arrived.version,
+            staleness,
+            account.index,
+            account.law,
+            account.moment,
+            arrived.stage,
+            arrived.sensitivity,
+        )
+        x, following = schedule.apply(self.model, update)
+        self.model = x if x.dtype == _FLOAT32 else x.astype(np.float32)
+        self.schedule = following
         if staleness > self.tau_seen:
             self.tau_seen = staleness
         # what waited for the first stage may be out of order; the mark must never go back
@@ -263,15 +282,15 @@ class CloudServer:
             )
         )
         if self.terms.evaluate_every and t % self.terms.evaluate_every == 0:
-            effects.append(EvaluationDue(t, schedule.stage, self.model))
+            effects.append(EvaluationDue(t, self.stage, following.result(self.model)))
         if t >= self.terms.iterations:
             # the last model is sent to nobody, so nobody else would notice
             effects += self.halt("finished" if is_finite(self.model) else "diverged")
             return
-        following = schedule.after(t, self.tau_seen)
         if following is not schedule:
-            self.schedule = following
-            effects += self.stage_opened(reopened=False)
+            self.stage = following.stage
+            if following.opened() is not schedule.opened():
+                effects += self.stage_opened(reopened=False)
         effects.append(self._send(account))
 
     def _send(self, account: EdgeAccount) -> SendModel:
@@ -280,14 +299,18 @@ class CloudServer:
         return SendModel(
             account.edge_id,
             self.t,
-            schedule.stage,
-            schedule.sensitivity,
+            self.stage,
+            schedule.sensitivity_for(self.t, account.index, account.law),
             account.last_sequence,
             self.model,
         )
 
     def stage_opened(self, *, reopened: bool) -> Iterator[StageOpened]:
-        stage = None if self.schedule is None else self.schedule.opened()
+        schedule = self.schedule
+        if schedule is None:
+            return
+        self.stage = schedule.stage
+        stage = schedule.opened()
         if stage is not None:
             yield StageOpened(
                 stage=stage.index,

@@ -369,9 +369,8 @@ class CloudService:
             return
         last = self.tally.evaluations[-1].updates if self.tally.evaluations else -1
         if last != self.server.updates:
-            schedule = self.server.schedule
-            stage = 1 if schedule is None else schedule.stage
-            self._evaluate(EvaluationDue(self.server.updates, stage, self.server.model.copy()))
+            server = self.server
+            self._evaluate(EvaluationDue(server.updates, server.stage, server.result.copy()))
             return
         if self._halt is not None:
             self.records.halted(self._halt, self.loop.now())

@@ -20,13 +20,6 @@ class SensitivityRule(Enum):
     TABLE = "table"
 
 
-class RateDecay(Enum):
-    """How the rate of the schedule `constant` falls over the run (D-21)."""
-
-    NONE = "none"
-    LINEAR = "linear"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """The constants of algorithm:MAPA and of table: key parameters."""
@@ -42,8 +35,7 @@ class Problem:
     radius: float = 1.0  # R
     first_clip: float | None = None  # C₁ = bΔS₁/2; None: Theorem 3
     rule: SensitivityRule = SensitivityRule.THETA
-    rate: float | None = None  # ρ of the schedule `constant` alone
-    rate_decay: RateDecay = RateDecay.NONE
+    measure_tau: bool = False  # τ_max follows the staleness seen
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
@@ -60,6 +52,3 @@ class Problem:
         else:
             valid = math.isfinite(self.first_clip) and self.first_clip > 0
             require(valid, "first_clip", self.first_clip, "finite and greater than 0")
-        if self.rate is not None:
-            valid = math.isfinite(self.rate) and self.rate > 0
-            require(valid, "rate", self.rate, "finite and greater than 0")

@@ -68,9 +68,16 @@ class ModelTable(Table):
 
 
 class AlgorithmTable(Table):
-    """[algorithm]; what is left open follows from the model and the data set where they are known."""
+    """[algorithm]: constants that any algorithm may ask for, and beside them the options of the one that is named.
 
-    name: Literal["csgd", "asgd", "audp", "mapa", "constant"] = "mapa"
+    What is left open follows from the model and the data set where they are known.
+    """
+
+    model_config = ConfigDict(extra="allow")  # the algorithm's own options: Scenario asks it about them
+
+    name: str = Field(
+        "mapa", min_length=1, max_length=200, description="see `mapa algorithms`; or package.module:Class"
+    )
     theta: Fraction = Field(0.5, description="θ, reduction ratio")
     smoothness: Positive | None = Field(None, description="L")
     sigma: NonNegative | None = Field(None, description="σ")
@@ -89,20 +96,21 @@ class AlgorithmTable(Table):
     rule: Literal["theta", "table"] = Field(
         "theta", description="how ΔS shrinks: θΔS, or the parameter table's"
     )
-    rate: Positive | None = Field(None, description="ρ of `constant`: γ_t = ρ/C with C = first_clip")
-    rate_decay: Literal["none", "linear"] = Field("none", description="linear: ρ falls to 0 over T updates")
 
-    @model_validator(mode="after")
-    def _rate(self) -> Self:
-        if self.name == "constant":
-            for key in ("rate", "first_clip"):
-                if getattr(self, key) is None:
-                    raise ValueError(f"algorithm.{key}: needed with algorithm.name = 'constant'")
-        elif self.rate is not None or self.rate_decay != "none":
-            key = "rate_decay" if self.rate is None else "rate"
-            value = getattr(self, key)
-            raise ValueError(f"algorithm.{key} = {value!r}: goes with algorithm.name = 'constant' alone")
-        return self
+    @property
+    def options(self) -> dict[str, Any]:
+        """The algorithm's own options."""
+        return dict(self.model_extra or {})
+
+
+class WorkTable(Table):
+    """What edges do. The cloud fills it from the algorithm; a welcome carries it, a scenario file never does.
+
+    No value has a default: an edge takes part only where it is told.
+    """
+
+    private: bool = Field(..., description="whether edges clip and noise")
+    centralised: bool = Field(..., description="whether one worker holds all data")
 
 
 class PrivacyTable(Table):

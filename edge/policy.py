@@ -59,8 +59,7 @@ class OperatorPolicy:
 class Proposal:
     """What a welcome would have this edge do with its records."""
 
-    algorithm: str
-    kind: ReleaseKind  # its law is None where the algorithm neither clips nor noises
+    kind: ReleaseKind  # its law is None where the run neither clips nor noises
     shard: ShardIdentity
     seed: int | None = None
 
@@ -120,8 +119,8 @@ def _check_noise(policy: OperatorPolicy, proposal: Proposal) -> None:
     kind = proposal.kind
     if kind.law is None and policy.law is not None:
         raise PolicyError(
-            f"algorithm.name = {proposal.algorithm!r}: this run neither clips nor noises, and this edge's"
-            f" operator asked for noise; take part without --noise, --epsilon and --noise-multiplier, or not at all"
+            "work.private = False: this run neither clips nor noises, and this edge's operator asked for noise;"
+            " take part without --noise, --epsilon and --noise-multiplier, or not at all"
         )
     if not policy.asks_for_a_guarantee:
         return

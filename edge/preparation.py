@@ -18,7 +18,7 @@ from common.models.registry import make_model
 from common.noise import Sampling
 from common.quantities import RunId
 from common.randomness import streams_for
-from common.scenario import Scenario, parse_scenario
+from common.scenario import Scenario, parse_welcome
 from common.wire.codec import Admission
 from edge.assembly import recipe_for
 from edge.ledger import Account, Ledger, ShardIdentity
@@ -41,7 +41,7 @@ def prepare(
     admission: Admission, run: RunId, policy: OperatorPolicy, ledger: Ledger, load: Callable[[str], Dataset]
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
-    scenario = parse_scenario({**admission.scenario, "seed": admission.seed})
+    scenario = parse_welcome({**admission.scenario, "seed": admission.seed})
     for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
         if is_dotted(name):
             check_code(policy, key, name)
@@ -65,7 +65,7 @@ def prepare(
     law = law_for(policy, scenario.law(index))
     kind = ReleaseKind(law, scenario.mechanism, len(rows))
     dealt = identity(scenario, dataset, shards, index)
-    proposal = Proposal(algorithm=scenario.algorithm.name, kind=kind, shard=dealt, seed=admission.seed)
+    proposal = Proposal(kind=kind, shard=dealt, seed=admission.seed)
     permit(policy, proposal, budget_kept=admission.seed is not None and ledger.keeps_budget(dealt))
     account = Account(
         run=run,

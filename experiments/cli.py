@@ -22,6 +22,7 @@ COMMANDS = {
     "edge": "experiments.commands.edge:edge_command",
     "testbed": "experiments.commands.testbed:containers_command",
     "schedule": "experiments.commands.schedule:schedule",
+    "algorithms": "experiments.commands.algorithms:algorithms_command",
     "ledger": "experiments.commands.ledger:ledger_command",
     "calibrate": "experiments.commands.ledger:calibrate_command",
     "attack": "experiments.commands.attack:attack_command",

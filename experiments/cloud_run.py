@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloud.assembly import server_for
+from cloud.assembly import check_algorithm, server_for
 from cloud.evaluation import Evaluator
 from cloud.probe import SizeProbe
 from cloud.records import Records
@@ -66,7 +66,9 @@ class Setting:
             options=scenario.model.options,
         )
         sizes = [len(shard) for shard in deal(scenario, dataset)]
-        return cls(calibrated(scenario, sizes), dataset, model, sizes)
+        scenario = calibrated(scenario, sizes)
+        check_algorithm(scenario, model)
+        return cls(scenario, dataset, model, sizes)
 
     @property
     def payload_bytes(self) -> int:

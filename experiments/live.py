@@ -139,7 +139,7 @@ def describe(service: CloudService, scenario: Scenario) -> str:
     present = sum(account.present for account in server.edges.values())
     parts = [f"t {server.updates:,}/{scenario.iterations:,}", f"{rate(service):,.0f}/s", f"edges {present}"]
     if server.schedule is not None:
-        parts.append(f"stage {server.schedule.stage}")
+        parts.append(f"stage {server.stage}")
         if server.schedule.sensitivity:
             parts.append(f"ΔS {server.schedule.sensitivity:.4g}")
     if tally.evaluations:

@@ -135,7 +135,9 @@ def record_cloud(
     accounts = sorted(service.server.edges.values(), key=lambda account: account.index)
     summary["releases"] = [_releases(service, account) for account in accounts]
     with _kept(failures):
-        _write_model(directory, setting.scenario, setting.model, service.server.model, service.server.updates)
+        _write_model(
+            directory, setting.scenario, setting.model, service.server.result, service.server.updates
+        )
     with _kept(failures):
         directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
     if own_edges:  # their ledgers let nothing on its way that the budget does not permit

@@ -204,14 +204,13 @@ class _Simulation:
     def outcome(self) -> Outcome:
         server, evaluations = self.server, self.tally.evaluations
         if not evaluations or evaluations[-1].updates != server.updates:
-            stage = server.schedule.stage if server.schedule is not None else 1
-            self.evaluate(server.model, server.updates, stage)
+            self.evaluate(server.result, server.updates, server.stage)
         reason = self.halt.reason if self.halt is not None else "starved"
         if self.journal is not None:
             self.journal.write("halted", {"t": server.updates, "reason": reason})
         return Outcome(
             tally=self.tally,
-            x=server.model,
+            x=server.result,
             releases=[worker.sequence for worker in self.workers],
             reason=reason,
             virtual_seconds=self.now if self.timed else None,

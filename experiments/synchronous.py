@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cloud.assembly import noised_slice
-from cloud.schedules import Schedule, schedule_for
+from cloud.algorithm import Algorithm, StepSchedule, Update, descend
+from cloud.assembly import algorithm_for, noised_slice
 from cloud.server import edge_joined
 from common.errors import ConfigurationError
 from common.journal import Journal
@@ -64,11 +64,11 @@ def simulate_synchronously(
                 total += worker.receive(sent).gradient
             sheet.now += max(sum(trip(k, r)) for k in range(count))
             sheet.applied(workers, r, schedule)
-            x = x - np.float32(schedule.learning_rate(r) / count) * total
+            x, following = _update(schedule, x, total, r, count)
             if r * count >= due or r == rounds:
-                sheet.evaluate(x, r * count, schedule.stage)
+                sheet.evaluate(following.result(x), r * count, schedule.stage)
                 due += scenario.evaluation.every or scenario.iterations
-            schedule = schedule.after(r, 0)
+            schedule = following
             if progress is not None:
                 progress(sheet.tally)
         if not is_finite(x):
@@ -76,11 +76,11 @@ def simulate_synchronously(
         elif r < rounds:
             reason = "interrupted"
         if not sheet.tally.evaluations or sheet.tally.evaluations[-1].updates != r * count:
-            sheet.evaluate(x, r * count, schedule.stage)
+            sheet.evaluate(schedule.result(x), r * count, schedule.stage)
     if journal is not None:
         journal.write("halted", {"t": r * count, "reason": reason})
     releases = [worker.sequence for worker in workers]
-    outcome = Outcome(sheet.tally, x, releases, reason, virtual_seconds=sheet.now)
+    outcome = Outcome(sheet.tally, schedule.result(x), releases, reason, virtual_seconds=sheet.now)
     return Rounds(outcome, sheet.seconds, r)
 
 
@@ -99,14 +99,23 @@ def _rounds(world: World) -> int:
     return max(1, world.scenario.iterations // world.scenario.workers)
 
 
-def _schedule(world: World, workers: list[EdgeWorker]) -> Schedule:
+def _update(schedule: Algorithm, x: Vector, total: Vector, r: int, count: int) -> tuple[Vector, Algorithm]:
+    """Change x by the mean of a round's gradients, none of them stale."""
+    if isinstance(schedule, StepSchedule) and schedule.can_be_planned:
+        return descend(x, total, schedule.learning_rate(r) / count), schedule.after(r, 0)
+    mean = total / np.float32(count)
+    made = (schedule.stage, schedule.sensitivity)
+    changed, following = schedule.apply(x, Update(mean, r, r, 0, 0, None, 0.0, *made))
+    return np.asarray(changed, np.float32), following
+
+
+def _schedule(world: World, workers: list[EdgeWorker]) -> Algorithm:
     scenario, model, count = world.scenario, world.model, len(workers)
     start, stop, _ = noised_slice(scenario, model).indices(model.dimension)
     laws = [worker.recipe.law for worker in workers]
     moment = max((law.relative_second_moment(stop - start) for law in laws if law is not None), default=0.0)
     problem = replace(scenario.problem, tau_max=0, sigma=scenario.problem.sigma / math.sqrt(count))
-    algorithm = scenario.algorithm.name if scenario.private else "csgd"
-    return schedule_for(algorithm, problem)(moment / count)
+    return algorithm_for(scenario).begin(problem, moment / count)
 
 
 class _Sheet:
@@ -122,7 +131,7 @@ class _Sheet:
         for worker in workers:
             self._fact(edge_joined(worker.index, worker.edge_id, 1, worker.recipe.law, returned=False))
 
-    def applied(self, workers: list[EdgeWorker], r: int, schedule: Schedule) -> None:
+    def applied(self, workers: list[EdgeWorker], r: int, schedule: Algorithm) -> None:
         """Record the K gradients of round r, none of them stale."""
         for k, worker in enumerate(workers):
             t = (r - 1) * len(workers) + k + 1

@@ -18,6 +18,7 @@ from common.models.linear import LinearModel
 from common.noise import Clipping
 from common.quantities import Indices, Vector, is_finite
 from common.scenario import Scenario
+from experiments.plan import check_plannable
 from experiments.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
 from experiments.vectorised_run import Matrix, VectorisedRun
 from experiments.world import World
@@ -66,10 +67,9 @@ def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
         s = world.scenario
         if not isinstance(world.model, LinearModel):
             raise ConfigurationError(f"engine = 'vectorised': needs a linear model, not {s.model.name!r}")
-        if s.delays.kind != "cyclic" or s.algorithm.tau_max_from != "configured" or s.records.diagnostics:
-            raise ConfigurationError(
-                "engine = 'vectorised': needs delays.kind = 'cyclic', a configured tau_max and no diagnostics"
-            )
+        check_plannable(world)
+        if s.delays.kind != "cyclic" or s.records.diagnostics:
+            raise ConfigurationError("engine = 'vectorised': needs delays.kind = 'cyclic' and no diagnostics")
         if blocks and s.data.sampler == "shuffled":
             raise ConfigurationError(
                 "data.sampler = 'shuffled': block streams know with-replacement and poisson, no epochs"
@@ -107,7 +107,6 @@ class _Rounds:
         self.workers = world.scenario.workers
         self.batch_size = world.scenario.batch_size
         self.iterations = world.scenario.iterations
-        self.every = world.scenario.evaluation.every
         self.done = 0
         self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
         self.clips = [run.clips for run in runs]
@@ -142,10 +141,7 @@ class _Rounds:
             if r in self.diverged:
                 continue
             kept = self._finite(r, steps[r], start)
-            run.applied(first, n, start, kept)
-            if self.every:
-                for t in range(start + -start % self.every, start + kept, self.every):
-                    run.evaluate(steps[r, t - start + 1], t)
+            run.applied(first, n, start, steps[r, 1 : kept + 1])
 
     def _finite(self, r: int, steps: Matrix, start: int) -> int:
         """Return how many of a stretch's updates run r makes: all, or up to the first infinite model."""

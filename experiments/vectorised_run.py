@@ -15,7 +15,7 @@ from common.randomness import Purpose
 from common.tally import Tally
 from edge.samplers import draw_batch
 from experiments.blocks import BlockStreams, noise_block
-from experiments.plan import Plan, plan_for
+from experiments.plan import Plan, plan_for, read_version
 from experiments.simulator import Outcome
 from experiments.world import World
 
@@ -91,15 +91,23 @@ class VectorisedRun:
             eta += gradient
             gradient[:] = eta
 
-    def applied(self, first: int, n: int, start: int, count: int) -> None:
-        """Record updates start … start+count−1, made by edges first, first+1, …"""
-        if self.journal is None:
-            self._count(first, n, start, count)
+    def applied(self, first: int, n: int, start: int, models: Matrix) -> None:
+        """Record the updates from `start` on that edges first, first+1, … made, and the models they led to."""
+        every = self.world.scenario.evaluation.every
+        if self.journal is not None:
+            self._write(self.journal, first, n, start, models)
             return
-        plan, workers = self.plan, self.world.scenario.workers
-        for i in range(count):
+        self._count(first, n, start, len(models))
+        if every:
+            for t in range(start + -start % every, start + len(models), every):
+                self.evaluate(models[t - start], t)
+
+    def _write(self, journal: Journal, first: int, n: int, start: int, models: Matrix) -> None:
+        """Write in the order of the event-driven engine: an update, its evaluation, the stage that opens after it."""
+        plan, scenario = self.plan, self.world.scenario
+        for i, x in enumerate(models):
             k, t = first + i, start + i
-            version = 1 if n == 1 else t - workers + 1
+            version = read_version(t, scenario.workers)
             fact = GradientApplied(
                 k,
                 EdgeId(f"edge-{k}"),
@@ -111,7 +119,9 @@ class VectorisedRun:
                 float(plan.sensitivities[version]),
             )
             self.tally.observe(fact)
-            self.journal.fact(fact)
+            journal.fact(fact)
+            if scenario.evaluation.every and t % scenario.evaluation.every == 0:
+                self.evaluate(x, t)
             self._open_stages(t + 1)
 
     def _count(self, first: int, n: int, start: int, count: int) -> None:

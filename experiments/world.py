@@ -79,9 +79,9 @@ class World:
 
 
 def deal(scenario: Scenario, dataset: Dataset) -> list[Indices]:
-    """Return shard k of K; CSGD is one worker on all data."""
+    """Return shard k of K, or all data where one worker holds it."""
     labels = dataset.train.labels
-    if scenario.algorithm.name == "csgd":
+    if scenario.centralised:
         rows = [np.arange(len(labels), dtype=np.int64)]
     else:
         rows = all_shards(

@@ -23,9 +23,10 @@ ALLOWED: dict[str, set[str]] = {
     "experiments": {"common", "cloud", "edge"},
 }
 PURE = [
-    *(f"cloud/{name}.py" for name in ("stages", "schedules", "fifo", "terms", "server")),
+    *(f"cloud/{name}.py" for name in ("stages", "algorithm", "fifo", "terms", "server")),
+    *(f"cloud/algorithms/{name}.py" for name in ("csgd", "asgd", "audp", "mapa", "constant")),
     *(f"edge/{name}.py" for name in ("policy", "privacy", "worker", "samplers")),
-    *(f"common/{name}.py" for name in ("noise", "problem", "quantities", "messages", "errors")),
+    *(f"common/{name}.py" for name in ("noise", "problem", "quantities", "messages", "errors", "options")),
 ]
 FORBIDDEN_IN_PURE = {
     "paho",

@@ -41,6 +41,8 @@ def alternatives(name: str, mirror: str | None = None) -> Alternatives:
     """Return the sets of files, any one of which makes the data set, in the order to try them."""
     if name == "mnist":
         return (tuple(_mnist_file(idx, mirror) for idx in mnist.SHA256),)
+    if name != "usps":
+        raise ConfigurationError(f"data.set = {name!r}: nobody publishes it; allowed are mnist, usps")
     libsvm = tuple(
         RemoteFile(
             file, _urls("usps", file, _LIBSVM, mirror), _LARGEST, _unless_file(usps.LIBSVM_SHA256[file])

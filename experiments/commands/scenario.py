@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from common.algorithms import algorithm_names, describe
 from common.scenario import Scenario
 from experiments.figure_lines import PREFIX, about_line, line_names
 from experiments.scenario_files import SHIPPED, load_scenario, shipped_names
@@ -46,7 +47,25 @@ def about(name: str) -> str:
 @app.command()
 def schema() -> None:
     """Print the JSON schema of a scenario."""
-    print(json.dumps(Scenario.model_json_schema(), indent=2, ensure_ascii=False))
+    document = Scenario.model_json_schema()
+    document["$defs"]["AlgorithmTable"] |= _with_options(document["$defs"]["AlgorithmTable"])
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def _with_options(table: dict[str, Any]) -> dict[str, Any]:
+    """Return [algorithm] with what each algorithm adds to it; another's own may add anything."""
+    known = [describe(name) for name in algorithm_names()]
+    names: dict[str, Any] = {"anyOf": [{"enum": [one.name for one in known]}, {"pattern": ":"}]}
+    own = [
+        {
+            "if": {"properties": {"name": {"const": one.name}}, "required": ["name"]},
+            "then": {"properties": {option.name: option.json_schema() for option in one.options}},
+        }
+        for one in known
+        if one.options
+    ]
+    properties = {**table["properties"], "name": table["properties"]["name"] | names}
+    return {"properties": properties, "allOf": own}
 
 
 @app.command()
@@ -57,7 +76,7 @@ def show(
 ) -> None:
     """Print every value of a scenario as it resolves, defaults and known constants included."""
     _, resolved = load_scenario(scenario, changes or [])
-    values = resolved.canonical()
+    values = resolved.resolved()
     if as_json:
         print(json.dumps(values, indent=2, ensure_ascii=False))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from common.errors import MapaError
 from common.journal import Journal
 from common.messages import Fact
 from common.randomness import streams_for
-from common.scenario import Scenario
+from common.scenario import Scenario, parse_welcome
 from common.tally import Evaluation, finite_or_none
 from experiments.budget import calibrated
 from experiments.reproduce.attacks import attack_cells
@@ -105,14 +106,12 @@ def world_for(scenario: Scenario, data_dir: Path) -> World:
 
 def _account(scenario: Scenario) -> str:
     """Return what z depends on, and more, but no seed: the accountant takes seconds for each."""
-    return scenario.model_dump_json(
-        exclude={"seed": True, "evaluation": True, "algorithm": {"first_clip", "name"}}
-    )
+    return json.dumps(scenario.for_edge(0), sort_keys=True)
 
 
 @cache
 def _noise_multiplier(text: str, size: int) -> float:
-    return calibrated(Scenario.model_validate_json(text), [size]).privacy.parameter(0)
+    return calibrated(parse_welcome(json.loads(text)), [size]).privacy.parameter(0)
 
 
 _kept: dict[tuple[str, str, Path], World] = {}

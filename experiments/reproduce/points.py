@@ -207,7 +207,7 @@ def _swept(
     key = block.sweep
     if key is None or (key.startswith("privacy.") and not plain.private):
         return [(None, [])]
-    if key == "edges" and plain.algorithm.name == "csgd":
+    if key == "edges" and plain.centralised:
         return [(None, [])]
     numbers = block.x or [float(value) for value in values]
     return [(x, [f"{key}={value}"]) for x, value in zip(numbers, values, strict=False)]

@@ -85,7 +85,7 @@ def _staleness(entries: Sequence[Entry]) -> Row:
     for entry in entries:
         counts.update(entry.result.staleness)
     scenario, total = entries[0].point.scenario, counts.total()
-    tau_max = 0 if scenario.algorithm.name == "csgd" else scenario.problem.tau_max
+    tau_max = 0 if scenario.centralised else scenario.problem.tau_max
     if not total:
         return {}
     beyond = sum(n for staleness, n in counts.items() if staleness > tau_max)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from cloud.schedules import schedule_for
 from cloud.server import CloudServer
 from cloud.terms import Terms
 from common.messages import Halt, Hello, Leave, SendModel, StageOpened
 from common.problem import Problem
 from common.quantities import EdgeId
+from tests.algorithm_support import beginning
 
 PROBLEM = Problem(
     batch_size=4, smoothness=1.0, sigma=1.0, tau_max=2, iterations=50, loss_gap=1.0, first_clip=2.0
@@ -22,7 +22,7 @@ TERMS = Terms(
 
 
 def waiting_cloud() -> CloudServer:
-    return CloudServer(terms=TERMS, model=np.zeros(3, np.float32), begin=schedule_for("mapa", PROBLEM))
+    return CloudServer(terms=TERMS, model=np.zeros(3, np.float32), begin=beginning("mapa", PROBLEM))
 
 
 def test_nobody_here_is_nobody_to_begin_with() -> None:

@@ -176,3 +176,9 @@ def test_the_mirror_in_the_environment_must_be_a_web_address() -> None:
 def test_an_unknown_name_cannot_be_got(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"data\.set = 'cifar'"):
         get_dataset("cifar", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mnist-5k", "usp", "cifar10"])
+def test_a_set_that_nobody_publishes_is_an_error_and_not_another_set(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"data.set = '{name}'.*mnist, usps"):
+        alternatives(name)

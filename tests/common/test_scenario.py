@@ -158,8 +158,8 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
             {"algorithm__name": "constant", "algorithm__rate": 1.0, "algorithm__first_clip": None},
             ["algorithm.first_clip", "'constant'"],
         ),
-        ({"algorithm__rate": 1.0}, ["algorithm.rate = 1.0", "'constant' alone"]),
-        ({"algorithm__rate_decay": "linear"}, ["algorithm.rate_decay = 'linear'", "'constant' alone"]),
+        ({"algorithm__rate": 1.0}, ["algorithm.rate = 1.0: unknown key", "'mapa'", "tau_quantile"]),
+        ({"algorithm__rate_decay": "linear"}, ["algorithm.rate_decay = 'linear': unknown key", "'mapa'"]),
         (
             {"algorithm__name": "constant", "algorithm__rate": 0},
             ["algorithm.rate = 0", "> 0"],

@@ -22,7 +22,7 @@ from common.messages import Welcome
 from common.models import scattering_softmax
 from common.models.registry import make_model
 from common.quantities import EdgeId, RunId
-from common.scenario import parse_scenario
+from common.scenario import parse_scenario, parse_welcome
 from common.wire.codec import Admission, decode_answer
 from common.wire.topics import EdgeTopic
 from common.wire.v1 import WELCOME_LIMIT, bounded
@@ -86,7 +86,7 @@ def test_thousands_of_wrong_values_get_a_few_lines(
     values = {**small_scenario().for_edge(0), **wrong}
     assert bounded(values)  # so a welcome may carry it
     with allocating_at_most(16 * MB), pytest.raises(ConfigurationError, match=r"\nand \d{4} more$") as caught:
-        parse_scenario(values)
+        parse_welcome(values)
     assert len(str(caught.value).splitlines()) == 11
     assert len(str(caught.value)) < 4096
     assert len(calls) <= 1

@@ -195,7 +195,7 @@ def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(polic
     stage = Stage(small_scenario(algorithm={"name": "asgd"}), policy=policy)
     stage.welcome()
     assert stage.edge.exit_code == EXIT_REFUSED
-    assert "algorithm.name = 'asgd'" in stage.said[-1]
+    assert "work.private = False" in stage.said[-1]
     assert stage.leaves == ["refused"]
 
 

@@ -45,7 +45,7 @@ def proposed(
     seed: int | None = None,
 ) -> Proposal:
     kind = ReleaseKind(law_for(policy, of_run), Mechanism(clipping, scope, sampling, b), 1000)
-    return Proposal(algorithm="mapa", kind=kind, shard=SHARD, seed=seed)
+    return Proposal(kind=kind, shard=SHARD, seed=seed)
 
 
 Z1, E1 = OperatorPolicy(noise_multiplier=1.0), OperatorPolicy(epsilon=0.1)
@@ -104,7 +104,7 @@ def test_every_release_guarantees_what_the_operator_asked_for(
 ) -> None:
     n = max(1000, b)
     kind = ReleaseKind(law_for(policy, of_run), Mechanism(clipping, scope, sampling, b), n)
-    proposal = Proposal(algorithm="asgd", kind=kind, shard=SHARD)
+    proposal = Proposal(kind=kind, shard=SHARD)
     if says is None:
         permit(policy, proposal, budget_kept=True)
         given = kind.guarantee(Adjacency.ZERO_OUT)

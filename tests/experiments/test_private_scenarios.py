@@ -10,7 +10,7 @@ import pytest
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.noise import Clipping, Sampling, Scope
-from common.scenario import Scenario, parse_scenario
+from common.scenario import Scenario, parse_scenario, parse_welcome
 from experiments.budget import calibrated, release_caps
 from experiments.scenario_files import load_scenario, shipped_names
 from experiments.simulator import simulate
@@ -67,7 +67,7 @@ def test_what_manifests_and_edges_get_of_a_private_scenario_can_be_read_again(
     assert asked == [scenario.privacy.releases]
     assert filled.privacy.noise_multiplier == [4.0]
     assert parse_scenario(filled.canonical()) == filled
-    sent = parse_scenario({**filled.for_edge(0), "seed": None})
+    sent = parse_welcome({**filled.for_edge(0), "seed": None})
     assert sent.privacy == filled.privacy
     assert (sent.privacy.total_epsilon, sent.privacy.total_delta) == (2.0, 1e-5)  # the ledger's cap
 
@@ -134,5 +134,5 @@ def test_both_engines_step_by_the_same_falling_rate() -> None:
 def test_a_run_over_the_wire_is_named_by_the_model_that_it_needs() -> None:
     """An edge gets all of the recipe: the bound, the budget and the features; the rate stays with the cloud."""
     _, scenario = load_scenario("private-scattering-mnist-5k")
-    sent = parse_scenario({**scenario.for_edge(3), "seed": None})
+    sent = parse_welcome({**scenario.for_edge(3), "seed": None})
     assert (sent.model, sent.privacy, sent.data) == (scenario.model, scenario.privacy, scenario.data)

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import ConfigurationError
 from common.link import PRESETS, link_profile
-from common.scenario import parse_scenario
+from common.scenario import parse_welcome
 from experiments.scenario_files import load_scenario
 
 CSV = (
@@ -24,7 +24,7 @@ def test_a_scenario_names_a_csv_beside_it(tmp_path: Path) -> None:
     assert profiles[0] == PRESETS["lan"]
     assert (profiles[1].delay_ms, profiles[1].partitions) == (12.0, ((10.0, 5.0), (60.0, 30.0)))
     for index, profile in ((0, profiles[0]), (3, profiles[1])):  # cycled, and whole in the welcome
-        [sent] = parse_scenario(scenario.for_edge(index)).links
+        [sent] = parse_welcome(scenario.for_edge(index)).links
         assert link_profile(sent.model_dump()) == profile
 
 

@@ -17,13 +17,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from cloud.schedules import schedule_for
 from common.errors import ConfigurationError
 from common.journal import Journal
 from common.tally import Tally
 from experiments.recording import record_simulation
 from experiments.simulator import Outcome, check_world, simulate
 from experiments.world import World
+from tests.algorithm_support import begun
 from tests.core_support import small_world
 
 REPOSITORY = Path(__file__).parents[2]
@@ -163,7 +163,7 @@ def test_any_arrival_order_can_be_replayed_from_its_records_bit_for_bit(sampler:
     outcome, events = recorded(small_world(**changes))
     world = small_world(**changes)
     workers, problem = world.workers(), world.scenario.problem
-    schedule = schedule_for("mapa", problem)(2.0)
+    schedule = begun("mapa", problem, 2.0)
     x = np.zeros(world.model.dimension, np.float32)
     versions = {1: x.copy()}
     for fact in applied(events):

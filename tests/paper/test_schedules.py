@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud.schedules import Mapa, Schedule, schedule_for
+from cloud.algorithm import StepSchedule
+from cloud.algorithms.mapa import Mapa
 from cloud.stages import first_stage, next_stage, open_stage
 from common.errors import ConfigurationError
 from common.noise import LEAST_BOUND
-from common.problem import Problem, RateDecay
+from common.problem import Problem
+from tests import algorithm_support
 
 PROBLEM = Problem(
     batch_size=12,
@@ -39,8 +42,8 @@ problems = st.builds(
 )
 
 
-def begun(name: str, problem: Problem, moment: float = MOMENT) -> Schedule:
-    return schedule_for(name, problem)(moment)
+def begun(name: str, problem: Problem, moment: float = MOMENT, **options: Any) -> StepSchedule:
+    return algorithm_support.begun(name, problem, moment, **options)
 
 
 @given(problems, st.integers(1, 10**7), st.floats(1e-2, 1e4))
@@ -92,27 +95,27 @@ def test_constant_steps_by_the_rate_over_the_bound_whatever_the_noise(
     problem: Problem, rate: float, t: int, moment: float
 ) -> None:
     assert problem.first_clip is not None
-    schedule = begun("constant", replace(problem, rate=rate), moment)
+    schedule = begun("constant", problem, moment, rate=rate)
     assert schedule.sensitivity == 2 * problem.first_clip / problem.batch_size
     assert schedule.learning_rate(t) == rate / problem.first_clip
-    falling = begun("constant", replace(problem, rate=rate, rate_decay=RateDecay.LINEAR), moment)
+    falling = begun("constant", problem, moment, rate=rate, rate_decay="linear")
     left = (problem.iterations + 1 - t) / problem.iterations
     assert falling.learning_rate(t) == pytest.approx(left * rate / problem.first_clip, rel=1e-9)
     assert falling.learning_rate(t) > 0
 
 
 def test_constant_knows_no_stage_and_minds_no_edge_that_joins() -> None:
-    schedule = begun("constant", replace(PROBLEM, rate=0.5))
+    schedule = begun("constant", PROBLEM, rate=0.5)
     assert (schedule.stage, schedule.opened()) == (1, None)
     assert schedule.after(7, 100) is schedule
     assert schedule.with_moment(1e9, 3) is schedule
 
 
-@pytest.mark.parametrize("missing", ["rate", "first_clip"])
-def test_constant_needs_its_rate_and_its_bound(missing: str) -> None:
-    problem = replace(PROBLEM, **{"rate": 0.5, missing: None})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=rf"algorithm\.{missing}"):
-        begun("constant", problem)
+def test_constant_needs_its_rate_and_its_bound() -> None:
+    with pytest.raises(ConfigurationError, match=r"algorithm\.rate: needed with algorithm.name = 'constant'"):
+        begun("constant", PROBLEM)
+    with pytest.raises(ConfigurationError, match=r"algorithm\.first_clip: needed"):
+        begun("constant", replace(PROBLEM, first_clip=None), rate=0.5)
 
 
 def test_a_stage_lasts_exactly_its_length_and_the_next_aims_at_theta_of_it() -> None:
@@ -135,7 +138,7 @@ def test_a_stage_lasts_exactly_its_length_and_the_next_aims_at_theta_of_it() -> 
 
 def test_a_measured_delay_counts_only_when_the_next_stage_opens_and_never_lowers_the_configured_one() -> None:
     short = replace(PROBLEM, loss_gap=1e-6)  # T_s = 1
-    schedule = Mapa.begin(short, MOMENT, measure_tau=True)
+    schedule = begun("mapa", replace(short, measure_tau=True))
     stage = schedule.opened()
     assert stage is not None
     assert (stage.length, stage.tau_max) == (1, 5)
@@ -145,12 +148,45 @@ def test_a_measured_delay_counts_only_when_the_next_stage_opens_and_never_lowers
     assert high is not None
     assert (low.tau_max, high.tau_max) == (5, 40)
     assert high == open_stage(2, 0.5 * stage.sensitivity, MOMENT, short, 40)
-    configured = Mapa.begin(short, MOMENT).after(1, 40).opened()
+    configured = begun("mapa", short).after(1, 40).opened()
     assert configured == low
 
 
+def test_one_straggler_does_not_make_the_next_stages_longer() -> None:
+    """One gradient 99 updates late, among gradients that are 5 late: T_s of what follows is that of τ_max = 5."""
+    problem = replace(PROBLEM, first_clip=1e4, measure_tau=True)  # P = 1, where T_s grows with (τ_max + 1)²
+    calm, late = begun("mapa", problem, 1e-6), begun("mapa", problem, 1e-6)
+    first = calm.opened()
+    assert first is not None
+    assert (first.p, first.length > 10) == (1, True)
+    for t in range(1, first.length + 1):
+        calm, late = calm.after(t, 5), late.after(t, 99 if t == first.length // 2 else 5)
+    assert late.stage == 2
+    assert late.opened() == calm.opened()
+
+
+def test_a_delay_that_lasts_is_followed_and_forgotten_again() -> None:
+    schedule = begun("mapa", replace(PROBLEM, measure_tau=True), tau_window=10)
+    seen = []
+    for t, staleness in enumerate([5, 5, *[40] * 10, *[5] * 10], start=1):
+        schedule = schedule.after(t, staleness)
+        assert isinstance(schedule, Mapa)
+        assert len(schedule.seen) <= 10
+        seen.append(schedule.tau_max)
+    assert seen[:3] == [5, 5, 5]
+    assert seen[11] == 40
+    assert seen[-1] == 5
+
+
+def test_the_largest_of_the_window_is_the_quantile_1() -> None:
+    problem = replace(PROBLEM, loss_gap=1e-9, measure_tau=True)
+    stage = begun("mapa", problem, tau_quantile=1.0).after(1, 5).after(2, 99).opened()
+    assert stage is not None
+    assert stage.tau_max == 99
+
+
 def test_the_bound_never_shrinks_below_what_an_edge_accepts() -> None:
-    schedule = Mapa.begin(replace(PROBLEM, loss_gap=1e-200), MOMENT)
+    schedule = begun("mapa", replace(PROBLEM, loss_gap=1e-200))
     for t in range(1, 201):
         schedule = schedule.after(t, 0)
     last = schedule.opened()

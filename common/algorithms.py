@@ -1,0 +1,120 @@
+"""Algorithms by name, as far as a scenario must know them: their options, and what they have edges do.
+
+An algorithm is a class in a file of its own under cloud/algorithms/, or anybody's by "package.module:Class"
+(docs/decisions/0007-algorithm-port.md). It is looked up by its path when a scenario with an `[algorithm]`
+table is parsed. A welcome has no such table, so an edge never loads one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from common.dotted import import_dotted, is_dotted
+from common.errors import ConfigurationError, MapaError
+from common.options import Option, Value, options_of, resolved
+
+_HOME = "cloud.algorithms"
+_KEY = "algorithm.name"
+_METHODS = ("begin", "apply", "with_moment", "opened", "result", "sensitivity_for")
+# Every record has held these two, whatever the algorithm. They are written and read so that digests last.
+_UNSET: dict[str, Value | None] = {"rate": None, "rate_decay": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What an algorithm says of itself."""
+
+    name: str
+    about: str
+    private: bool  # whether its edges clip and noise
+    centralised: bool  # one worker holds all data
+    needs_constants: bool  # L, σ, R and f₀
+    requires: tuple[str, ...]  # keys of [algorithm] that must be given
+    options: tuple[Option, ...]
+    made: type
+
+    def resolve(self, given: Mapping[str, Any], shared: Iterable[str] = ()) -> dict[str, Value]:
+        """Return the value of every option of its own; ConfigurationError for any other key.
+
+        `shared` are the keys that every algorithm has, for the error's words.
+        """
+        known = {one.name for one in self.options}
+        values = {key: value for key, value in given.items() if value is not None}
+        for key, value in values.items():
+            if key not in known and value != _UNSET.get(key):
+                allowed = ", ".join([*shared, *sorted(known)]) or "none"
+                raise ConfigurationError(
+                    f"algorithm.{key} = {value!r}: unknown key; allowed with {self.name!r} are {allowed}"
+                )
+        return resolved(self.options, values, "algorithm", f"{_KEY} = {self.name!r}")
+
+    def recorded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those values that a record needs: all but the defaults."""
+        defaults = {one.name: one.default for one in self.options}
+        kept = {key: value for key, value in values.items() if value != defaults[key]}
+        return {**_UNSET, **kept}
+
+    def make(self, values: Mapping[str, Value]) -> Any:
+        """Return the algorithm with these options, before its first update."""
+        try:
+            return self.made(**values)
+        except MapaError:
+            raise
+        except Exception as error:  # another's class may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigurationError(f"{_KEY} = {self.name!r}: cannot be made ({reason})") from error
+
+
+@cache
+def algorithm_names() -> tuple[str, ...]:
+    """Return the names of those that come with mapa: one for each file."""
+    home = importlib.util.find_spec(_HOME)
+    places = None if home is None else home.submodule_search_locations
+    return tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(places or [])))
+
+
+@cache
+def describe(name: str) -> Description:
+    """Return what the algorithm says of itself; ConfigurationError where there is none, or it says too little."""
+    if is_dotted(name):
+        return description_of(name, import_dotted(name, _KEY))
+    if name not in (names := algorithm_names()):
+        allowed = ", ".join(repr(one) for one in names)
+        raise ConfigurationError(f"{_KEY} = {name!r}: allowed are {allowed} or package.module:Class")
+    module = name.replace("-", "_")
+    return description_of(name, import_dotted(f"{_HOME}.{module}:ALGORITHM", _KEY))
+
+
+def description_of(name: str, made: Any) -> Description:
+    """Check that a class has what the port asks for; above all that it says whether it is private."""
+    key = f"{_KEY} = {name!r}"
+    if not isinstance(made, type):
+        raise ConfigurationError(f"{key}: not a class")
+    missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
+    if missing:
+        raise ConfigurationError(f"{key}: the class lacks {', '.join(missing)}; see cloud/algorithm.py")
+    if not dataclasses.is_dataclass(made) or not made.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise ConfigurationError(
+            f"{key}: must be a frozen dataclass: its fields are its options and its state"
+        )
+    private = getattr(made, "private", None)
+    if not isinstance(private, bool):
+        raise ConfigurationError(
+            f"{key}: does not say whether its edges clip and noise: set `private` to True or False"
+        )
+    return Description(
+        name=name,
+        about=(made.__doc__ or "").strip().partition("\n")[0],
+        private=private,
+        centralised=bool(getattr(made, "centralised", False)),
+        needs_constants=bool(getattr(made, "needs_constants", True)),
+        requires=tuple(getattr(made, "requires", ())),
+        options=options_of(made, key),
+        made=made,
+    )
