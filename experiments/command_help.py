@@ -24,6 +24,7 @@ HELP = {
         " --tau-max 5 --loss-gap 2.3 --iterations 25000",
         _DONE,
     ),
+    "algorithms": ("mapa algorithms mapa", _DONE),
     "ledger": ("mapa ledger runs/RUN", _DONE),
     "calibrate": ("mapa calibrate --total-epsilon 2 --releases 200 --batch-size 32 --shard 1000", _DONE),
     "attack": ("mapa attack quickstart --epsilon 0.1 --epsilon 1", _DONE),
