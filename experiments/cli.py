@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigurationError, MapaError
+from experiments.signals import interrupted_by_signals
 
 # Loaded when asked for: an edge on a small board needs none of the others, and starts twice as fast.
 COMMANDS = {
@@ -66,7 +67,8 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 def main() -> None:
     """Run a command; 0 done, 1 failed, 2 wrong configuration or usage, 130 interrupted."""
     try:
-        build(sys.argv[1:])()
+        with interrupted_by_signals():
+            build(sys.argv[1:])()
     except ConfigurationError as error:
         _say(f"configuration error: {error}")
         sys.exit(2)

@@ -32,6 +32,7 @@ from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.results import WINDOW, Cache, Results
 from experiments.scenario_files import load_scenario
 from experiments.sweep import Done
+from tests.program_support import PATIENCE
 from tests.reproduce_support import NOWHERE, ends_at, order, points
 
 
@@ -113,8 +114,7 @@ def test_every_point_that_failed_is_named_with_its_place_and_its_seed(
 
 
 TIDY = """
-import os, pathlib, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+import os, pathlib, sys, threading
 try:
     pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
     threading.Event().wait()
@@ -139,7 +139,7 @@ def test_a_reproduction_that_is_terminated_interrupts_its_live_run_which_tidies_
     watched = os.pidfd_open(child)
     try:
         parent.send_signal(signal.SIGTERM)
-        _, said = parent.communicate(timeout=60)
+        _, said = parent.communicate(timeout=PATIENCE)
         ended, _, _ = select.select([watched], [], [], 0)
         assert ended, "the live run goes on, and nobody knows of it"
     finally:

@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.testbed import PROJECT
-from tests.stack.compose_support import MARKS, PATIENCE, ROOT
+from tests.program_support import run_mapa
+from tests.stack.compose_support import MARKS
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 
 
 def mapa(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "experiments.cli", *words]
     environment = {key: value for key, value in os.environ.items() if key != "MAPA_DATA_DIR"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    return run_mapa(*words, env=environment)
 
 
 def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> None:
