@@ -158,7 +158,9 @@ def test_edges_are_spread_evenly_over_processes() -> None:
 def test_an_observer_on_the_broker_sees_enough_to_attack_what_is_not_private(
     mosquitto: Broker, tmp_path: Path
 ) -> None:
-    values = scenario(batch_size=1, iterations=4000, algorithm={"name": "asgd"}, data={"sampler": "shuffled"})
+    values = scenario(
+        batch_size=1, iterations=1_000_000, algorithm={"name": "asgd"}, data={"sampler": "shuffled"}
+    )
     payloads = tmp_path / "payloads"
     with open_testbed(mosquitto.address, tmp_path / "bed", values, edges_at_least=2) as bed:
         words = ["observe", "--broker", str(mosquitto.address), "--run", bed.run]
