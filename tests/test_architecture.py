@@ -156,6 +156,7 @@ print("torch" in sys.modules, file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_a_simulation_of_lr_never_imports_torch(tmp_path: Path) -> None:
     command = ["simulate", "quickstart", "--set", "iterations=3", "--set", "seed=1", "--json"]
     done = subprocess.run(

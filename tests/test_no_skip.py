@@ -33,6 +33,7 @@ def test_that_is_known_to_fail():
 MODULE = "import pytest\npytest.skip('no library here', allow_module_level=True)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("no_skip", "words"),
     [

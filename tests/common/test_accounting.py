@@ -71,6 +71,7 @@ def test_poisson_totals_equal_dp_accounting(z: float, b: int, n: int, releases: 
     assert ours.epsilon == ours.pld
 
 
+@pytest.mark.slow
 def test_replace_one_takes_the_zero_out_multiplier_since_dp_accounting_doubles_the_move_itself() -> None:
     ours = total(of(200, kind(Gaussian(1.2))), DELTA)
     event = sampled(1.2, 0.01, 200)
@@ -133,6 +134,7 @@ def test_beyond_the_ceiling_rdp_stands_alone_and_says_so() -> None:
     assert "PLD was left out" in ours.reason
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0.8, 5), st.integers(1, 40), st.integers(1, 3000))
 def test_epsilon_rises_with_releases_and_rate_and_falls_with_noise(z: float, b: int, n: int) -> None:

@@ -66,6 +66,7 @@ def test_a_calibrated_multiplier_meets_the_budget_by_pld_and_wastes_none() -> No
     assert max_charges(BUDGET, kind(Gaussian(z), b, n)) == releases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "clipping"),
     [

@@ -26,6 +26,7 @@ def kind(law: NoiseLaw) -> ReleaseKind:
     return ReleaseKind(law, Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 16), 800)
 
 
+@pytest.mark.slow
 def test_it_says_what_the_accountant_says() -> None:
     spent = (Spent(kind(GammaNorm(0.1)), 3),)
     for law in (Gaussian(2.0), GammaNorm(0.2)):

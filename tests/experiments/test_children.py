@@ -29,6 +29,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_edge_process_is_ours(elsewhere: Path) -> None:
     _, scenario = load_scenario("quickstart")
     command = edge_arguments(
@@ -38,11 +39,13 @@ def test_an_edge_process_is_ours(elsewhere: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_embedded_broker_is_ours(elsewhere: Path) -> None:
     with embedded_broker(elsewhere / "broker") as broker:
         assert broker.kind == "embedded"
 
 
+@pytest.mark.slow
 def test_a_program_that_may_be_interrupted_hears_a_sigint_that_we_ignore() -> None:
     asks = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     told = [sys.executable, "-c", asks]

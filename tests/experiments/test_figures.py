@@ -60,6 +60,7 @@ def test_several_runs_have_a_band_and_one_has_none() -> None:
         assert band.get_datalim(axis.transData).height > 0
 
 
+@pytest.mark.slow
 def test_runs_of_any_kind_are_laid_over_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,7 @@ from tests.reproduce_support import NOWHERE, ends_at, judged, order, points
 # -- seeds --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_seeds_are_capped_for_every_point_but_never_raised() -> None:
     def most(some: list[Point]) -> dict[str, int]:
         lines = {(p.line, p.engine, p.x, p.sweep): 0 for p in some}
@@ -219,6 +220,7 @@ def test_tables_and_notes_say_which_of_the_two_a_run_was(
     assert "were processes of this machine instead of containers: no engine." in why
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

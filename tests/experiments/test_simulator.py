@@ -113,6 +113,7 @@ def test_recorded_delays_decide_the_order(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ten_thousand_edges_take_part() -> None:
     outcome = simulate(small_world(edges=10_000, iterations=10_100, data={"partition": "shared"}))
     summary = outcome.tally.summary()
@@ -344,6 +345,7 @@ every = 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "number"),
     [("events", signal.SIGINT), ("vectorised", signal.SIGINT), ("events", signal.SIGTERM)],

@@ -53,6 +53,7 @@ def test_whoever_stops_listening_leaves_no_process_behind() -> None:
     assert set(multiprocessing.active_children()) == before
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_parent_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     script = (
         "from experiments.sweep import sweep\n"
@@ -72,6 +73,7 @@ def test_a_sweep_whose_parent_is_killed_leaves_no_process_behind(tmp_path: Path)
     assert ended, f"process {child} outlived the sweep"
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_ends_at_once_and_begins_no_other_task(tmp_path: Path) -> None:
     pipes = [str(tmp_path / name) for name in "abcd"]
     script = (
