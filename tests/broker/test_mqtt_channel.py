@@ -161,7 +161,7 @@ channel = MqttChannel(
     MqttOptions(address=BrokerAddress("127.0.0.1", int(sys.argv[1])), client_id="e", will=Will("will/e", b"lost")),
     loop,
 )
-channel.connect(240)
+channel.connect(600)
 print("connected", flush=True)
 loop.run()
 """
@@ -362,7 +362,10 @@ def test_a_packet_beyond_the_cap_is_skipped_and_counted(mosquitto: Broker, conne
 
 def test_the_cap_follows_what_is_allowed_also_over_a_reconnect(mosquitto: Broker, connect: Connect) -> None:
     taker, sender = connect(mosquitto, "taker", "x", max_packet=200_000), connect(mosquitto, "sender")
+    allowed = threading.Event()
     taker.loop.post(lambda: taker.channel.allow(500_000))
+    taker.loop.post(allowed.set)
+    assert allowed.wait(PATIENCE)
     sender.channel.publish("x", b"b" * 400_000)
     taker.wait(lambda: len(taker.seen) == 1)
     mosquitto.stop()

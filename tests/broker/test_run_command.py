@@ -21,7 +21,7 @@ from tests.broker.testbed_support import open_testbed, scenario
 from tests.program_support import PATIENCE, eventually, journal_has, start_mapa
 from tests.program_support import run_mapa as mapa
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.broker
 
 
 def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

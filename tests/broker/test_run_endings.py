@@ -18,7 +18,7 @@ from experiments.brokers import free_port
 from tests.program_support import MAPA, PATIENCE, SIGINT_IGNORED, eventually, journal_has, start_mapa
 from tests.program_support import run_mapa as mapa
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.broker
 RECORDS = {"manifest.json", "events.jsonl", "summary.json", "model.safetensors"}
 LONG = ("quickstart", "--set", "iterations=1000000", "--edges", "4", "--processes", "2", "--json")
 

@@ -17,7 +17,7 @@ from experiments import cloud_run
 from experiments.brokers import Broker
 from tests.broker.testbed_support import open_testbed, scenario
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.broker
 RUN, THEIRS = RunId("test"), "f" * 16
 Connect = Callable[..., Any]
 

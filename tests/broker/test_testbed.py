@@ -14,7 +14,7 @@ from common.wire.codec import decode_presence
 from experiments.brokers import Broker
 from tests.broker.testbed_support import PATIENCE, assert_applied_exactly_once, open_testbed, scenario
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.broker
 
 
 def test_twenty_edges_train_to_T_with_every_gradient_applied_exactly_once(

@@ -19,8 +19,8 @@ from experiments.testbed import PROJECT, Stack
 
 ROOT = Path(__file__).parents[2]
 # One worker for all: they share the machine's engine, and its cores with everybody else's tests.
-MARKS = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
-PATIENCE = 240.0  # seconds; reached only where something hangs
+MARKS = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1500)]
+PATIENCE = 480.0  # seconds; reached only where something hangs
 
 
 @dataclass
