@@ -164,7 +164,7 @@ def test_a_simulation_of_lr_never_imports_torch(tmp_path: Path) -> None:
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["updates"] == 3

@@ -63,7 +63,7 @@ def test_a_skip_is_a_failure_only_where_it_was_asked_for(
         env={**environ, "MAPA_NO_SKIP": no_skip},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == (1 if no_skip else 0), done.stdout + done.stderr
     for word in words:

@@ -16,7 +16,7 @@ from common.connection import BrokerAddress
 from common.link import Distribution, LinkClock, LinkProfile
 from common.relay import DelayRelay, RelayLoop, _Way
 
-PATIENCE = 120.0  # seconds; reached only where something hangs
+PATIENCE = 600.0  # seconds; reached only where something hangs
 MOMENT = 1e-6  # seconds; sums of times are rounded
 
 
