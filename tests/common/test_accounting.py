@@ -61,6 +61,7 @@ def sampled(noise_multiplier: float, rate: float, count: int) -> object:
 # -- Gaussian releases -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("z", "b", "n", "releases"), [(1.2, 12, 1200, 500), (3.82, 1024, 12000, 470)])
 def test_poisson_totals_equal_dp_accounting(z: float, b: int, n: int, releases: int) -> None:
     ours = total(of(releases, kind(Gaussian(z), b, n)), DELTA)
@@ -105,6 +106,7 @@ def test_with_replacement_a_record_can_fill_the_batch() -> None:
     assert ours.replace_one == pytest.approx(accountants(plain(60.0 / 24, 2))[1], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_batch_mean_clipping_is_accounted_with_its_true_sensitivity() -> None:
     ours = total(of(100, kind(Gaussian(36.0), clipping=Clipping.BATCH_MEAN)), DELTA)
     assert ours.pld == pytest.approx(accountants(sampled(36.0 / 24, 0.01, 100))[1], abs=1e-6)

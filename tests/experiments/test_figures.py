@@ -131,6 +131,7 @@ def test_the_folder_one_stands_in_has_a_name(tmp_path: Path, monkeypatch: pytest
     assert told_apart([read_run(Path())]) == [path.name]
 
 
+@pytest.mark.slow
 def test_simulated_seconds_are_not_taken_for_real_ones(tmp_path: Path) -> None:
     world = small_world(delays={"kind": "exponential"})
     simulated = Path(record_simulation(world, name="simulated", runs=tmp_path)["path"])

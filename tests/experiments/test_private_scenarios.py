@@ -117,6 +117,7 @@ def test_a_run_of_the_planned_length_uses_every_edge_s_budget_and_never_more(wit
     assert 1.99 < spent(kind, max(outcome.releases)) <= 2.0
 
 
+@pytest.mark.slow
 def test_a_run_that_asks_for_more_ends_without_budget_and_within_it(within_budget: World) -> None:
     longer = within_budget.scenario.model_copy(update={"iterations": 2000})
     outcome = simulate(replace(within_budget, scenario=longer))

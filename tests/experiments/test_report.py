@@ -114,6 +114,7 @@ def test_lines_of_the_testbed_differ_by_more_than_their_colour(drawn: Callable[.
     assert len(looks) == len(axes[0].lines) == 5
 
 
+@pytest.mark.slow
 def test_thousands_of_updates_are_short(drawn: Callable[..., Any]) -> None:
     axes = drawn(draw_sensitivity, results_of(points("sensitivity"), lambda p: result(p, t=[0, 15_000])))
     ticks = [label.get_text() for label in axes[0].get_xticklabels()]
