@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test check format bench clean images images-offline engine engine-stop up down
+.PHONY: help env run test test-fast check format bench clean images images-offline engine engine-stop up down
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,6 +26,9 @@ run: $(READY)  ## train with 5 edges on a broker of its own, with a live view
 test: check  ## lint, types and every test that this machine can run
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
+test-fast: $(READY)  ## for the edit loop: no broker, no engine, no processes, nothing slow
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not broker and not stack and not slow' --ignore tests/broker --ignore tests/stack
+
 check: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,8 +38,8 @@ format: $(READY)  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## speed, as ratios measured in one run
-	$(BIN)/python -m experiments.bench
+bench: $(READY)  ## speed and memory, as ratios measured in one run; STRICT=1: fail where one misses its bar
+	$(BIN)/python -m experiments.bench $(if $(STRICT),--strict)
 
 clean:  ## remove the environment and caches; keeps runs/ and data/
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -63,7 +63,7 @@ class Broker:
             raise BrokerUnavailableError(f"{self.kind} on {self.address} does not run")
         return self._child.pid
 
-    def start(self, timeout: float = 20.0) -> None:
+    def start(self, timeout: float = 60.0) -> None:
         """Start, and wait until it accepts an MQTT client."""
         with self.log.open("ab") as log:
             # A closed stdin tells the embedded broker that we are gone, where the kernel does not.

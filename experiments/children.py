@@ -1,4 +1,4 @@
-"""Programs that must not outlive this one, however it ends."""
+"""Launchers: a program that must not outlive this one, and one that hears a SIGINT whatever we inherited."""
 
 from __future__ import annotations
 
@@ -22,3 +22,16 @@ os.execv(sys.argv[2], sys.argv[2:])
 def mortal(command: Sequence[str]) -> list[str]:
     """Return a command that gets SIGTERM when the thread that starts it is gone; its id stays that of the command."""
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+
+
+# A signal that is ignored stays so over exec, and a shell's background job ignores SIGINT.
+_LISTENER = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def interruptible(command: Sequence[str]) -> list[str]:
+    """Return a command that a SIGINT reaches; its id stays that of the command."""
+    return [sys.executable, "-I", "-S", "-c", _LISTENER, *command]

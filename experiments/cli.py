@@ -12,6 +12,7 @@ import typer
 
 from common.errors import ConfigurationError, MapaError
 from experiments.command_help import epilog
+from experiments.signals import interrupted_by_signals
 from experiments.threads import one_thread
 
 # Loaded when asked for: an edge on a small board needs none of the others, and starts twice as fast.
@@ -78,7 +79,8 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in _SERVICES:
         one_thread()  # before a command imports numpy
     try:
-        build(sys.argv[1:])()
+        with interrupted_by_signals():
+            build(sys.argv[1:])(prog_name="mapa")
     except ConfigurationError as error:
         _say(f"configuration error: {error}")
         sys.exit(2)

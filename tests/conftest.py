@@ -1,8 +1,13 @@
-"""Two laws of the whole test tree: MAPA_NO_SKIP=1 makes a skip a failure; property tests are repeatable."""
+"""Laws of the whole test tree.
+
+MAPA_NO_SKIP=1 makes a skip a failure; property tests are repeatable; a SIGINT reaches whatever a test starts.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Generator
 from typing import Any
 
@@ -12,6 +17,13 @@ from hypothesis import settings
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure() -> None:
+    """Undo an ignored SIGINT, which a shell gives its background jobs and which every child would inherit."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -159,6 +159,7 @@ print("torch" in sys.modules, file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_a_simulation_of_lr_never_imports_torch(tmp_path: Path) -> None:
     command = ["simulate", "quickstart", "--set", "iterations=3", "--set", "seed=1", "--json"]
     done = subprocess.run(
@@ -166,7 +167,7 @@ def test_a_simulation_of_lr_never_imports_torch(tmp_path: Path) -> None:
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["updates"] == 3

@@ -33,6 +33,7 @@ def test_that_is_known_to_fail():
 MODULE = "import pytest\npytest.skip('no library here', allow_module_level=True)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("no_skip", "words"),
     [
@@ -62,7 +63,7 @@ def test_a_skip_is_a_failure_only_where_it_was_asked_for(
         env={**environ, "MAPA_NO_SKIP": no_skip},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == (1 if no_skip else 0), done.stdout + done.stderr
     for word in words:

@@ -1,4 +1,8 @@
-"""make bench: every bar on speed, as ratios measured in one run."""
+"""make bench: every bar on speed and memory, as ratios measured in one run.
+
+It reports, and ends with 0 unless something is broken: a shared machine misses a bar now and then. --strict makes a
+missed bar an exit code 1.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -15,11 +20,12 @@ from rich.table import Table
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from experiments.bench.core import core_ratios
+from experiments.bench.memory import memory_ratios
 from experiments.bench.ratios import Ratio
 from experiments.bench.wire import wire_ratios
 from experiments.bench.wire_costs import wire_costs
 
-PARTS = ("core", "wire")
+PARTS = ("core", "wire", "memory")
 
 
 def measured(parts: list[str]) -> Iterator[Ratio]:
@@ -27,6 +33,8 @@ def measured(parts: list[str]) -> Iterator[Ratio]:
         yield from core_ratios(data_directory(os.environ))
     if "wire" in parts:
         yield from wire_ratios()
+    if "memory" in parts and Path("/proc/self/smaps_rollup").exists():  # Linux alone
+        yield from memory_ratios(data_directory(os.environ))
 
 
 def print_costs(console: Console) -> None:
@@ -38,15 +46,18 @@ def print_costs(console: Console) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument(
         "parts",
         nargs="*",
         choices=[*PARTS, []],
         metavar="part",
-        help="core, wire; all of them where none is named",
+        help="core, wire, memory; all of them where none is named",
     )
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--strict", action="store_true", help="end with 1 where a ratio misses its bar")
     arguments = parser.parse_args()
     parts = arguments.parts or list(PARTS)
     console = Console(stderr=arguments.json, width=120)
@@ -67,7 +78,7 @@ def main() -> int:
         print_costs(console)
     if arguments.json:
         print(json.dumps([{**asdict(ratio), "met": ratio.met} for ratio in ratios], indent=2))
-    return 0 if all(ratio.met for ratio in ratios) else 1
+    return 1 if arguments.strict and not all(ratio.met for ratio in ratios) else 0
 
 
 if __name__ == "__main__":

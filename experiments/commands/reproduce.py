@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +27,7 @@ from rich.text import Text
 
 from common.errors import ConfigurationError
 from experiments.commands import options
+from experiments.signals import interrupted_by_signals
 from experiments.sweep import SWEEP_ENGINES
 
 _COLOURS = {
@@ -110,7 +108,7 @@ def reproduce_command(
         cached_only=cached,
     )
     console = Console(stderr=True)
-    with _terminated_as_interrupted(), _bar(console) as bar:
+    with interrupted_by_signals(), _bar(console) as bar:
         outcome = reproduce(order, _watching(bar, f"size {order.size}"))
     if as_json:
         rows = [
@@ -171,19 +169,6 @@ def _watching(bar: Progress, note: str) -> Callable[[float, float, str], None]:
         bar.update(number, completed=done, total=total, note=line or note, needed=needed)
 
     return watch
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM be a Ctrl-C: a run on the testbed, in a session of its own, is then told to end and tidies up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are not ours
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _bar(console: Console, get_time: Callable[[], float] | None = None) -> Progress:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import MapaError
+from experiments.children import interruptible
 from experiments.local import one_thread_each
 from experiments.records import read_run
 from experiments.reproduce.points import PROCESSES, Point
@@ -70,7 +71,7 @@ def patience(point: Point) -> float:
 def _said_by(command: Sequence[str], point: Point) -> str:
     """Return what the command printed. However we end, it is interrupted once and may tidy up."""
     with subprocess.Popen(
-        command,
+        interruptible(command),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -13,8 +13,7 @@ from common.connection import BrokerAddress, MqttOptions
 from common.loop import SelectorLoop
 from common.mqtt import MqttChannel
 from experiments.brokers import Broker, find_mosquitto, private_mosquitto
-
-PATIENCE = 20.0  # seconds; reached only where something hangs
+from tests.program_support import PATIENCE
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from experiments.brokers import Broker
 from experiments.local import one_thread_each
 from tests.broker.testbed_support import ROOT, open_testbed, scenario
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.broker
 
 PROBE = """
 import json, sys

@@ -23,7 +23,7 @@ from experiments.cloud_run import Setting, open_cloud
 from experiments.live import PlainView
 from tests.broker.testbed_support import scenario
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.broker
 RUN = run_id("test")
 
 

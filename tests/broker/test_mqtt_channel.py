@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from common.errors import BrokerUnavailableError, ConfigurationError, LocalProto
 from common.link import LinkProfile
 from common.loop import SelectorLoop
 from common.mqtt import MqttChannel
-from common.relay import RelayLoop
+from common.relay import DelayRelay, RelayLoop
 from experiments.brokers import Broker, MosquittoOptions, free_port, private_mosquitto
+from tests.program_support import PATIENCE
 
 pytestmark = pytest.mark.broker
 Connect = Callable[..., Any]
@@ -45,7 +47,7 @@ def test_what_is_published_comes_back_whole(mosquitto: Broker, qos: int, size: i
                 loop.stop()
 
         channel.subscribe("mapa/v1/r/edge/+/gradient", take, qos=qos)
-        channel.connect(10)
+        channel.connect(PATIENCE)
         for payload in sent:
             assert channel.publish("mapa/v1/r/edge/e/gradient", payload, qos=qos)
         loop.run()
@@ -101,7 +103,7 @@ def test_close_delivers_what_qos_1_still_owes(mosquitto: Broker, connect: Connec
     taker = connect(mosquitto, "taker", "x")
     with SelectorLoop() as loop:
         channel = MqttChannel(options(mosquitto, "sender"), loop)
-        channel.connect(10)
+        channel.connect(PATIENCE)
         for _ in range(50):
             channel.publish("x", b"y" * 100_000, qos=1)
         channel.close()
@@ -117,11 +119,11 @@ def test_close_waits_for_a_broker_that_is_away_and_greets_it_no_more(
     cloud.wait(lambda: cloud.losses == 1)
     assert cloud.channel.publish("mapa/v1/r/halt", b"over", qos=1, retain=True)
     assert cloud.channel.owing
-    closing = threading.Thread(target=cloud.channel.close, args=(60.0,))
+    closing = threading.Thread(target=cloud.channel.close, args=(PATIENCE,))
     closing.start()
     assert not cloud.channel.closed
     mosquitto.start()
-    closing.join(60)
+    closing.join(PATIENCE)
     assert cloud.channel.closed
     assert not cloud.channel.owing
     assert cloud.connections == 1  # on_connected would say hello after the goodbye
@@ -143,10 +145,8 @@ def test_close_does_not_wait_where_nothing_is_owed(mosquitto: Broker, connect: C
     cloud = connect(mosquitto, "cloud")
     mosquitto.stop()
     cloud.wait(lambda: cloud.losses == 1)
-    began = cloud.loop.now()
-    cloud.channel.close(600.0)
+    cloud.channel.close(1e6)  # a wait would not end
     assert cloud.channel.closed
-    assert cloud.loop.now() - began < 60
 
 
 CRASHING_EDGE = """
@@ -161,7 +161,7 @@ channel = MqttChannel(
     MqttOptions(address=BrokerAddress("127.0.0.1", int(sys.argv[1])), client_id="e", will=Will("will/e", b"lost")),
     loop,
 )
-channel.connect(10)
+channel.connect(600)
 print("connected", flush=True)
 loop.run()
 """
@@ -186,7 +186,7 @@ def test_a_goodbye_leaves_no_will(mosquitto: Broker, connect: Connect) -> None:
     taker = connect(mosquitto, "taker", "will/+")
     with SelectorLoop() as loop:
         channel = MqttChannel(options(mosquitto, "e", will=Will("will/e", b"lost")), loop)
-        channel.connect(10)
+        channel.connect(PATIENCE)
         channel.close()
     connect(mosquitto, "other").channel.publish("will/marker", b"", qos=1)
     taker.wait(lambda: len(taker.seen) > 0)
@@ -211,15 +211,37 @@ def test_a_broker_restart_is_survived_with_subscriptions(mosquitto: Broker, conn
     assert edge.losses == 1
 
 
+def cut(relay: DelayRelay) -> None:
+    """From now on nothing comes through, either way."""
+    now = relay.loop.time()
+    for clock in relay.clocks.values():
+        clock._holds = [(now, now + 3600.0)]
+
+
+def count_pongs(client: Any) -> threading.Semaphore:
+    pongs, paho = threading.Semaphore(0), client.channel._client
+    handle = paho._handle_pingresp
+
+    def counted() -> Any:
+        pongs.release()
+        return handle()
+
+    paho._handle_pingresp = counted
+    return pongs
+
+
 def test_an_idle_connection_stays_and_a_silent_broker_is_noticed(mosquitto: Broker, connect: Connect) -> None:
     with RelayLoop() as relays:
-        silent = LinkProfile(partitions=((1.0, 3600.0),))
-        relay = relays.open(silent, mosquitto.address, np.random.default_rng(0))
-        idle = connect(mosquitto, "idle", keepalive=1)
-        cut_off = connect(relay.address, "cut off", keepalive=1)
+        relay = relays.open(LinkProfile(delay_ms=0.1), mosquitto.address, np.random.default_rng(0))
+        idle = connect(mosquitto, "idle", keepalive=4)
+        pongs = count_pongs(idle)
+        cut_off = connect(relay.address, "cut off", keepalive=2)
+        relay.loop.call_soon_threadsafe(cut, relay)
         cut_off.wait(lambda: cut_off.losses == 1)
         assert "keep alive" in cut_off.channel.last_error.lower()
         cut_off.close()
+    for _ in range(2):
+        assert pongs.acquire(timeout=PATIENCE)
     assert idle.channel.connected
     assert idle.losses == 0
 
@@ -238,7 +260,7 @@ def test_a_callbacks_messages_keep_their_order_whatever_their_qos(
                 cloud.publish(f"down/{number}", payload * 20_000, qos=(number + 1) % 2)
 
         cloud.subscribe("up", answer, qos=1)
-        cloud.connect(10)
+        cloud.connect(PATIENCE)
         loop.start()
         for count in range(1, 11):
             edge.channel.publish("up", b"x", qos=qos)
@@ -255,7 +277,7 @@ def test_subscriptions_go_before_what_on_connected_publishes(mosquitto: Broker, 
             options(mosquitto), loop, on_connected=lambda: channel.publish("echo", b"x") and None
         )
         channel.subscribe("echo", lambda *_: loop.stop())
-        loop.call_later(20, lambda: pytest.fail("the echo was published before the subscription"))
+        loop.call_later(PATIENCE, lambda: pytest.fail("the echo was published before the subscription"))
         channel.open()
         loop.run()
         channel.close()
@@ -282,7 +304,7 @@ def test_one_loop_serves_many_channels(mosquitto: Broker) -> None:
 
         for k, channel in enumerate(channels):
             channel.subscribe(f"down/{k}", take)
-            channel.connect(10)
+            channel.connect(PATIENCE)
         for k, channel in enumerate(channels):
             channel.publish(f"down/{(k + 1) % 30}", b"x")
         loop.run()
@@ -305,7 +327,7 @@ def test_an_error_in_a_callback_ends_the_loop_and_a_violation_does_not(mosquitto
                 raise ZeroDivisionError("a bug")
 
             channel.subscribe("x", take, qos=1)
-            channel.connect(10)
+            channel.connect(PATIENCE)
             channel.publish("x", b"hostile", qos=qos)
             channel.publish("x", b"ours", qos=qos)
             with pytest.raises(ZeroDivisionError, match="a bug"):
@@ -320,10 +342,10 @@ def test_an_error_in_the_loops_own_thread_is_raised_by_join(mosquitto: Broker) -
         channel = MqttChannel(options(mosquitto), loop)
         channel.subscribe("x", lambda *_: 1 // 0 and None)
         loop.start()
-        channel.connect(10)
+        channel.connect(PATIENCE)
         channel.publish("x", b"")
         with pytest.raises(ZeroDivisionError):
-            loop.join(20)
+            loop.join(PATIENCE)
         channel.abort()
 
 
@@ -340,7 +362,10 @@ def test_a_packet_beyond_the_cap_is_skipped_and_counted(mosquitto: Broker, conne
 
 def test_the_cap_follows_what_is_allowed_also_over_a_reconnect(mosquitto: Broker, connect: Connect) -> None:
     taker, sender = connect(mosquitto, "taker", "x", max_packet=200_000), connect(mosquitto, "sender")
+    allowed = threading.Event()
     taker.loop.post(lambda: taker.channel.allow(500_000))
+    taker.loop.post(allowed.set)
+    assert allowed.wait(PATIENCE)
     sender.channel.publish("x", b"b" * 400_000)
     taker.wait(lambda: len(taker.seen) == 1)
     mosquitto.stop()
@@ -362,7 +387,7 @@ def test_bytes_that_are_no_mqtt_do_not_end_the_service() -> None:
 
         def answer() -> None:
             connection, _ = server.accept()
-            with connection:
+            with connection, contextlib.suppress(OSError):  # whoever gave up is answered all the same
                 connection.recv(1000)
                 connection.sendall(b"\x30\xff\xff\xff\xff\xff HTTP/1.1 400 Bad Request")
 
@@ -382,7 +407,7 @@ def test_no_broker_is_a_clear_error() -> None:
         address = BrokerAddress("127.0.0.1", free_port())
         channel = MqttChannel(MqttOptions(address=address, client_id="c"), loop)
         with pytest.raises(BrokerUnavailableError, match=rf"127.0.0.1:{address.port}.*refused"):
-            channel.connect(0.3)
+            channel.connect(2.0)
 
 
 def test_a_broker_that_comes_late_is_waited_for(tmp_path: Path) -> None:
@@ -393,9 +418,9 @@ def test_a_broker_that_comes_late_is_waited_for(tmp_path: Path) -> None:
         )
         loop.start()
         failed = threading.Event()
-        threading.Thread(target=lambda: (channel.connect(20), failed.set())).start()
+        threading.Thread(target=lambda: (channel.connect(PATIENCE), failed.set())).start()
         with private_mosquitto(tmp_path, port=port):
-            assert failed.wait(20)
+            assert failed.wait(PATIENCE)
             assert channel.connected
             channel.close()
 

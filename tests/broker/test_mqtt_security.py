@@ -16,6 +16,7 @@ from common.mqtt import MqttChannel
 from common.quantities import EdgeId, RunId
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic
 from experiments.brokers import Broker, MosquittoOptions, find_mosquitto, private_mosquitto
+from tests.program_support import PATIENCE
 
 pytestmark = [
     pytest.mark.broker,
@@ -91,10 +92,10 @@ def test_a_tls_listener_with_its_ca_carries_messages(
     assert [payload for _, payload in client.seen] == [bytes([qos]) * size for qos in (0, 1)]
 
 
-def try_connect(broker: Broker, **more: Any) -> None:
+def try_connect(broker: Broker, seconds: float = PATIENCE, **more: Any) -> None:
     with SelectorLoop() as loop:
-        options = MqttOptions(address=broker.address, client_id="c", connect_timeout=1, **more)
-        MqttChannel(options, loop).connect(1.5)
+        options = MqttOptions(address=broker.address, client_id="c", connect_timeout=seconds, **more)
+        MqttChannel(options, loop).connect(1.5 * seconds)
 
 
 def test_a_certificate_of_another_ca_is_refused_clearly(tls_broker: Broker, certificates: Path) -> None:
@@ -104,12 +105,12 @@ def test_a_certificate_of_another_ca_is_refused_clearly(tls_broker: Broker, cert
 
 def test_plain_mqtt_to_a_tls_listener_ends_in_a_clear_error(tls_broker: Broker) -> None:
     with pytest.raises(BrokerUnavailableError, match=str(tls_broker.address)):
-        try_connect(tls_broker)
+        try_connect(tls_broker, 1)
 
 
 def test_tls_to_a_plain_listener_ends_in_a_clear_error(mosquitto: Broker, certificates: Path) -> None:
     with pytest.raises(BrokerUnavailableError, match=str(mosquitto.address)):
-        try_connect(mosquitto, tls=TlsFiles(ca=certificates / "ca.pem"))
+        try_connect(mosquitto, 1, tls=TlsFiles(ca=certificates / "ca.pem"))
 
 
 def test_a_file_that_is_no_certificate_is_refused(mosquitto: Broker, tmp_path: Path) -> None:

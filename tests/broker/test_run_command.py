@@ -7,8 +7,6 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,12 @@ from common.datasets.catalogue import data_directory, load_dataset
 from common.models.registry import make_model
 from experiments.attack.observer import nearest_image, observe_directory
 from experiments.brokers import Broker
-from experiments.local import edge_counts, one_thread_each
-from tests.broker.testbed_support import PATIENCE, ROOT, open_testbed, scenario
+from experiments.local import edge_counts
+from tests.broker.testbed_support import open_testbed, scenario
+from tests.program_support import PATIENCE, eventually, journal_has, start_mapa
+from tests.program_support import run_mapa as mapa
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
-
-
-def mapa(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "experiments.cli", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=PATIENCE
-    )
-
-
-def environment() -> dict[str, str]:
-    return {**one_thread_each(), "MAPA_DATA_DIR": str(data_directory(os.environ))}
+pytestmark = pytest.mark.broker
 
 
 def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -115,32 +104,10 @@ def test_a_run_whose_edges_all_fail_says_why(tmp_path: Path) -> None:
 def test_an_interrupted_cloud_ends_with_130_and_its_records_are_whole(
     mosquitto: Broker, tmp_path: Path
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.cli",
-        "cloud",
-        "quickstart",
-        "--broker",
-        str(mosquitto.address),
-    ]
-    command += ["--run", "lab", "--runs-dir", str(tmp_path), "--set", "iterations=1000000", "--json"]
-    cloud = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=ROOT)
-    edge = [
-        sys.executable,
-        "-m",
-        "experiments.cli",
-        "edge",
-        "--broker",
-        str(mosquitto.address),
-        "--run",
-        "lab",
-    ]
-    child = subprocess.Popen(
-        [*edge, "--state-dir", str(tmp_path / "state"), "--data-dir", str(data_directory(os.environ))],
-        env=environment(),
-        cwd=ROOT,
-    )
+    words = ["cloud", "quickstart", "--broker", str(mosquitto.address), "--run", "lab"]
+    words += ["--runs-dir", str(tmp_path), "--set", "iterations=1000000", "--json"]
+    cloud = start_mapa(*words, stdout=subprocess.PIPE, text=True)
+    child = start_edge(mosquitto, tmp_path)
     try:
         _await_updates(tmp_path)
         cloud.send_signal(signal.SIGINT)
@@ -164,21 +131,10 @@ def test_an_interrupted_cloud_ends_with_130_and_its_records_are_whole(
 def test_a_halt_said_while_the_broker_is_away_reaches_the_edges_when_it_is_back(
     mosquitto: Broker, tmp_path: Path
 ) -> None:
-    arguments = ["cloud", "quickstart", "--broker", str(mosquitto.address), "--run", "lab"]
-    arguments += ["--runs-dir", str(tmp_path), "--set", "iterations=1000000"]
-    cloud = subprocess.Popen(
-        [sys.executable, "-m", "experiments.cli", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        cwd=ROOT,
-    )
-    arguments = ["edge", "--broker", str(mosquitto.address), "--run", "lab"]
-    arguments += ["--state-dir", str(tmp_path / "state"), "--data-dir", str(data_directory(os.environ))]
-    edge = subprocess.Popen(
-        [sys.executable, "-m", "experiments.cli", *arguments], env=environment(), cwd=ROOT
-    )
+    words = ["cloud", "quickstart", "--broker", str(mosquitto.address), "--run", "lab"]
+    words += ["--runs-dir", str(tmp_path), "--set", "iterations=1000000"]
+    cloud = start_mapa(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    edge = start_edge(mosquitto, tmp_path)
     try:
         _await_updates(tmp_path)
         mosquitto.stop(signal.SIGKILL)
@@ -197,14 +153,14 @@ def test_a_halt_said_while_the_broker_is_away_reaches_the_edges_when_it_is_back(
             cloud.stderr.close()
 
 
+def start_edge(broker: Broker, directory: Path) -> subprocess.Popen[bytes]:
+    words = ["edge", "--broker", str(broker.address), "--run", "lab", "--state-dir", str(directory / "state")]
+    return start_mapa(*words, "--data-dir", str(data_directory(os.environ)))
+
+
 def _await_updates(runs: Path) -> None:
     """Wait until a record of an update is on disk; across processes there is nothing to await but the file."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        if any('"gradient_applied"' in path.read_text() for path in runs.glob("lab-*/events.jsonl")):
-            return
-        time.sleep(0.05)
-    raise AssertionError("no update in time")
+    eventually(lambda: journal_has(runs, '"gradient_applied"', "lab-*/events.jsonl"), "an update")
 
 
 def test_edges_are_spread_evenly_over_processes() -> None:
@@ -215,12 +171,13 @@ def test_edges_are_spread_evenly_over_processes() -> None:
 def test_an_observer_on_the_broker_sees_enough_to_attack_what_is_not_private(
     mosquitto: Broker, tmp_path: Path
 ) -> None:
-    values = scenario(batch_size=1, iterations=4000, algorithm={"name": "asgd"}, data={"sampler": "shuffled"})
+    values = scenario(
+        batch_size=1, iterations=1_000_000, algorithm={"name": "asgd"}, data={"sampler": "shuffled"}
+    )
     payloads = tmp_path / "payloads"
     with open_testbed(mosquitto.address, tmp_path / "bed", values, edges_at_least=2) as bed:
-        command = [sys.executable, "-m", "experiments.cli", "observe", "--broker", str(mosquitto.address)]
-        command += ["--run", bed.run, "--out", str(payloads), "--limit", "5"]
-        observer = subprocess.Popen(command, cwd=ROOT)
+        words = ["observe", "--broker", str(mosquitto.address), "--run", bed.run]
+        observer = start_mapa(*words, "--out", str(payloads), "--limit", "5")
         bed.edge("--count", "2")
         assert observer.wait(PATIENCE) == 0
     dataset = load_dataset("mnist-5k", data_directory(os.environ))

@@ -17,9 +17,14 @@ from experiments import cloud_run
 from experiments.brokers import Broker
 from tests.broker.testbed_support import open_testbed, scenario
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.broker
 RUN, THEIRS = RunId("test"), "f" * 16
 Connect = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _answers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cloud_run, "_ANSWER", 3600.0)
 
 
 def test_a_second_cloud_of_the_run_ends_and_the_first_goes_on(
@@ -81,9 +86,8 @@ def test_a_presence_that_nobody_stands_behind_is_replaced_after_a_while(
 
 
 def test_a_cloud_that_crashed_is_followed_without_waiting_for_an_answer(
-    mosquitto: Broker, tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    mosquitto: Broker, tmp_path: Path, connect: Connect
 ) -> None:
-    monkeypatch.setattr(cloud_run, "_ANSWER", 3600.0)
     will = Will(presence_topic(RUN), encode_presence(Presence(False, THEIRS)), retain=True)
     crashed = connect(mosquitto, "crashed", presence_topic(RUN), will=will)
     crashed.channel.publish(presence_topic(RUN), encode_presence(Presence(True, THEIRS)), qos=1, retain=True)

@@ -13,7 +13,6 @@ from tests.broker.testbed_support import open_testbed, scenario
 
 pytestmark = [
     pytest.mark.broker,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(
         find_mosquitto() is None, reason="no mosquitto on PATH (Debian: apt install mosquitto)"
     ),

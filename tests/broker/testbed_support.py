@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,9 +25,7 @@ from experiments.cloud_run import CloudRun, Setting, open_cloud
 from experiments.live import PlainView
 from experiments.local import one_thread_each
 from experiments.recording import record_cloud
-
-PATIENCE = 120.0  # seconds; reached only where something hangs
-ROOT = Path(__file__).parents[2]
+from tests.program_support import PATIENCE, ROOT
 
 
 def scenario(**changes: Any) -> dict[str, Any]:
@@ -56,11 +55,15 @@ class Testbed:
         self.cloud, self.broker, self.run, self.directory = cloud, broker, run, directory
         self.changed = threading.Condition()
         self.edges: list[subprocess.Popen[bytes]] = []
+        self._awaited: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         service = cloud.service
         former = service.on_records
 
         def notify() -> None:
             former()
+            for condition, action in [pair for pair in self._awaited if pair[0]()]:
+                self._awaited.remove((condition, action))
+                action()
             with self.changed:
                 self.changed.notify_all()
 
@@ -87,6 +90,26 @@ class Testbed:
     def wait(self, condition: Callable[[], bool]) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, PATIENCE), f"in vain at t = {self.updates}: {self.logs()}"
+
+    def at(self, condition: Callable[[], bool], action: Callable[[], None]) -> None:
+        """Act as soon as the condition holds, before the cloud goes on: the run cannot end meanwhile."""
+        self._awaited.append((condition, action))
+        self.wait(lambda: not self._awaited)
+
+    @contextlib.contextmanager
+    def paused(self, condition: Callable[[], bool], *children: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Stop these edges as soon as the condition holds, and let them go on afterwards."""
+
+        def stop() -> None:
+            for child in children:
+                child.send_signal(signal.SIGSTOP)
+
+        self.at(condition, stop)
+        try:
+            yield
+        finally:
+            for child in children:
+                child.send_signal(signal.SIGCONT)
 
     def finish(self) -> dict[str, Any]:
         """Wait for the end of the run and of every edge; return the summary."""

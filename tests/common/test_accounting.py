@@ -61,6 +61,7 @@ def sampled(noise_multiplier: float, rate: float, count: int) -> object:
 # -- Gaussian releases -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("z", "b", "n", "releases"), [(1.2, 12, 1200, 500), (3.82, 1024, 12000, 470)])
 def test_poisson_totals_equal_dp_accounting(z: float, b: int, n: int, releases: int) -> None:
     ours = total(of(releases, kind(Gaussian(z), b, n)), DELTA)
@@ -71,6 +72,7 @@ def test_poisson_totals_equal_dp_accounting(z: float, b: int, n: int, releases: 
     assert ours.epsilon == ours.pld
 
 
+@pytest.mark.slow
 def test_replace_one_takes_the_zero_out_multiplier_since_dp_accounting_doubles_the_move_itself() -> None:
     ours = total(of(200, kind(Gaussian(1.2))), DELTA)
     event = sampled(1.2, 0.01, 200)
@@ -104,6 +106,7 @@ def test_with_replacement_a_record_can_fill_the_batch() -> None:
     assert ours.replace_one == pytest.approx(accountants(plain(60.0 / 24, 2))[1], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_batch_mean_clipping_is_accounted_with_its_true_sensitivity() -> None:
     ours = total(of(100, kind(Gaussian(36.0), clipping=Clipping.BATCH_MEAN)), DELTA)
     assert ours.pld == pytest.approx(accountants(sampled(36.0 / 24, 0.01, 100))[1], abs=1e-6)
@@ -133,6 +136,7 @@ def test_beyond_the_ceiling_rdp_stands_alone_and_says_so() -> None:
     assert "PLD was left out" in ours.reason
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0.8, 5), st.integers(1, 40), st.integers(1, 3000))
 def test_epsilon_rises_with_releases_and_rate_and_falls_with_noise(z: float, b: int, n: int) -> None:

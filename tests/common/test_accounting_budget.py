@@ -56,6 +56,7 @@ def test_a_release_that_costs_next_to_nothing_is_permitted_as_often_as_anybody_c
     assert max_charges(BUDGET, kind(Gaussian(200.0), 1, 60_000)) == MOST_CHARGES
 
 
+@pytest.mark.slow
 def test_a_calibrated_multiplier_meets_the_budget_by_pld_and_wastes_none() -> None:
     releases, b, n = 470, 1024, 12_000
     z = calibrate(BUDGET, releases=releases, batch_size=b, shard_size=n)
@@ -66,6 +67,7 @@ def test_a_calibrated_multiplier_meets_the_budget_by_pld_and_wastes_none() -> No
     assert max_charges(BUDGET, kind(Gaussian(z), b, n)) == releases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampling", "clipping"),
     [

@@ -180,6 +180,7 @@ def test_a_batch_is_cut_into_few_sizes_none_of_them_large(count: int) -> None:
     assert sum(size < 16 for size in sizes) <= 1  # what is left over; few samples are rounded otherwise
 
 
+@pytest.mark.slow
 def test_no_layer_sees_more_of_a_batch_at_once_than_fits_the_memory_of_an_edge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -208,10 +209,11 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_a_gradient_needs_no_part_of_torchs_compiler() -> None:
     """It would double the memory of an edge, and the images are built without it."""
     done = subprocess.run(
-        [sys.executable, "-c", GRADIENT], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
+        [sys.executable, "-c", GRADIENT], cwd=ROOT, capture_output=True, text=True, timeout=600, check=True
     )
     imported = set(json.loads(done.stdout))
     assert "torch.autograd" in imported

@@ -19,7 +19,7 @@ TOPICS = st.text(
 def streams(max_packet: int = 1 << 20, max_unsent: int = 1 << 20) -> tuple[PacketStream, socket.socket]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    theirs.settimeout(20)
+    theirs.settimeout(600)
     return PacketStream(ours, max_packet=max_packet, max_unsent=max_unsent), theirs
 
 

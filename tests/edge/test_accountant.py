@@ -26,6 +26,7 @@ def kind(law: NoiseLaw) -> ReleaseKind:
     return ReleaseKind(law, Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 16), 800)
 
 
+@pytest.mark.slow
 def test_it_says_what_the_accountant_says() -> None:
     spent = (Spent(kind(GammaNorm(0.1)), 3),)
     for law in (Gaussian(2.0), GammaNorm(0.2)):
@@ -33,6 +34,7 @@ def test_it_says_what_the_accountant_says() -> None:
         assert answer == max_charges(BUDGET, kind(law), spent) > 0
 
 
+@pytest.mark.slow
 def test_it_is_asked_once_for_edges_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     first = max_charges_apart(BUDGET, kind(GammaNorm(0.2)), ())
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -46,6 +48,7 @@ def test_what_it_refuses_is_refused_here(tmp_path: Path, monkeypatch: pytest.Mon
         max_charges_apart(BUDGET, kind(Gaussian(2.0)), ())
 
 
+@pytest.mark.slow
 def test_what_lies_in_the_caller_s_directory_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

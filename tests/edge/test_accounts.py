@@ -57,6 +57,7 @@ def test_a_folder_without_accounts_is_refused(tmp_path: Path) -> None:
             account_passwords(folder)
 
 
+@pytest.mark.slow
 def test_a_lost_ledger_ends_its_edge_alone_and_the_name_stays(tmp_path: Path) -> None:
     accounts = {"lab-0": "zero", "lab-1": "one"}
     settings = FleetSettings(

@@ -9,6 +9,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from common.quantities import RunId
 from edge.sqlite_ledger import SqliteLedger
 
@@ -17,6 +19,8 @@ RUN = RunId("kill")
 EDGE = """
 import hashlib, os, sys
 from pathlib import Path
+
+import pytest
 from common.accounting.releases import ReleaseKind
 from common.noise import Clipping, Gaussian, Mechanism, Sampling, Scope
 from edge.ledger import Account, ShardIdentity
@@ -42,6 +46,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_every_gradient_that_left_was_debited_before_and_is_resent_as_it_was(tmp_path: Path) -> None:
     wire, moments = tmp_path / "wire", random.Random()
     sent: dict[int, set[str]] = defaultdict(set)

@@ -50,6 +50,7 @@ def account() -> Account:
     )
 
 
+@pytest.mark.slow
 def test_the_ledger_of_a_live_edge_can_be_looked_at_by_command(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with SqliteLedger(state) as ledger:
@@ -59,7 +60,7 @@ def test_the_ledger_of_a_live_edge_can_be_looked_at_by_command(tmp_path: Path) -
         before = sorted(path.name for path in state.iterdir())
         # in another process: whoever closes a file gives up all of its own process's locks on it
         command = [sys.executable, "-m", "experiments.cli", "ledger", str(state), "--json"]
-        looked = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
+        looked = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
         assert looked.returncode == 0, looked.stderr
         (edge,) = json.loads(looked.stdout)["edges"]
         assert (edge["releases"], edge["edge_id"]) == (3, ledger.edge_id)
@@ -69,6 +70,7 @@ def test_the_ledger_of_a_live_edge_can_be_looked_at_by_command(tmp_path: Path) -
         assert again.last_sequence(RUN) == 4
 
 
+@pytest.mark.slow
 def test_a_picture_is_never_older_than_what_had_left_nor_torn(tmp_path: Path) -> None:
     edge = subprocess.Popen(
         [sys.executable, "-c", EDGE, str(tmp_path)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True

@@ -46,6 +46,7 @@ TIGHT = {  # bounds that a good attack nearly reaches; the others are only there
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "game"), list(enumerate(SOUND)), ids=[game.name for game in SOUND])
 def test_a_sound_mechanism_is_not_flagged(place: int, game: Game) -> None:
     finding = play(game, alpha=ALPHA, seed=SEED + place)
@@ -55,6 +56,7 @@ def test_a_sound_mechanism_is_not_flagged(place: int, game: Game) -> None:
         assert finding.lower_bound > 0.6 * finding.claimed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "game"), list(enumerate(PLANTED)), ids=[game.name for game in PLANTED])
 def test_a_planted_defect_is_flagged(place: int, game: Game) -> None:
     finding = play(game, alpha=ALPHA, seed=SEED + len(SOUND) + place)
@@ -124,6 +126,7 @@ def test_a_claim_is_what_the_accountant_states() -> None:
     assert ndtr(0.25 - epsilon / 0.5) - math.exp(epsilon) * ndtr(-0.25 - epsilon / 0.5) == pytest.approx(1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", [GdpClaim(1.0), PureClaim(1.0)], ids=["gaussian", "laplace"])
 def test_a_true_claim_is_refuted_no_more_often_than_alpha_allows(claim: GdpClaim | PureClaim) -> None:
     rng = np.random.default_rng(1)

@@ -8,16 +8,17 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import typer
 
 from common.scenario import parse_scenario
-from experiments.cli import build, main
+from experiments.cli import build
 from experiments.command_help import HELP
 from experiments.figure_lines import about_line, line_names
 from experiments.scenario_files import load_scenario, shipped_names
+from tests.program_support import Mapa
 
 EXAMPLE = (
     "schedule --batch-size 12 --sigma 30 --smoothness 10 --delta 1e-3 --theta 0.5 --epsilon 0.1 "
@@ -55,40 +56,6 @@ first_clip = 4.7
 noise = "exponential-norm"
 epsilon = 1.0
 """
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-class Mapa:
-    """The program, run in this process in a directory of its own."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._capsys = capsys
-        self._monkeypatch = monkeypatch
-
-    def __call__(self, *arguments: str) -> Done:
-        self._monkeypatch.setattr("sys.argv", ["mapa", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        out, err = self._capsys.readouterr()
-        return Done(int(exit_.value.code or 0), out, err)
-
-    def rows(self, *arguments: str) -> list[dict[str, Any]]:
-        done = self(*arguments, "--json")
-        assert done.code == 0, done.err
-        rows: list[dict[str, Any]] = json.loads(done.out)
-        return rows
-
-
-@pytest.fixture
-def mapa(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mapa:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    return Mapa(capsys, monkeypatch)
 
 
 @pytest.fixture

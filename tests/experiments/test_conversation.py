@@ -278,6 +278,7 @@ def test_an_edge_whose_shard_a_cloud_started_anew_has_dealt_again_stops() -> Non
     assert {fact.edge_id for fact in after.applied} == {newcomer.edge_id}
 
 
+@pytest.mark.slow
 def test_a_budget_holds_over_two_runs_in_whatever_order_the_edges_come() -> None:
     privacy = {"noise": "gaussian", "noise_multiplier": 3.0, "total_epsilon": 2.0, "total_delta": 1e-5}
     scenario = talk(

@@ -91,6 +91,7 @@ def test_plain_descent_learns_the_blobs(scenario: dict[str, dict[str, object]], 
     assert accuracy > 0.95
 
 
+@pytest.mark.slow
 def test_the_example_scenario_simulates(tmp_path: Path) -> None:
     name, scenario = load_scenario(str(EXAMPLE))
     summary = record_simulation(World.of(scenario, tmp_path), name=name, runs=tmp_path)

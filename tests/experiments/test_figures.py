@@ -61,6 +61,7 @@ def test_several_runs_have_a_band_and_one_has_none() -> None:
         assert band.get_datalim(axis.transData).height > 0
 
 
+@pytest.mark.slow
 def test_runs_of_any_kind_are_laid_over_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +132,7 @@ def test_the_folder_one_stands_in_has_a_name(tmp_path: Path, monkeypatch: pytest
     assert told_apart([read_run(Path())]) == [path.name]
 
 
+@pytest.mark.slow
 def test_simulated_seconds_are_not_taken_for_real_ones(tmp_path: Path) -> None:
     world = small_world(delays={"kind": "exponential"})
     simulated = Path(record_simulation(world, name="simulated", runs=tmp_path)["path"])

@@ -108,6 +108,7 @@ def within_budget() -> World:
     return constant(2 * 99 + 1, total_epsilon=2.0, total_delta=1e-5, releases=100)
 
 
+@pytest.mark.slow
 def test_a_run_of_the_planned_length_uses_every_edge_s_budget_and_never_more(within_budget: World) -> None:
     outcome = simulate(within_budget)
     assert (outcome.reason, outcome.releases) == ("finished", [100, 100])
@@ -116,6 +117,7 @@ def test_a_run_of_the_planned_length_uses_every_edge_s_budget_and_never_more(wit
     assert 1.99 < spent(kind, max(outcome.releases)) <= 2.0
 
 
+@pytest.mark.slow
 def test_a_run_that_asks_for_more_ends_without_budget_and_within_it(within_budget: World) -> None:
     longer = within_budget.scenario.model_copy(update={"iterations": 2000})
     outcome = simulate(replace(within_budget, scenario=longer))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +13,11 @@ from safetensors.numpy import load_file
 from common.metrics import ACCURACY
 from common.rundir import versions
 from experiments import recording
-from experiments.cli import main
 from experiments.commands.compare import compare_command, describe
 from experiments.records import read_run
 from experiments.reproduce.result_tables import as_markdown
 from tests.core_support import small_world
-
-
-class Ended:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-class Program:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *words: str) -> Ended:
-        self._monkeypatch.setattr(sys, "argv", ["mapa", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return Ended(int(end.value.code or 0), *self._capsys.readouterr())
-
-
-@pytest.fixture
-def mapa(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Program:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    return Program(monkeypatch, capsys)
-
+from tests.program_support import Mapa
 
 EDGE = ("edge", "--broker", "127.0.0.1:1", "--run", "r")
 
@@ -73,7 +48,7 @@ EDGE = ("edge", "--broker", "127.0.0.1:1", "--run", "r")
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_it_is_refused_with_2_and_its_name(
-    mapa: Program, tmp_path: Path, words: tuple[str, ...], said: list[str]
+    mapa: Mapa, tmp_path: Path, words: tuple[str, ...], said: list[str]
 ) -> None:
     done = mapa(*words)
     assert done.code == 2, (done.out, done.err)
@@ -83,7 +58,7 @@ def test_it_is_refused_with_2_and_its_name(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_delta_of_nought_is_nought(mapa: Program, tmp_path: Path) -> None:
+def test_a_delta_of_nought_is_nought(mapa: Mapa, tmp_path: Path) -> None:
     privacy = {"noise": "gamma-norm", "epsilon": 0.01}
     summary = recording.record_simulation(small_world(privacy=privacy), name="pure", runs=tmp_path / "runs")
     done = mapa("ledger", summary["path"], "--delta", "0", "--json")
@@ -93,7 +68,7 @@ def test_a_delta_of_nought_is_nought(mapa: Program, tmp_path: Path) -> None:
     assert stated["epsilon"] is not None
 
 
-def test_it_says_its_version(mapa: Program) -> None:
+def test_it_says_its_version(mapa: Mapa) -> None:
     done = mapa("--version")
     assert (done.code, done.out) == (0, f"mapa {versions()['mapa-testbed']}\n")
 
@@ -124,7 +99,7 @@ def test_columns_of_a_markdown_table_are_escaped_as_cells_are() -> None:
 
 @pytest.mark.parametrize("engine", ["events", "vectorised", "block"])
 def test_a_run_that_is_interrupted_before_its_first_update_has_all_of_its_records(
-    mapa: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+    mapa: Mapa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     write = recording.write_manifest
 
@@ -146,7 +121,7 @@ def test_a_run_that_is_interrupted_before_its_first_update_has_all_of_its_record
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_a_cloud_refuses_a_scenario_that_it_could_not_tell_its_edges(mapa: Program) -> None:
+def test_a_cloud_refuses_a_scenario_that_it_could_not_tell_its_edges(mapa: Mapa) -> None:
     options = 'model.options={"a\\nb" = 1}'
     ended = mapa("cloud", "quickstart", "--set", options, "--broker", "127.0.0.1:1", "--run", "odd")
     assert ended.code == 2

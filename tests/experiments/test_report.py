@@ -78,6 +78,7 @@ def diverging(point: Point) -> Result:
     return replace(whole, t=[10, 17], accuracy=[0.1, 0.1], loss=[1.0, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "draw"), [("norms", draw_norms), ("sensitivity", draw_sensitivity)])
 def test_a_seed_that_diverged_leaves_the_picture_to_the_others(
     name: str, draw: Callable[[Results, Path], list[Path]], drawn: Callable[..., Any]
@@ -94,6 +95,7 @@ def test_a_seed_that_diverged_leaves_the_picture_to_the_others(
     assert any(list(line.get_ydata())[-1] == 0.5 for line in alone)
 
 
+@pytest.mark.slow
 def test_lines_of_norms_differ_by_more_than_their_colour(drawn: Callable[..., Any]) -> None:
     axes = drawn(draw_norms, results_of(points("norms"), diverging))
     for above in axes[:3]:
@@ -103,6 +105,7 @@ def test_lines_of_norms_differ_by_more_than_their_colour(drawn: Callable[..., An
     assert len(axes[1].lines) == 6  # three norms, three bounds
 
 
+@pytest.mark.slow
 def test_lines_of_the_testbed_differ_by_more_than_their_colour(drawn: Callable[..., Any]) -> None:
     axes = drawn(
         draw_testbed, results_of(points("testbed"), lambda p: result(p, seconds=[1.0, 2.0], staleness={1: 3}))
@@ -111,6 +114,7 @@ def test_lines_of_the_testbed_differ_by_more_than_their_colour(drawn: Callable[.
     assert len(looks) == len(axes[0].lines) == 5
 
 
+@pytest.mark.slow
 def test_thousands_of_updates_are_short(drawn: Callable[..., Any]) -> None:
     axes = drawn(draw_sensitivity, results_of(points("sensitivity"), lambda p: result(p, t=[0, 15_000])))
     ticks = [label.get_text() for label in axes[0].get_xticklabels()]
@@ -140,6 +144,7 @@ def test_seeds_that_converge_have_bars_and_one_that_does_not_makes_it_hollow(
     assert list(hollow.get_xdata()) == [100]
 
 
+@pytest.mark.slow
 def test_a_straggler_point_that_a_seed_never_reached_is_not_drawn_as_reached(
     drawn: Callable[..., Any],
 ) -> None:

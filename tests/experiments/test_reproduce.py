@@ -106,6 +106,7 @@ def printed_by(point: Point, capsys: pytest.CaptureFixture[str], *more: str) -> 
     return report
 
 
+@pytest.mark.slow
 def test_the_command_of_an_attack_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +120,7 @@ def test_the_command_of_an_attack_gives_its_very_numbers(
     assert len(cells) > 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["events", "synchronous"])
 def test_the_command_of_a_point_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str
@@ -234,6 +236,7 @@ def test_norms_are_put_where_the_cyclic_delay_applies_them() -> None:
     assert norms["mean"] == [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]
 
 
+@pytest.mark.slow
 def test_no_run_of_a_total_budget_spends_more_than_it() -> None:
     some = [p for p in points("tiny", "sound") if p.scenario.private and p.line.startswith("sound-lr-mnist")]
     assert {p.variant for p in some} == {"audp", "mapa"}
@@ -280,6 +283,7 @@ def test_a_round_needs_times() -> None:
 # -- from end to end ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reproduction_writes_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
     outcome = reproduce(order(tmp_path, "norms", "stragglers"))
     assert not outcome.failures
@@ -300,6 +304,7 @@ def test_a_reproduction_writes_a_page_that_needs_nothing_else(tmp_path: Path) ->
     assert (tmp_path / "report.md").read_text(encoding="utf-8").startswith("# Reproduction, size tiny")
 
 
+@pytest.mark.slow
 def test_an_interrupted_reproduction_goes_on_where_it_stopped(tmp_path: Path) -> None:
     seen: list[tuple[float, float]] = []
 
@@ -336,6 +341,7 @@ def test_a_failed_run_is_named_and_leaves_the_rest(tmp_path: Path, monkeypatch: 
     assert "2 points are missing" in page
 
 
+@pytest.mark.slow
 def test_the_command_prints_verdicts_and_ends_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shlex
 import subprocess
 import sys
@@ -29,11 +30,13 @@ from experiments.reproduce.results import Results
 from experiments.reproduce.tasks import ALONE, make_tasks
 from experiments.reproduce.testbed_runs import LiveRunError, live_command, patience
 from experiments.reproduce.verdicts import Verdict
+from tests.program_support import PATIENCE
 from tests.reproduce_support import NOWHERE, ends_at, judged, order, points
 
 # -- seeds --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_seeds_are_capped_for_every_point_but_never_raised() -> None:
     def most(some: list[Point]) -> dict[str, int]:
         lines = {(p.line, p.engine, p.x, p.sweep): 0 for p in some}
@@ -218,15 +221,17 @@ def test_tables_and_notes_say_which_of_the_two_a_run_was(
     assert "were processes on this machine instead of containers: no engine." in why
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that hangs is given up; what it does at the end, as taking containers down, is waited for."""
-    tidied = tmp_path / "tidied"
+    begun, tidied = tmp_path / "begun", tmp_path / "tidied"
+    os.mkfifo(begun)
     script = (
-        "import pathlib, time\n"
-        "try:\n    time.sleep(600)\n"
-        f"finally:\n    time.sleep(0.3)\n    pathlib.Path({str(tidied)!r}).touch()\n"
+        "import pathlib, threading\n"
+        f"try:\n    pathlib.Path({str(begun)!r}).write_text('here')\n    threading.Event().wait()\n"
+        f"finally:\n    pathlib.Path({str(tidied)!r}).touch()\n"
     )
     point = points("tiny", "testbed")[0]
     monkeypatch.setattr(testbed_runs, "patience", lambda _: 1.0)
@@ -236,7 +241,10 @@ def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
     class Watched(subprocess.Popen[str]):
         def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[str, str]:
             waits.append(timeout or 0)
-            return super().communicate(input, 30 if len(waits) == 2 else timeout)
+            if len(waits) == 1:
+                assert begun.read_text() == "here"  # it runs, and has taken too long
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            return super().communicate(input, PATIENCE)
 
     monkeypatch.setattr("experiments.reproduce.testbed_runs.subprocess.Popen", Watched)
     with pytest.raises(LiveRunError, match="timed out after 2 s"):

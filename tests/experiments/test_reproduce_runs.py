@@ -32,6 +32,7 @@ from experiments.reproduce.results import WINDOW, Cache, Results
 from experiments.reproduce.testbed_runs import LiveRunError, live_command, run_live
 from experiments.scenario_files import load_scenario
 from experiments.sweep import Done
+from tests.program_support import PATIENCE
 from tests.reproduce_support import NOWHERE, ends_at, order, points
 
 
@@ -42,6 +43,7 @@ def printing(text: str, code: int = 0) -> list[str]:
 # -- runs on the testbed ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_on_the_testbed_is_a_result(tmp_path: Path) -> None:
     calm = points("tiny", "testbed")[0]
     steep = ("algorithm.name=constant", "algorithm.rate=1e30", "algorithm.first_clip=1e-9")
@@ -115,8 +117,7 @@ def test_every_point_that_failed_is_named_with_its_place_and_its_seed(
 
 
 TIDY = """
-import os, pathlib, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+import os, pathlib, sys, threading
 try:
     pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
     threading.Event().wait()
@@ -125,6 +126,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_a_reproduction_that_is_terminated_interrupts_its_live_run_which_tidies_up(tmp_path: Path) -> None:
     begun, tidied = tmp_path / "begun", tmp_path / "tidied"
     os.mkfifo(begun)
@@ -142,7 +144,7 @@ def test_a_reproduction_that_is_terminated_interrupts_its_live_run_which_tidies_
     watched = os.pidfd_open(child)
     try:
         parent.send_signal(signal.SIGTERM)
-        _, said = parent.communicate(timeout=60)
+        _, said = parent.communicate(timeout=PATIENCE)
         ended, _, _ = select.select([watched], [], [], 0)
         assert ended, "the live run goes on, and nobody knows of it"
     finally:
@@ -214,6 +216,7 @@ def test_nothing_converges_before_the_first_whole_window() -> None:
     assert replace(quick, t=times[: WINDOW - 1]).floor is None
 
 
+@pytest.mark.slow
 def test_a_panel_of_the_same_runs_as_another_counts_once(tmp_path: Path) -> None:
     some = points("tiny", "sound", "accuracy")
     whole = Results(some, {p.key: ends_at(0.8, p) for p in some})
@@ -248,6 +251,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reproduction, "lacking_here", never)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_runs")
 def test_what_was_run_in_parts_with_other_seeds_becomes_one_report(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
@@ -272,6 +276,7 @@ def test_what_was_run_in_parts_with_other_seeds_becomes_one_report(tmp_path: Pat
     assert (tmp_path / "figures" / "accuracy.svg").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_runs")
 def test_containers_are_taken_from_the_cache_before_processes(tmp_path: Path) -> None:
     inside, outside = (points("quick", "testbed", containers=flag) for flag in (True, False))
@@ -306,6 +311,7 @@ def test_an_empty_cache_is_refused_by_its_place(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_runs")
 def test_the_command_reports_what_is_cached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Cache(tmp_path / "cache").put(ends_at(0.8, points("tiny", "stragglers")[0]))

@@ -12,7 +12,7 @@ RECIPE = Path(__file__).parents[2] / "docker" / "mosquitto" / "secrets.sh"
 
 
 def secrets(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", RECIPE, *words], capture_output=True, text=True, timeout=60)
+    return subprocess.run(["sh", RECIPE, *words], capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +22,8 @@ from experiments.simulator import Outcome, check_world, simulate
 from experiments.world import World
 from tests.algorithm_support import begun
 from tests.core_support import small_world
+from tests.program_support import PATIENCE, eventually, start_mapa
 
-REPOSITORY = Path(__file__).parents[2]
 TIMED = ["constant", "uniform", "exponential", "lognormal"]
 
 
@@ -116,6 +113,7 @@ def test_recorded_delays_decide_the_order(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ten_thousand_edges_take_part() -> None:
     outcome = simulate(small_world(edges=10_000, iterations=10_100, data={"partition": "shared"}))
     summary = outcome.tally.summary()
@@ -347,6 +345,7 @@ every = 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "number"),
     [("events", signal.SIGINT), ("vectorised", signal.SIGINT), ("events", signal.SIGTERM)],
@@ -356,19 +355,12 @@ def test_a_signal_ends_a_run_with_its_records_intact_and_exit_code_130(
 ) -> None:
     file = tmp_path / "endless.toml"
     file.write_text(SCENARIO)
-    command = [sys.executable, "-m", "experiments.cli", "simulate", str(file), "--json"]
-    running = subprocess.Popen(
-        [*command, "--engine", engine, "--runs-dir", str(tmp_path / "runs")],
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = ("simulate", str(file), "--json", "--engine", engine, "--runs-dir", str(tmp_path / "runs"))
+    running = start_mapa(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         await_growth(tmp_path / "runs", running)
         running.send_signal(number)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=PATIENCE)
     finally:
         running.kill()
         running.wait()
@@ -390,8 +382,9 @@ def test_a_signal_ends_a_run_with_its_records_intact_and_exit_code_130(
 
 def await_growth(runs: Path, running: subprocess.Popen[str]) -> None:
     """Return once the events file has begun to grow: the run is in full swing."""
-    until = time.monotonic() + 60
-    while not any(path.stat().st_size for path in runs.glob("*/events.jsonl")):
+
+    def grows() -> bool:
         assert running.poll() is None, running.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.02)
+        return any(path.stat().st_size for path in runs.glob("*/events.jsonl"))
+
+    eventually(grows, "an event on disk")

@@ -37,6 +37,7 @@ def printed(statement: Statement) -> str:
     return console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_words_table_and_json_carry_the_same_figures() -> None:
     statement = state_privacy([edge(0, 80), edge(1, 120), edge(2, 100)], DELTA)
     expected = total([Spent(kind(Gaussian(1.5)), 120)], DELTA)
@@ -122,6 +123,7 @@ def test_edges_that_share_records_pay_together() -> None:
     assert bare.words() == [f"Not differentially private (ε = ∞): {bare.edges[4].total.reason}."]
 
 
+@pytest.mark.slow
 def test_earlier_runs_and_epochs_cut_short_are_counted() -> None:
     before = (Spent(kind(Gaussian(2.0)), 60),)
     statement = state_privacy([edge(0, earlier=before)], DELTA, of_ledgers=True)
@@ -143,6 +145,7 @@ def test_a_large_epsilon_is_called_little_protection() -> None:
     assert "An ε of 10 or more protects little." in statement.words()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quick", [True, False])
 def test_among_many_different_edges_the_largest_is_exact_and_the_rest_are_bounded(quick: bool) -> None:
     rng = random.Random(5)
@@ -166,6 +169,7 @@ def test_among_many_different_edges_the_largest_is_exact_and_the_rest_are_bounde
     assert "the 20 largest of 300" in printed(statement)
 
 
+@pytest.mark.slow
 def test_ten_thousand_alike_edges_are_accounted_once() -> None:
     accounting._total.cache_clear()
     statement = state_privacy([edge(k, 40 + k % 2) for k in range(10_000)], DELTA)

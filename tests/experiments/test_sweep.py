@@ -14,6 +14,7 @@ import pytest
 
 from common.errors import ConfigurationError
 from experiments.sweep import ONE_THREAD, sweep
+from tests.program_support import PATIENCE
 from tests.sweep_support import die_if_negative, one_thread_here, square, where_it_ran
 
 
@@ -52,6 +53,7 @@ def test_whoever_stops_listening_leaves_no_process_behind() -> None:
     assert set(multiprocessing.active_children()) == before
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_parent_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     script = (
         "from experiments.sweep import sweep\n"
@@ -66,18 +68,17 @@ def test_a_sweep_whose_parent_is_killed_leaves_no_process_behind(tmp_path: Path)
     finally:
         parent.kill()
         parent.wait()
-    ended, _, _ = select.select([watched], [], [], 60)
+    ended, _, _ = select.select([watched], [], [], PATIENCE)
     os.close(watched)
     assert ended, f"process {child} outlived the sweep"
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_ends_at_once_and_begins_no_other_task(tmp_path: Path) -> None:
     pipes = [str(tmp_path / name) for name in "abcd"]
     script = (
-        "import signal\n"
         "from experiments.sweep import sweep\n"
         "from tests.sweep_support import stop_when_terminated\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it\n"
         f"list(sweep(stop_when_terminated, {pipes!r}, jobs=1))\n"
     )
     for pipe in pipes:
@@ -91,7 +92,7 @@ def test_an_interrupted_sweep_ends_at_once_and_begins_no_other_task(tmp_path: Pa
         child = int(Path(pipes[0]).read_text())
         watched = os.pidfd_open(child)
         parent.send_signal(signal.SIGINT)
-        _, said = parent.communicate(timeout=30)  # the second task would never end
+        _, said = parent.communicate(timeout=PATIENCE)  # the second task would never end
     finally:
         parent.kill()
         parent.communicate()

@@ -19,8 +19,8 @@ from experiments.testbed import PROJECT, Stack
 
 ROOT = Path(__file__).parents[2]
 # One worker for all: they share the machine's engine, and its cores with everybody else's tests.
-MARKS = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
-PATIENCE = 240.0  # seconds; reached only where something hangs
+MARKS = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(1500)]
+PATIENCE = 480.0  # seconds; reached only where something hangs
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Compose:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=2 * PATIENCE,
         )
         assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stderr[-2000:]}"
         return done.stdout + done.stderr
@@ -77,10 +77,22 @@ class Compose:
         assert self.stack.wait("cloud", PATIENCE) == 0, self.stack.last_words()
         for container in self.stack.containers("edge"):
             name = f"edge-{container.labels['com.docker.compose.container-number']}"
-            assert self.stack.wait(name, 60.0) == 0, self.stack.last_words()
+            assert self.stack.wait(name, PATIENCE) == 0, self.stack.last_words()
         assert self.stack.container("broker").status == "running"
         summary = self.records.summary()
         assert summary is not None
+        return summary
+
+    def interrupt(self) -> dict[str, Any]:
+        """Stop the cloud; it ends with 130 and every edge with 0, however far the run has come."""
+        self("stop", "--timeout", str(int(PATIENCE)), "cloud")
+        assert self.stack.wait("cloud", PATIENCE) == 130, self.stack.last_words()
+        for container in self.stack.containers("edge"):
+            name = f"edge-{container.labels['com.docker.compose.container-number']}"
+            assert self.stack.wait(name, PATIENCE) == 0, self.stack.last_words()
+        summary = self.records.summary()
+        assert summary is not None
+        assert summary["reason"] == "interrupted"
         return summary
 
     def leftovers(self) -> list[str]:
@@ -96,6 +108,7 @@ def compose(engine: Any, runs: Path, **environment: str) -> Iterator[Compose]:
     """Have a project of its own name, and nothing of it afterwards."""
     runs.mkdir(parents=True, exist_ok=True)
     values = {"RUNS_DIR": str(runs), "EDGE_IMAGE": "mapa-edge", "EDGE_TARGET": "edge", "PULL_POLICY": "never"}
+    values["GATHER"] = "600"  # however long they take to start: nobody begins without them
     project = Compose(Stack(engine, f"mapa-test-{secrets.token_hex(4)}"), {**values, **environment})
     project.tail = Tail(runs)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.faults import FaultKind
-from tests.stack.compose_support import MARKS, Compose, assert_applied_exactly_once, compose
+from tests.stack.compose_support import MARKS, PATIENCE, Compose, assert_applied_exactly_once, compose
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 SLOW = "links=[{delay_ms = 25.0}]; testbed.resend_after=0.5; testbed.silent_after=4.0"
@@ -17,19 +17,25 @@ AWAY = 3.0  # seconds; long against resend_after
 
 
 def hold(project: Compose, kind: FaultKind, whom: str, *, stops_all: bool) -> None:
-    """Let a fault last for a while; afterwards the victim must be back in training."""
+    """Let a fault last until it shows; afterwards the victim must be back in training."""
+    records = project.records
+
+    def stands_still() -> bool:
+        before = records.updates
+        threading.Event().wait(AWAY)  # nothing happens meanwhile that could be awaited
+        return records.updates == before
+
     with project.stack.fault(kind, whom):
-        threading.Event().wait(1.5)  # what was under way has ended; the records are written
-        before = project.records.updates
-        threading.Event().wait(AWAY)
-        meanwhile = project.records.updates - before
-    assert (meanwhile == 0) == stops_all, f"{meanwhile} updates while {whom} was away"
-    project.until_updates(project.records.updates + 100)
+        if stops_all:
+            project.stack.until(stands_still, PATIENCE, f"a standstill while {whom} is away")
+        else:
+            project.until_updates(records.updates + 50)
+    project.until_updates(records.updates + 100)
 
 
 @pytest.mark.parametrize("kind", list(FaultKind), ids=lambda kind: kind.value)
 def test_edges_broker_and_cloud_go_and_come_back(engine: Any, tmp_path: Path, kind: FaultKind) -> None:
-    with compose(engine, tmp_path / "runs", EDGES="3", ITERATIONS="1500", SET=SLOW) as project:
+    with compose(engine, tmp_path / "runs", EDGES="3", ITERATIONS="1000000", SET=SLOW) as project:
         project.up(3)
         project.until_updates(60)
         joined = {event["edge"]: event["edge_id"] for event in project.records.named("edge_joined")}
@@ -37,12 +43,15 @@ def test_edges_broker_and_cloud_go_and_come_back(engine: Any, tmp_path: Path, ki
         hold(project, kind, "broker", stops_all=True)
         if kind is not FaultKind.KILL:
             hold(project, kind, "cloud", stops_all=True)
-        assert project.records.updates < 1400, "too late to tell: the run was nearly over"
         before = project.records.updates
-        summary = project.finish()
-        per_edge = assert_applied_exactly_once(project.records, 1500)
-        late = {e["edge"] for e in project.records.named("gradient_applied") if e["t"] > before}
+
+        def all_train() -> bool:
+            applied = project.records.named("gradient_applied")
+            return {event["edge"] for event in applied if event["t"] > before} == {0, 1, 2}
+
+        project.stack.until(all_train, PATIENCE, "all three edges in training again")
+        summary = project.interrupt()
+        per_edge = assert_applied_exactly_once(project.records, summary["updates"])
         again = {event["edge"]: event["edge_id"] for event in project.records.named("edge_joined")}
-    assert summary["reason"] == "finished"
-    assert set(per_edge) == late == {0, 1, 2}
+    assert set(per_edge) == {0, 1, 2}
     assert again == joined, "an edge came back as somebody else"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_edges_of_another_network_train_over_tls(
         assert not networks[0] & networks[1], "they share a network: the port proves nothing"
         summary = vm.finish()
         for number in (1, 2, 3):
-            assert lab.stack.wait(f"edge-{number}", 60.0) == 0, lab.stack.last_words()
+            assert lab.stack.wait(f"edge-{number}", PATIENCE) == 0, lab.stack.last_words()
     per_edge = assert_applied_exactly_once(vm.records, 300)
     assert summary["reason"] == "finished"
     assert set(per_edge) == {0, 1, 2}
@@ -73,7 +73,14 @@ def test_edges_of_another_network_train_over_tls(
 class Intruder:
     """A client with an edge's account, and what it hears."""
 
-    def __init__(self, address: BrokerAddress, secrets: Path, user: str, password: Path | None) -> None:
+    def __init__(
+        self,
+        address: BrokerAddress,
+        secrets: Path,
+        user: str,
+        password: Path | None,
+        topic_filter: str | None = None,
+    ) -> None:
         self.loop = SelectorLoop()
         self.heard: list[tuple[str, bytes]] = []
         options = MqttOptions(
@@ -84,8 +91,10 @@ class Intruder:
             tls=TlsFiles(ca=secrets / "ca.pem"),
         )
         self.channel = MqttChannel(options, self.loop)
+        if topic_filter is not None:
+            self.channel.subscribe(topic_filter, lambda *heard: self.heard.append(heard), qos=1)
         try:
-            self.channel.connect(10.0)
+            self.channel.connect(PATIENCE)
         except ConfigurationError:
             self.loop.close()
             raise
@@ -97,13 +106,11 @@ class Intruder:
         self.channel.close()
         self.loop.close()
 
-    def listen(self, topic_filter: str) -> None:
-        self.channel.subscribe(
-            topic_filter, lambda topic, payload: self.heard.append((topic, payload)), qos=1
-        )
+    def settle(self, until: Callable[[], bool]) -> None:
+        assert self.loop.serve(until, until=self.loop.now() + PATIENCE)
 
-    def settle(self, until: Any = None) -> None:
-        self.loop.serve(until or (lambda: False), until=self.loop.now() + (PATIENCE if until else 1.0))
+    def delivered(self) -> bool:
+        return not self.channel.owing
 
 
 def test_an_edge_can_neither_read_nor_write_what_is_anothers(vm: Compose, secrets_folder: Path) -> None:
@@ -117,29 +124,25 @@ def test_an_edge_can_neither_read_nor_write_what_is_anothers(vm: Compose, secret
 
     vm.stack.until(healthy, PATIENCE, "the broker")
     accounts = secrets_folder / "edges" / "lab" / "accounts"
-    run, own, other = RunId("r"), EdgeId("lab-0"), EdgeId("lab-1")
+    run, own, other, everything = RunId("r"), EdgeId("lab-0"), EdgeId("lab-1"), "mapa/v1/#"
     with (
-        Intruder(address, secrets_folder, "cloud", secrets_folder / "cloud" / "password") as cloud,
-        Intruder(address, secrets_folder, own, accounts / own) as edge,
+        Intruder(
+            address, secrets_folder, "cloud", secrets_folder / "cloud" / "password", everything
+        ) as cloud,
+        Intruder(address, secrets_folder, own, accounts / own, everything) as edge,
     ):
-        cloud.listen("mapa/v1/#")
-        edge.listen("mapa/v1/#")
-        cloud.settle()
-        edge.settle()
         for leaf in (EdgeTopic.GRADIENT, EdgeTopic.HELLO, EdgeTopic.MODEL, EdgeTopic.WELCOME):
             edge.channel.publish(edge_topic(run, other, leaf), b"forged", qos=1)
         for topic in (edge_topic(run, own, EdgeTopic.MODEL), halt_topic(run)):
             edge.channel.publish(topic, b"forged", qos=1)
         edge.channel.publish(edge_topic(run, own, EdgeTopic.GRADIENT), b"own", qos=1)
-        edge.settle()
-        cloud.settle(lambda: bool(cloud.heard))
-        cloud.settle()
+        edge.settle(edge.delivered)
+        cloud.settle(lambda: bool(cloud.heard))  # a forgery would have come before: one connection, in order
         assert cloud.heard == [(edge_topic(run, own, EdgeTopic.GRADIENT), b"own")]
         for whom in (other, own):
             cloud.channel.publish(edge_topic(run, whom, EdgeTopic.MODEL), b"for " + whom.encode(), qos=1)
-        cloud.settle()
+        cloud.settle(cloud.delivered)
         edge.settle(lambda: bool(edge.heard))
-        edge.settle()
         assert edge.heard == [(edge_topic(run, own, EdgeTopic.MODEL), b"for lab-0")]
     for user, password in ((own, accounts / other), ("nobody", accounts / own), ("cloud", None)):
         with pytest.raises(ConfigurationError, match="refused user"):

@@ -89,7 +89,7 @@ def test_a_stack_is_deployed_scaled_and_trained(engine: Any) -> None:
         docker("stack", "rm", name)
         watch.until(
             lambda: not any(containers(s, all=True) for s in ("edge", "cloud", "broker", "data")),
-            60,
+            PATIENCE,
             "the end",
         )
         for volume in engine.volumes.list(filters={"label": f"com.docker.stack.namespace={name}"}):

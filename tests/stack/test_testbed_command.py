@@ -5,31 +5,28 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.testbed import PROJECT
-from tests.stack.compose_support import MARKS, PATIENCE, ROOT
+from tests.program_support import run_mapa
+from tests.stack.compose_support import MARKS
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 
 
 def mapa(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "experiments.cli", *words]
     environment = {key: value for key, value in os.environ.items() if key != "MAPA_DATA_DIR"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    return run_mapa(*words, env=environment)
 
 
 def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> None:
     before = {container.id for container in engine.containers.list(all=True)}
     scenario = tmp_path / "mine.toml"
     scenario.write_text(
-        "# a scenario of my own\nedges = 4\niterations = 1200\nbatch_size = 16\n"
+        "# a scenario of my own\nedges = 4\niterations = 1600\nbatch_size = 16\n"
         '[data]\nset = "mnist-5k"\n[model]\nname = "lr"\n[algorithm]\nfirst_clip = 6.0\n'
         "[privacy]\nnoise_multiplier = 2.0\n[evaluation]\nevery = 0\n[testbed]\nresend_after = 0.5\n"
     )
@@ -49,13 +46,13 @@ def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
-    assert (summary["reason"], summary["updates"]) == ("finished", 1200)
+    assert (summary["reason"], summary["updates"]) == ("finished", 1600)
     (records,) = (tmp_path / "runs").iterdir()
     assert records.stat().st_uid == os.getuid()
     assert summary["path"] == str(records)
     events = [json.loads(line) for line in (records / "events.jsonl").read_text().splitlines()]
     applied = [event for event in events if event["event"] == "gradient_applied"]
-    assert [event["t"] for event in applied] == list(range(1, 1201))
+    assert [event["t"] for event in applied] == list(range(1, 1601))
     assert {event["edge"] for event in applied} == {0, 1, 2, 3}
     assert len({event["edge"] for event in applied[-100:]}) == 2
     assert any(event["returned"] for event in events if event["event"] == "edge_joined")

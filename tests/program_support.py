@@ -1,0 +1,87 @@
+"""The program as tests run it: in this process, or as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from common.datasets.catalogue import data_directory
+from experiments.cli import main
+from experiments.local import one_thread_each
+
+ROOT = Path(__file__).parents[1]
+PATIENCE = 600.0  # seconds; reached only where something hangs, also where the machine does ten other things
+MAPA = (sys.executable, "-m", "experiments.cli")
+# As a non-interactive shell starts its background jobs.
+SIGINT_IGNORED = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a child: one thread each, and data where this process finds it."""
+    return {**one_thread_each(), "MAPA_DATA_DIR": str(data_directory(os.environ))}
+
+
+def run_mapa(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in a process of its own."""
+    return subprocess.run(
+        [*MAPA, *words],
+        capture_output=True,
+        text=True,
+        env=env or environment(),
+        cwd=ROOT,
+        timeout=PATIENCE,
+    )
+
+
+def start_mapa(*words: str, program: Sequence[str] = MAPA, **more: Any) -> subprocess.Popen[Any]:
+    """Start a command; `more` goes to Popen."""
+    return subprocess.Popen([*program, *words], **{"env": environment(), "cwd": ROOT, **more})
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait for another process's doing where there is no event to await."""
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, f"in vain: {what}"
+        time.sleep(0.02)
+
+
+def journal_has(runs: Path, words: str, pattern: str = "*/events.jsonl") -> bool:
+    """Whether a record of some run below `runs` contains these words."""
+    return any(words in path.read_text() for path in runs.glob(pattern))
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Mapa:
+    """The program, run in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, *words: str) -> Done:
+        self._monkeypatch.setattr(sys, "argv", ["mapa", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Done(int(end.value.code or 0), *self._capsys.readouterr())
+
+    def rows(self, *words: str) -> list[dict[str, Any]]:
+        done = self(*words, "--json")
+        assert done.code == 0, done.err
+        rows: list[dict[str, Any]] = json.loads(done.out)
+        return rows
