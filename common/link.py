@@ -13,6 +13,11 @@ import numpy as np
 
 from common.errors import ConfigurationError
 
+# A scenario, so a welcome too, may ask for a link no worse than this.
+LONGEST_DELAY_MS = 60_000.0  # delay and jitter, one way
+LONGEST_PARTITION = 86_400.0  # seconds, of its start and of its duration
+LEAST_RATE_KBPS = 0.1
+
 _PARETO_SHAPE = 3.0  # finite variance, heavy tail
 _BLOCK = 256  # draws at a time
 
@@ -41,19 +46,24 @@ class LinkProfile:
 
     def __post_init__(self) -> None:
         for key, value in (("delay_ms", self.delay_ms), ("jitter_ms", self.jitter_ms)):
-            if not 0 <= value < math.inf:
-                raise ConfigurationError(f"link {self.name!r}: {key} = {value}: must be 0 or more")
-        if self.rate_kbps is not None and not 0 < self.rate_kbps < math.inf:
-            raise ConfigurationError(f"link {self.name!r}: rate_kbps = {self.rate_kbps}: must be above 0")
+            if not 0 <= value <= LONGEST_DELAY_MS:
+                raise ConfigurationError(
+                    f"link {self.name!r}: {key} = {value}: must be from 0 to {LONGEST_DELAY_MS:g}"
+                )
+        if self.rate_kbps is not None and not LEAST_RATE_KBPS <= self.rate_kbps < math.inf:
+            raise ConfigurationError(
+                f"link {self.name!r}: rate_kbps = {self.rate_kbps}: must be at least {LEAST_RATE_KBPS:g}"
+            )
         if self.jitter_ms and self.distribution is Distribution.CONSTANT:
             raise ConfigurationError(
                 f"link {self.name!r}: jitter_ms = {self.jitter_ms}: a constant link has none; "
                 f"choose a distribution of {[law.value for law in Distribution][1:]}"
             )
         for start, duration in self.partitions:
-            if not (0 <= start < math.inf and 0 < duration < math.inf):
+            if not (0 <= start <= LONGEST_PARTITION and 0 < duration <= LONGEST_PARTITION):
                 raise ConfigurationError(
-                    f"link {self.name!r}: partition ({start}, {duration}): start 0 or more, duration above 0"
+                    f"link {self.name!r}: partition ({start}, {duration}): start from 0, duration above 0,"
+                    f" both at most {LONGEST_PARTITION:g} s"
                 )
 
     @property
