@@ -16,6 +16,8 @@ from common.mqtt_client import MQTTMessage, ReasonCode, StreamClient, is_denial
 from common.routing import UNREAD, OnMessage, OnViolation, Routes, ignore_violation
 from common.stream import PacketStream, publish_head
 
+# all that paho knows of a connection which the other end closed
+_LOST = "it closed the connection: it has ended, or another client has connected under this client id"
 _NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
 
 
@@ -146,9 +148,11 @@ class MqttChannel:
             self._soon(self._mind_writing)
         return taken
 
-    def subscribe(self, topic_filter: str, callback: OnMessage, *, qos: int = 0) -> None:
+    def subscribe(
+        self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
+    ) -> None:
         """Have messages delivered, now and after every reconnect; the first filter that matches gets one."""
-        self._routes.add(topic_filter, callback, qos)
+        self._routes.add(topic_filter, callback, qos, retained=retained)
         if self.connected:
             self._client.subscribe(topic_filter, qos)
             self._soon(self._write_paho)
@@ -253,7 +257,7 @@ class MqttChannel:
 
     def _disconnected(self, _client: Any, _userdata: Any, _flags: Any, code: ReasonCode, *_: Any) -> None:
         if not self._closing and self._was_connected:
-            self.last_error = str(code)
+            self.last_error = _LOST if str(code) == "Unspecified error" else str(code)
 
     def _socket_closing(self) -> None:
         if self._stream is not None:
@@ -281,7 +285,7 @@ class MqttChannel:
                 while True:
                     packet = stream.take_publish()
                     if packet is not None:
-                        self._routes.deliver(*packet)
+                        self._routes.deliver(*packet, retained=stream.retained)
                         if self._stream is not stream:
                             return
                     elif stream.for_paho:
@@ -301,7 +305,7 @@ class MqttChannel:
         except UnicodeDecodeError:
             self._routes.violated(UNREAD, RemoteProtocolError("a topic that is not UTF-8"))
             return
-        self._routes.deliver(topic, bytes(message.payload))
+        self._routes.deliver(topic, bytes(message.payload), retained=message.retain)
 
     def _note_skipped(self, stream: PacketStream) -> None:
         count, stream.skipped = stream.skipped, 0

@@ -48,6 +48,7 @@ class PacketStream:
         self._low = self._high = self._granted = 0
         self._skip = 0
         self.skipped = 0  # packets larger than max_packet that would have taken more memory
+        self.retained = False  # the publish that was taken last came from the broker's store
         self.ended = False
         self.max_packet = max_packet  # bytes; may change. What is whole in the read-ahead passes all the same
         self._max_unsent = max_unsent
@@ -111,6 +112,7 @@ class PacketStream:
             self.ended = True
             return None
         self._low = end
+        self.retained = buffer[low] & 1 == 1
         return bytes(self._view[at + 2 : topic_end]), bytes(self._view[topic_end:end])
 
     @property

@@ -27,6 +27,11 @@ class Patience:
         wait = min(self.first * 2 ** min(self.tries, _MOST_DOUBLINGS), _LONGEST_WAIT)
         self._timer = self.loop.call_later(wait, self._expire)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is waited for."""
+        return self._timer is not None
+
     def end(self) -> None:
         """Wait for nothing any more."""
         if self._timer is not None:
@@ -34,5 +39,6 @@ class Patience:
         self._timer = None
 
     def _expire(self) -> None:
+        self._timer = None
         self.tries += 1
         self.unanswered()

@@ -22,8 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "experiments": {"common", "cloud", "edge"},
 }
 PURE = [
-    *(f"cloud/{name}.py" for name in ("stages", "schedules", "fifo", "terms", "server")),
-    *(f"edge/{name}.py" for name in ("privacy", "worker", "samplers")),
+    *(f"cloud/{name}.py" for name in ("stages", "schedules", "fifo", "openings", "terms", "server")),
+    *(f"edge/{name}.py" for name in ("privacy", "worker", "samplers", "session")),
     *(f"common/{name}.py" for name in ("noise", "problem", "quantities", "messages", "errors")),
 ]
 FORBIDDEN_IN_PURE = {
