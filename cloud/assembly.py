@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from cloud.algorithm import Algorithm
@@ -9,6 +10,7 @@ from cloud.server import CloudServer
 from cloud.terms import Terms
 from common.errors import ConfigurationError
 from common.models.model import Model
+from common.noise import TAIL_NATS, Sampling
 from common.randomness import CounterStreams, Purpose
 from common.scenario import Scenario
 
@@ -41,7 +43,18 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluation.every,
         fifo_capacity=fifo_capacity(scenario.workers, model.dimension),
+        most_samples=most_samples(Sampling(scenario.data.sampler), scenario.batch_size),
+        regularization=scenario.model.regularization,
     )
+
+
+def most_samples(sampling: Sampling, batch_size: int) -> float:
+    """Return how many samples a batch holds: b, and of Poisson's more with a probability below 1e-12 only."""
+    if sampling is not Sampling.POISSON:
+        return batch_size
+    # Bernstein: a binomial of mean b exceeds b + x with probability exp(−x²/(2b + 2x/3)) at most
+    third = TAIL_NATS / 3
+    return batch_size + third + math.sqrt(third * third + 2 * batch_size * TAIL_NATS)
 
 
 def algorithm_for(scenario: Scenario) -> Algorithm:
@@ -70,11 +83,17 @@ def check_algorithm(scenario: Scenario, model: Model) -> None:
 
 
 def server_for(
-    scenario: Scenario, model: Model, streams: CounterStreams, *, edges_at_least: int
+    scenario: Scenario,
+    model: Model,
+    streams: CounterStreams,
+    *,
+    edges_at_least: int,
+    incarnation: int = 0,
 ) -> CloudServer:
-    """Return a cloud at t = 1 that waits for hellos."""
+    """Return a cloud at t = 1 that waits for hellos; on a wire it needs an incarnation, new or the run's own."""
     return CloudServer(
         terms=terms_for(scenario, model, edges_at_least=edges_at_least),
         model=model.initial(streams.at(0, Purpose.INITIAL_MODEL, 0)),
         begin=partial(_begin, scenario),
+        incarnation=incarnation,
     )

@@ -35,11 +35,6 @@ class Contacts(dict[EdgeId, Contact]):
         self[edge_id] = Contact(nonce, now, model_topic)
         return known
 
-    def speaks(self, edge_id: EdgeId, nonce: str) -> bool:
-        """Tell whether this process is the one that speaks for the edge."""
-        known = self.get(edge_id)
-        return known is not None and known.nonce == nonce
-
     def silent_since(self, moment: float) -> list[EdgeId]:
         """Return the edges that have said nothing after a moment."""
         return [edge_id for edge_id, contact in self.items() if contact.seen <= moment]

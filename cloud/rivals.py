@@ -20,15 +20,16 @@ class Inquiry:
     run: RunId
     nonce: str
     channel: Channel
+    incarnation: int = 0
     online: bool = False  # so the retained presence of another cloud says
     asked: bool = False  # our question came back; a retained presence would have come before it
     answered: bool = False  # another cloud is alive
 
     def begin(self) -> None:
         """Look at the presence and ask."""
-        self.channel.subscribe(presence_topic(self.run), self.on_presence, qos=1)
+        self.channel.subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
         self.channel.subscribe(clouds_topic(self.run), self.on_word, qos=1)
-        question = encode_presence(Presence(online=False, nonce=self.nonce))
+        question = encode_presence(Presence(False, self.nonce, self.incarnation))
         self.channel.publish(clouds_topic(self.run), question, qos=1)
 
     @property

@@ -5,6 +5,7 @@ Every update makes a new x (in the memory of its step), so a model that was hand
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import assert_never
@@ -13,7 +14,7 @@ import numpy as np
 
 from cloud.algorithm import Algorithm, Update
 from cloud.fifo import GradientFifo
-from cloud.terms import BelowFloorError, EdgeAccount, Terms
+from cloud.terms import FOR_GOOD, BelowFloorError, EdgeAccount, Terms
 from common.errors import ConfigurationError
 from common.messages import (
     EdgeGone,
@@ -33,7 +34,7 @@ from common.messages import (
     Welcome,
 )
 from common.noise import NoiseLaw
-from common.quantities import EdgeId, Vector, is_finite
+from common.quantities import EdgeId, Vector, is_finite, length
 
 _FLOAT32 = np.dtype(np.float32)
 _REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
@@ -46,6 +47,7 @@ class CloudServer:
     terms: Terms
     model: Vector  # x_t
     begin: Callable[[float], Algorithm]  # the algorithm at t = 1, given v
+    incarnation: int = 0  # of the run, from t = 1 on
     t: int = 1  # the next update
     tau_seen: int = 0  # largest staleness so far
     halted: Halt | None = None
@@ -54,6 +56,7 @@ class CloudServer:
     moment: float = 0.0  # v: never falls in a run, so ε₀ never rises
     edges: dict[EdgeId, EdgeAccount] = field(default_factory=dict)
     fifo: GradientFifo = field(init=False)
+    longest: float = 0.0  # ‖x‖ of the models sent, at most; only where λ‖x‖ enters a check
     _dealt: set[int] = field(default_factory=set)  # indices that an edge id holds
     _unused: int = 0  # no index below is free
 
@@ -85,8 +88,19 @@ class CloudServer:
     def halt(self, reason: str) -> list[Effect]:
         """End the training early; what waits in the buffer is not applied."""
         if self.halted is None:
-            self.halted = Halt(reason, self.updates)
+            self.halted = Halt(reason, self.updates, self.incarnation)
         return [self.halted]
+
+    def spent(self) -> str:
+        """Tell whether an edge has spent its budget and nobody is here to train: '' where somebody is.
+
+        `gone`: every known edge has left for good. `away`: some are lost or silent and may come back.
+        """
+        edges = self.edges.values()
+        begun = self.schedule is not None and self.halted is None
+        if not begun or any(e.present for e in edges) or not any(e.left == "budget" for e in edges):
+            return ""
+        return "gone" if all(e.left in FOR_GOOD for e in edges) else "away"
 
     def begin_with_those_here(self) -> list[Effect]:
         """Wait for no further hello; nothing to do where the training runs or nobody is here."""
@@ -98,16 +112,25 @@ class CloudServer:
     # -- hello and leave ------------------------------------------------------------------------------
 
     def _hello(self, hello: Hello) -> Iterator[Effect]:
-        if self.halted is not None:
-            yield self.halted
-            return
+        """Answer a hello; one that is late or comes twice has no effect at all."""
         account = self.edges.get(hello.edge_id)
-        if account is None and len(self.edges) >= self.terms.edges:
-            yield Refuse(hello.edge_id, "fleet-full", f"all {self.terms.edges} shards are dealt")
+        if hello.incarnation != self.incarnation:
+            yield self._refuse(hello, "incarnation", "this hello is meant for another life of the run")
             return
-        if account is not None and hello.last_sequence < account.last_sequence:
+        if self.halted is not None:
+            ended = f"{self.halted.reason} after {self.halted.updates} updates"
+            yield self._refuse(hello, "halted", ended)
+            return
+        if account is not None and account.has_heard(hello):
+            return
+        if account is None and len(self.edges) >= self.terms.edges:
+            yield self._refuse(hello, "fleet-full", f"all {self.terms.edges} shards are dealt")
+            return
+        # the process that speaks for the edge forgets nothing: what it has not debited another sent in its name
+        other = account is not None and hello.nonce != account.nonce
+        if account is not None and other and hello.last_sequence < account.last_sequence:
             detail = f"the ledger knows {hello.last_sequence} releases, {account.last_sequence} were applied"
-            yield Refuse(hello.edge_id, "ledger-lost", detail)
+            yield self._refuse(hello, "ledger-lost", detail)
             return
         index = self._deal(hello) if account is None else self._redeal(hello, account)
         try:
@@ -116,10 +139,10 @@ class CloudServer:
             self._try_schedule(moment)
         except ConfigurationError as error:
             reason = "epsilon-floor" if isinstance(error, BelowFloorError) else "mechanism"
-            yield Refuse(hello.edge_id, reason, str(error))
+            yield self._refuse(hello, reason, str(error))
             return
         if account is not None and law != account.law and not self._may_change(hello, account, moment):
-            yield Refuse(hello.edge_id, "mechanism", f"an edge keeps the noise it began with: {account.law}")
+            yield self._refuse(hello, "mechanism", f"an edge keeps the noise it began with: {account.law}")
             return
         returned = account is not None
         if account is None:
@@ -130,11 +153,15 @@ class CloudServer:
         self._unused = min(self._unused, account.index)
         self._dealt.add(index)
         account.index = index
-        account.present, account.exhausted, account.moment, account.law = True, False, moment, law
-        yield Welcome(hello.edge_id, account.index, account.last_sequence)
+        account.moment, account.law, account.reach = moment, law, self.terms.reach(law)
+        account.spoken_for_by(hello)
+        yield Welcome(hello.edge_id, account.index, min(account.last_sequence, hello.last_sequence))
         if news:
             yield edge_joined(account.index, account.edge_id, self.t, law, returned=returned)
         yield from self._admit(account)
+
+    def _refuse(self, hello: Hello, reason: str, detail: str) -> Refuse:
+        return Refuse(hello.edge_id, reason, detail, hello.nonce, hello.number, self.incarnation)
 
     def _deal(self, hello: Hello, otherwise: int | None = None) -> int:
         """Return the index that a hello asks for where that is free, else what it has, or the first unused."""
@@ -147,12 +174,12 @@ class CloudServer:
         return self._unused
 
     def _redeal(self, hello: Hello, account: EdgeAccount) -> int:
-        """Return the index of an edge that is known: another free one if it asks for it before its first release.
+        """Return the index of an edge that is known: another free one if it asks for it before its first release here.
 
         Only a welcome names the data, so an edge may learn late that its ledger is of another shard of it.
         """
-        begun = account.last_sequence or hello.last_sequence
-        return account.index if begun or hello.index is None else self._deal(hello, account.index)
+        stays = account.last_sequence or hello.index is None
+        return account.index if stays else self._deal(hello, account.index)
 
     def _may_change(self, hello: Hello, account: EdgeAccount, moment: float) -> bool:
         """Tell whether an edge that is known may noise by another law: before its first release, and only so often.
@@ -191,17 +218,17 @@ class CloudServer:
         yield from self._drain()
 
     def _leave(self, leave: Leave) -> Iterator[Effect]:
+        """Take a leave or a last will; that of a process which was replaced, or has left before, is late."""
         account = self.edges.get(leave.edge_id)
-        if account is None:
+        if account is None or account.nonce != leave.nonce or account.left:
             return
-        spent = leave.reason == "budget"
-        if not account.present and (account.exhausted or not spent):
-            return  # gone already; but a silent edge may still say that its budget is spent
+        purpose = leave.reason not in ("lost", "silent")
+        if not account.present and not purpose:
+            return  # gone already; but a silent edge may still say that it goes
         account.present = False
-        account.exhausted = account.exhausted or spent  # a late gradient and then silence do not refill it
+        account.left = leave.reason if purpose else ""
         yield EdgeGone(account.index, account.edge_id, self.t, leave.reason)
-        nobody_left = all(edge.exhausted for edge in self.edges.values())
-        if self.halted is None and nobody_left and len(self.edges) >= self.terms.edges_at_least:
+        if len(self.edges) >= self.terms.edges and self.spent() == "gone":  # and nobody else can come
             yield from self.halt("no-budget")
 
     # -- gradients ------------------------------------------------------------------------------------
@@ -214,13 +241,16 @@ class CloudServer:
         effects: list[Effect] = [GradientRefused(arrived.edge_id, arrived.sequence, self.t, refusal)]
         if self.halted is not None:
             effects.append(self.halted)
-        elif account is None:
-            effects.append(Refuse(arrived.edge_id, "stranger", "say hello first"))
+        elif account is None or refusal in ("incarnation", "sequence"):
+            effects.append(self._turn_away(arrived, "stranger", "say hello first"))
         elif refusal == "full":
-            effects.append(Refuse(arrived.edge_id, "full", "the gradient buffer is full; send again"))
+            effects.append(self._turn_away(arrived, "full", "the gradient buffer is full; send again"))
         elif self.schedule is not None:
             effects.append(self._send(account))
         return effects
+
+    def _turn_away(self, arrived: GradientArrived, reason: str, detail: str) -> Refuse:
+        return Refuse(arrived.edge_id, reason, detail, incarnation=self.incarnation)
 
     def _refusal(self, arrived: GradientArrived, account: EdgeAccount | None) -> str | None:
         """Put the gradient into the buffer, or say why not."""
@@ -228,13 +258,33 @@ class CloudServer:
             return "after-halt"
         if account is None:
             return "stranger"
-        account.present = True
+        if arrived.incarnation != self.incarnation:
+            return "incarnation"
+        account.present = not account.left  # what was under way when its process left brings nobody back
         if arrived.sequence <= account.last_sequence:
             return "duplicate"
-        if not 1 <= arrived.version <= self.t:
-            account.last_sequence = arrived.sequence  # of another life of this run: never to be applied
-            return "future" if arrived.version else "no-such-model"
+        if arrived.sequence > max(account.last_sequence, account.announced) + 1:
+            return "sequence"  # neither applied nor used up, so nobody can lock an edge out by it
+        impossible = self._impossible(arrived, account)
+        if impossible is not None:
+            account.last_sequence = arrived.sequence  # used up: the edge goes on with the next
+            return impossible
         return self.fifo.offer(arrived)
+
+    def _impossible(self, arrived: GradientArrived, account: EdgeAccount) -> str | None:
+        """Say why no honest edge can have made this gradient; None: one can."""
+        version, sensitivity = arrived.version, arrived.sensitivity
+        if version > self.t:
+            return "future"
+        if self.schedule is None or version < 1:
+            return "no-such-model"
+        if account.openings.stage_of(version, sensitivity) is None:
+            return "sensitivity"
+        if account.reach < math.inf:
+            honest = account.reach * sensitivity + self.terms.regularization * self.longest
+            if length(arrived.gradient) > honest:
+                return "norm"
+        return None
 
     def _drain(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -248,6 +298,8 @@ class CloudServer:
         assert schedule is not None
         account = self.edges[arrived.edge_id]
         staleness = t - arrived.version
+        stage = account.openings.stage_of(arrived.version, arrived.sensitivity)
+        assert stage is not None  # else it was refused
         update = Update(
             arrived.gradient,
             t,
@@ -256,7 +308,7 @@ class CloudServer:
             account.index,
             account.law,
             account.moment,
-            arrived.stage,
+            stage,
             arrived.sensitivity,
         )
         x, following = schedule.apply(self.model, update)
@@ -277,7 +329,7 @@ class CloudServer:
                 arrived.version,
                 t,
                 staleness,
-                arrived.stage,
+                stage,
                 arrived.sensitivity,
             )
         )
@@ -296,13 +348,17 @@ class CloudServer:
     def _send(self, account: EdgeAccount) -> SendModel:
         schedule = self.schedule
         assert schedule is not None
+        sensitivity = schedule.sensitivity_for(self.t, account.index, account.law)
+        account.openings.sent(self.t, self.stage, sensitivity)
+        if self.terms.regularization and self.terms.private:
+            self.longest = max(self.longest, 1.001 * length(self.model))
         return SendModel(
             account.edge_id,
             self.t,
-            self.stage,
-            schedule.sensitivity_for(self.t, account.index, account.law),
+            sensitivity,
             account.last_sequence,
             self.model,
+            self.incarnation,
         )
 
     def stage_opened(self, *, reopened: bool) -> Iterator[StageOpened]:

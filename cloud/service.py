@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
@@ -24,6 +25,7 @@ from common.messages import (
     GradientApplied,
     GradientRefused,
     Halt,
+    Hello,
     Leave,
     Refuse,
     SendModel,
@@ -36,8 +38,8 @@ from common.tally import Evaluation, Tally
 from common.wire.codec import (
     Admission,
     Presence,
-    Refusal,
     decode_gradient,
+    decode_halt,
     decode_hello,
     decode_leave,
     decode_presence,
@@ -62,6 +64,15 @@ _RECORD_EVERY = 0.25  # seconds between two batches of records
 _AGAIN = 0.1  # seconds until a word that the channel could not take is said again
 _WAITING_MODELS = 1 << 28  # bytes of models that may wait for their evaluation
 _COMPLAINTS = 50  # messages that get a line for the operator: anybody can send any number
+_RETURN = (
+    10  # times silent_after that an edge which is only away may take to come back to a run without budgets
+)
+
+
+_SUSPECT = {  # reasons of a refused gradient that its operator should know of
+    "norm": "no honest edge makes one so long",
+    "sensitivity": "the model that it names was sent with another ΔS",
+}
 
 
 @dataclass(slots=True)
@@ -95,6 +106,7 @@ class CloudService:
     _model_retry: Timer | None = None
     _complaints: int = 0
     _halt: Halt | None = None
+    _idle: float = 0.0  # seconds that nobody has been here who could train
     _over: bool = False  # the loop ends: nobody is here for the edges
 
     # -- life -----------------------------------------------------------------------------------------
@@ -110,15 +122,19 @@ class CloudService:
         self._retain(halt_topic(self.run), b"")
         self.announce()
         # after our own presence: one that a former cloud left is no news
-        subscribe(presence_topic(self.run), self.on_presence, qos=1)
+        subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
+        subscribe(halt_topic(self.run), self.on_halt, qos=1, retained=True)
         subscribe(clouds_topic(self.run), self.on_inquiry, qos=1)
         self.loop.call_later(_RECORD_EVERY, self._record_often)
         self.loop.call_later(self.scenario.testbed.silent_after / 2, self._look_for_silence)
 
     def announce(self) -> None:
         """Say whether the cloud is there; again after every reconnect, since its last will said it is not."""
-        presence = encode_presence(Presence(online=not self._over, nonce=self.nonce))
-        self._retain(presence_topic(self.run), presence)
+        self._retain(presence_topic(self.run), encode_presence(self.presence(online=not self._over)))
+
+    def presence(self, *, online: bool) -> Presence:
+        """Return what this cloud says of itself."""
+        return Presence(online, self.nonce, self.server.incarnation, over=self._over)
 
     def _retain(self, topic: str, payload: bytes) -> None:
         """Publish what no edge may miss: a queue that is full is asked again until it takes it."""
@@ -173,15 +189,19 @@ class CloudService:
     def on_hello(self, topic: str, payload: bytes) -> None:
         try:
             edge_id = parse_edge_topic(topic).edge_id
-            greeting = decode_hello(edge_id, payload)
+            hello = decode_hello(edge_id, payload)
         except RemoteProtocolError:
             self.dropped["hello"] += 1
             raise
         before = len(self.server.edges)
-        for effect in self.server.receive(greeting.hello):
-            self._perform(effect, greeting.nonce)
-        if self.contacts.speaks(edge_id, greeting.nonce):
-            self.lives.welcomed(edge_id, greeting.nonce, greeting.hello.last_sequence)
+        effects = self.server.receive(hello)
+        if not effects or hello.incarnation != self.server.incarnation:
+            self.dropped["late-hello"] += 1  # it came before, or a newer one did, or it is of an earlier life
+        for effect in effects:
+            self._perform(effect, hello)
+        account = self.server.edges.get(edge_id)
+        if account is not None and account.nonce == hello.nonce:
+            self.lives.welcomed(edge_id, hello.nonce, hello.last_sequence)
         here = len(self.server.edges)
         if self.gather is not None and self.server.schedule is None and here > before:
             self.loop.call_later(self.gather, partial(self._begin_unless_more_came, here))
@@ -193,32 +213,39 @@ class CloudService:
     def on_leave(self, topic: str, payload: bytes) -> None:
         try:
             address = parse_edge_topic(topic)
-            farewell = decode_leave(address.edge_id, payload)
+            leave = decode_leave(address.edge_id, payload)
         except RemoteProtocolError:
             self.dropped["leave"] += 1
             raise
-        if not self.contacts.speaks(address.edge_id, farewell.nonce):
-            return  # the will of a connection that its edge has long replaced
-        leave = farewell.leave
-        if address.leaf is EdgeTopic.WILL:
-            leave = Leave(address.edge_id, "lost")  # whatever the will says: the broker speaks, not the edge
+        if address.leaf is EdgeTopic.WILL:  # whatever the will says: the broker speaks, not the edge
+            leave = Leave(address.edge_id, "lost", leave.nonce)
         self._perform_all(self.server.receive(leave))
 
-    def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
-        """Say again that we are here where the will of another cloud has said that nobody is."""
-        presence = self._presence(payload)
-        if presence.nonce == self.nonce or self._over:
+    def on_halt(self, topic: str, payload: bytes) -> None:
+        """Take back a halt that is not ours: late edges would believe it, and the others ask us about it."""
+        ours = b"" if self._halt is None else encode_halt(self._halt)
+        if not payload or payload == ours:
             return
-        if presence.online:
-            self._complain(f"another cloud announces itself for run {self.run!r}")
-        else:
+        self.dropped["halt"] += 1
+        self._complain(f"run {self.run!r}: somebody else has sent a halt; it is taken back")
+        self._retain(topic, ours)
+        decode_halt(payload)  # what is no halt at all is a violation, too
+
+    def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        """Say again that we are here where the will of another cloud, or a late one of ours, says that nobody is."""
+        presence = self._presence(payload)
+        if self._over:
+            return
+        if not presence.online:
             self.announce()
+        elif presence.nonce != self.nonce:
+            self._complain(f"another cloud announces itself for run {self.run!r}")
 
     def on_inquiry(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
         """Answer a cloud that is about to begin under this run's name."""
         asking = self._presence(payload)
         if not asking.online and asking.nonce != self.nonce and not self._over:
-            answer = encode_presence(Presence(online=True, nonce=self.nonce))
+            answer = encode_presence(self.presence(online=True))
             self.channel.publish(clouds_topic(self.run), answer, qos=1)
 
     def _presence(self, payload: bytes) -> Presence:
@@ -234,8 +261,8 @@ class CloudService:
         for effect in effects:
             self._perform(effect)
 
-    def _perform(self, effect: Effect, nonce: str | None = None) -> None:
-        """Perform one effect; `nonce` is of the hello that it answers, if it answers one."""
+    def _perform(self, effect: Effect, hello: Hello | None = None) -> None:
+        """Perform one effect; `hello` is the one that it answers, if it answers one."""
         match effect:
             case SendModel():
                 contact = self.contacts.get(effect.edge_id)
@@ -249,12 +276,17 @@ class CloudService:
                 self.records.facts.append((now, effect))
             case StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
                 self.records.facts.append((self.loop.now(), effect))
+                if isinstance(effect, GradientRefused) and effect.reason in _SUSPECT:
+                    self._complain(
+                        f"{effect.edge_id}: gradient {effect.sequence} is refused: {_SUSPECT[effect.reason]}"
+                    )
             case EvaluationDue():
                 self._evaluate_in_time(effect)
             case Welcome():
-                self._welcome(effect, nonce)
+                assert hello is not None  # nothing else is welcomed
+                self._welcome(effect, hello)
             case Refuse():
-                self._refuse(effect, nonce)
+                self._refuse(effect)
             case Halt():
                 self._on_halt(effect)
             case _:
@@ -294,10 +326,10 @@ class CloudService:
             for topic, effect in list(self._owed_models.items()):
                 self._send(topic, effect)
 
-    def _welcome(self, welcome: Welcome, nonce: str | None) -> None:
-        assert nonce is not None  # only a hello is welcomed
+    def _welcome(self, welcome: Welcome, hello: Hello) -> None:
         edge_id, now = welcome.edge_id, self.loop.now()
-        former = self.contacts.welcomed(edge_id, nonce, now, edge_topic(self.run, edge_id, EdgeTopic.MODEL))
+        model_topic = edge_topic(self.run, edge_id, EdgeTopic.MODEL)
+        former = self.contacts.welcomed(edge_id, hello.nonce, now, model_topic)
         if former is not None and now - former.seen < self.scenario.testbed.silent_after:
             self._complain(f"{edge_id}: a second process says hello under this id")
         admission = Admission(
@@ -305,17 +337,19 @@ class CloudService:
             edges=self.server.terms.edges,
             scenario=self.scenario.for_edge(welcome.index),
             seed=self.scenario.seed,
-            nonce=nonce,
+            nonce=hello.nonce,
+            number=hello.number,
+            incarnation=self.server.incarnation,
         )
         self.channel.publish(
             edge_topic(self.run, edge_id, EdgeTopic.WELCOME), encode_welcome(admission), qos=1
         )
 
-    def _refuse(self, refuse: Refuse, nonce: str | None) -> None:
+    def _refuse(self, refuse: Refuse) -> None:
         topic = edge_topic(self.run, refuse.edge_id, EdgeTopic.WELCOME)
         # without acknowledgement: whoever hears nothing asks again, and a flood must not fill the halt's queue
-        self.channel.publish(topic, encode_refuse(Refusal(refuse, nonce)))
-        if nonce is not None:
+        self.channel.publish(topic, encode_refuse(refuse))
+        if refuse.nonce is not None and refuse.reason not in ("halted", "incarnation"):
             self._complain(f"{refuse.edge_id}: refused, {refuse.reason}: {refuse.detail}")
 
     def _complain(self, text: str) -> None:
@@ -327,7 +361,7 @@ class CloudService:
 
     def _on_halt(self, halt: Halt) -> None:
         if self._halt is not None:
-            return  # it is retained: who asks again has it already
+            return  # it is retained; and whoever asks by a hello is told by a refuse
         self._halt = halt
         self._retain(halt_topic(self.run), encode_halt(halt))
         self._stop_when_evaluated()
@@ -373,6 +407,9 @@ class CloudService:
             self._evaluate(EvaluationDue(server.updates, server.stage, server.result.copy()))
             return
         if self._halt is not None:
+            if self._halt.reason == "finished" and not math.isfinite(self.tally.evaluations[-1]["loss"]):
+                self._halt = replace(self._halt, reason="diverged")  # x is finite, and useless
+                self._retain(halt_topic(self.run), encode_halt(self._halt))
             self.records.halted(self._halt, self.loop.now())
         self._over = True
         self.announce()
@@ -393,9 +430,22 @@ class CloudService:
         """Report edges that have said nothing for too long; nobody waits for them."""
         silent_after = self.scenario.testbed.silent_after
         for edge_id in self.contacts.silent_since(self.loop.now() - silent_after):
-            self._perform_all(self.server.receive(Leave(edge_id, "silent")))
+            nonce = self.contacts[edge_id].nonce
+            self._perform_all(self.server.receive(Leave(edge_id, "silent", nonce)))
+        self._mind_budgets(silent_after / 2)
         if self._halt is None:
             self.loop.call_later(silent_after / 2, self._look_for_silence)
+
+    def _mind_budgets(self, passed: float) -> None:
+        """End a run whose budgets are spent once nobody comes who could go on with it.
+
+        Newcomers, while shards are free, get silent_after for it; edges that are only away, ten times as long.
+        """
+        spent = self.server.spent()
+        self._idle = self._idle + passed if spent and self.channel.connected else 0.0
+        patience = self.scenario.testbed.silent_after * (_RETURN if spent == "away" else 1)
+        if spent and self._idle > patience:
+            self._perform_all(self.server.halt("no-budget"))
 
 
 def _fail(error: BaseException) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
+from cloud.openings import Openings
 from common.errors import ConfigurationError
 from common.messages import Hello
 from common.noise import LAWS, Gaussian, NoiseLaw, noise_law
 from common.quantities import EdgeId
+
+FOR_GOOD = (
+    "budget",
+    "refused",
+    "failed",
+)  # reasons of a leave after which an edge does not come back by itself
+_REMEMBERED = 16  # processes of one edge that were replaced
+_NO_MORE = 2**63  # above the number of any hello
+_ROUNDING = 1e-3  # share by which float32 may lengthen a gradient
 
 
 class BelowFloorError(ConfigurationError):
@@ -30,6 +41,10 @@ class Terms:
     edges_at_least: int = 1  # hellos to wait for before the first model is sent
     evaluate_every: int = 0  # 0: never
     fifo_capacity: int = 1024
+    most_samples: float = (
+        math.inf
+    )  # that a batch holds but for a probability below 1e-12; ∞: lengths are not checked
+    regularization: float = 0.0  # λ
 
     def law(self, hello: Hello, index: int) -> NoiseLaw:
         """Return how edge k will noise: by its own hello, else as the run's scenario says."""
@@ -65,6 +80,15 @@ class Terms:
             )
         return moment
 
+    def reach(self, law: NoiseLaw | None) -> float:
+        """Return ‖g̃‖/ΔS, the regulariser's part left out, that no honest edge exceeds; ∞ where nothing is clipped.
+
+        Each of the batch's samples moves the mean by C/b = ΔS/2 at most, and the law knows its tail.
+        """
+        if law is None:
+            return math.inf
+        return (1 + _ROUNDING) * (self.most_samples / 2 + law.relative_tail(self.noised_dimension))
+
     @property
     def _limiting_key(self) -> str:
         return "noise_multiplier_ceiling" if self.noise == Gaussian.name else "epsilon_floor"
@@ -85,9 +109,36 @@ class EdgeAccount:
     edge_id: EdgeId
     index: int  # k
     last_sequence: int = 0  # last sequence applied (or refused for good)
+    announced: int = 0  # last_sequence of its newest hello
     applied: int = 0
     present: bool = True
-    exhausted: bool = False  # said that its privacy budget is spent; only a new hello takes it back
+    left: str = ""  # why it went on purpose; only the hello of another process takes it back
+    nonce: str = ""  # of the process that speaks for it
+    number: int = 0  # of the newest hello of that process
+    former: dict[str, int] = field(
+        default_factory=dict
+    )  # nonce → newest hello, of processes that were replaced
+    reach: float = math.inf  # ‖g̃‖/ΔS of an honest gradient, at most
     moment: float = 0.0  # v_k
     law: NoiseLaw | None = None  # how it said that it noises
     reopenings: int = 0  # how often its noise has opened a stage again
+    openings: Openings = field(default_factory=Openings)  # what it was sent
+
+    def has_heard(self, hello: Hello) -> bool:
+        """Tell whether a hello is late or comes twice: one of its process as new as this was heard before.
+
+        A process that left on purpose says no more, so whatever comes of it is late.
+        """
+        if hello.nonce == self.nonce:
+            return bool(self.left) or hello.number <= self.number
+        return hello.number <= self.former.get(hello.nonce, 0)
+
+    def spoken_for_by(self, hello: Hello) -> None:
+        """Let the process of this hello speak for the edge from now on."""
+        if hello.nonce != self.nonce and self.number:
+            self.former.pop(hello.nonce, None)
+            self.former[self.nonce] = _NO_MORE if self.left else self.number
+            while len(self.former) > _REMEMBERED:
+                del self.former[next(iter(self.former))]
+        self.nonce, self.number, self.announced = hello.nonce, hello.number, hello.last_sequence
+        self.present, self.left = True, ""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -66,8 +67,10 @@ class Channel(Protocol):
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
         """Hand a message over; False where QoS 0 found no connection and it is lost."""
 
-    def subscribe(self, topic_filter: str, callback: OnMessage, *, qos: int = 0) -> None:
-        """Have messages delivered, now and after every reconnect."""
+    def subscribe(
+        self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
+    ) -> None:
+        """Have messages delivered, now and after every reconnect; what the broker retained only if `retained`."""
 
     def allow(self, max_packet: int) -> None:
         """Change how many bytes an inbound packet may have; larger ones are skipped and counted."""
@@ -112,10 +115,34 @@ class Will:
     retain: bool = False
 
 
-class MemoryBroker:
-    """A broker and a loop in one: deliveries in the order of publishing, time that jumps."""
+@dataclass(slots=True)
+class Faults:
+    """What a network does to messages; always the same for the same seed, in the same run."""
 
-    def __init__(self) -> None:
+    seed: int
+    lost: float = 0.0  # share of QoS 0 that is never delivered
+    late: float = 0.0  # share of deliveries that are held, so that later ones overtake them
+    replayed: float = 0.0  # share of publishes at which an old message, of any age, is delivered once more
+    longest: float = 30.0  # seconds that a delivery is held, at most
+    most: int = 1000  # replays: what they cause is replayed, too, and might never end
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def hits(self, share: float) -> bool:
+        return share > 0 and self.random.random() < share
+
+    def delay(self) -> float:
+        """Return for how long a delivery is held: short or long, by the same odds for each order of magnitude."""
+        return float(self.longest * 10 ** self.random.uniform(-4, 0))
+
+
+class MemoryBroker:
+    """A broker and a loop in one: deliveries in the order of publishing, time that jumps; or with faults."""
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults = faults
         self.retained: dict[str, bytes] = {}
         self.published: list[tuple[str, bytes]] = []
         self._channels: list[MemoryChannel] = []
@@ -142,13 +169,19 @@ class MemoryBroker:
         """Serve until `stop`; a loop that has nothing left to wait for is a test's mistake."""
         self._stopped = False
         while not self._stopped:
-            if self._soon:
-                self._soon.popleft()()
-            elif (due := self._timers.next_due()) is not None:
-                self._now = max(self._now, due)
-                self._timers.fire_next()
-            else:
+            if not self.step():
                 raise LocalProtocolError("the loop is idle for ever: no message, no timer, no stop")
+
+    def step(self) -> bool:
+        """Make the next delivery, or jump to the next timer; False: there is none."""
+        if self._soon:
+            self._soon.popleft()()
+        elif (due := self._timers.next_due()) is not None:
+            self._now = max(self._now, due)
+            self._timers.fire_next()
+        else:
+            return False
+        return True
 
     def settle(self) -> None:
         """Deliver all that is under way, timers left alone."""
@@ -174,16 +207,27 @@ class MemoryBroker:
         self._channels.remove(channel)
         if lost and channel.will is not None:
             will = channel.will
-            self.route(will.topic, will.payload, retain=will.retain)
+            self.route(will.topic, will.payload, retain=will.retain, qos=will.qos)
 
-    def route(self, topic: str, payload: bytes, *, retain: bool) -> None:
+    def route(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> None:
         """Queue a message for whoever subscribes when its turn comes."""
         self.published.append((topic, payload))
         if retain and payload:
             self.retained[topic] = payload
         elif retain:
             self.retained.pop(topic, None)
-        self.post(lambda: self._deliver(topic, payload))
+        deliver = partial(self._deliver, topic, payload)
+        faults = self.faults
+        if faults is None:
+            self.post(deliver)
+            return
+        if faults.hits(faults.late):
+            self.call_later(faults.delay(), deliver)
+        elif qos or not faults.hits(faults.lost):
+            self.post(deliver)
+        if faults.most and faults.hits(faults.replayed):
+            faults.most -= 1
+            self.call_later(faults.delay(), partial(self._deliver, *faults.random.choice(self.published)))
 
     def _deliver(self, topic: str, payload: bytes) -> None:
         for channel in list(self._channels):
@@ -223,18 +267,20 @@ class MemoryChannel:
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
         """Hand a message over, or keep it until the connection is back where QoS 1 asks for that."""
         if self.connected:
-            self._broker.route(topic, bytes(payload), retain=retain)
+            self._broker.route(topic, bytes(payload), retain=retain, qos=qos)
         elif qos:
             self._owed.append((topic, bytes(payload), retain))
         return self.connected or qos > 0
 
-    def subscribe(self, topic_filter: str, callback: OnMessage, *, qos: int = 0) -> None:
+    def subscribe(
+        self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
+    ) -> None:
         """Have messages delivered, retained ones at once."""
-        self._routes.add(topic_filter, callback, qos)
+        self._routes.add(topic_filter, callback, qos, retained=retained)
         if self.connected:
             self._take_retained(topic_filter)
 
-    def take(self, topic: str, payload: bytes) -> None:
+    def take(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
         """Receive one message, if a filter asks for it."""
         if not self.connected or not any(topic_matches(wanted, topic) for wanted in self._routes.filters):
             return
@@ -243,7 +289,7 @@ class MemoryChannel:
                 UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
             )
         else:
-            self._routes.deliver(topic.encode(), payload)
+            self._routes.deliver(topic.encode(), payload, retained=retained)
 
     def allow(self, max_packet: int) -> None:
         """Skip packets beyond so many bytes from now on."""
@@ -278,4 +324,4 @@ class MemoryChannel:
     def _take_retained(self, topic_filter: str) -> None:
         for topic, payload in self._broker.retained.items():
             if topic_matches(topic_filter, topic):
-                self._broker.post(partial(self.take, topic, payload))
+                self._broker.post(partial(self.take, topic, payload, retained=True))

@@ -2,6 +2,10 @@
 
 Words (docs/paper.md): update t turns x_t into x_{t+1}; a model's version is its t;
 staleness = t − version read; a sequence counts from 1 per edge id and is never reused for other bytes.
+
+Three names tell old messages from new ones (docs/protocol.md): the run's `incarnation`, drawn when it begins at
+t = 1; the `nonce` of an edge's process; the `number` of a hello, which counts from 1 in its process. Their
+defaults are for engines without a wire, where there is one life, one process and one hello.
 """
 
 from __future__ import annotations
@@ -22,9 +26,11 @@ class Hello:
     noise: str | None = None  # name of the law; None: the run's
     epsilon: float | None = None  # ε_k
     noise_multiplier: float | None = None  # z_k, for the gaussian law
-    sampler: str | None = None  # None: the run's
     last_sequence: int = 0  # highest sequence its ledger holds for this run; 0: none
     index: int | None = None  # k that it held before, in this run or another, where its ledger knows one
+    nonce: str = ""  # of the process that says it
+    number: int = 1  # of this hello among those of its process
+    incarnation: int = 0  # of the run that it is meant for
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +40,9 @@ class GradientArrived:
     edge_id: EdgeId
     sequence: int
     version: int  # t − τ(t, k): the model that the edge read
-    stage: int  # stage that model belonged to
     sensitivity: float  # ΔS that it was clipped and noised under
     gradient: NoisyGradient  # g̃
+    incarnation: int = 0  # of the run whose model it read
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class Leave:
 
     edge_id: EdgeId
     reason: str
+    nonce: str = ""  # of the process that goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +70,17 @@ class Welcome:
 class Refuse:
     """A message that cannot be served.
 
-    To a hello: `fleet-full`, `epsilon-floor`, `ledger-lost`, `mechanism`. To a gradient: `stranger`
-    (say hello first), `full` (send the same bytes again later).
+    To a hello: `incarnation` (it is meant for another life of the run), `fleet-full`, `epsilon-floor`,
+    `ledger-lost`, `mechanism`, `halted`. To a gradient: `stranger` (say hello first), `full` (send the same bytes
+    again later).
     """
 
     edge_id: EdgeId
     reason: str
     detail: str
+    nonce: str | None = None  # of the hello that it answers; None where it answers a gradient
+    number: int | None = None
+    incarnation: int = 0  # of the run, now
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +89,10 @@ class SendModel:
 
     edge_id: EdgeId
     version: int  # t
-    stage: int  # s
     sensitivity: float  # ΔS
     acknowledged: int  # last sequence of this edge that was applied
     model: Vector  # x_t
+    incarnation: int = 0  # of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,7 @@ class Halt:
 
     reason: str
     updates: int
+    incarnation: int = 0  # of the run that has ended
 
 
 # Facts for the record. Their fields are the keys of events.jsonl.
@@ -130,7 +142,9 @@ class GradientApplied:
 class GradientRefused:
     """A gradient that was not applied.
 
-    `duplicate`, `stranger`, `future`, `no-such-model` (version 0), `full`, `after-halt`.
+    `duplicate`, `stranger`, `full`, `after-halt`; `incarnation` (another life of the run), `sequence` (not the next
+    one), `future`, `no-such-model` (version 0, or before the first model), `sensitivity` (that version had another
+    ΔS), `norm` (no honest edge makes so long a gradient).
     """
 
     edge_id: EdgeId

@@ -150,9 +150,11 @@ class MqttChannel:
             self._soon(self._mind_writing)
         return taken
 
-    def subscribe(self, topic_filter: str, callback: OnMessage, *, qos: int = 0) -> None:
+    def subscribe(
+        self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
+    ) -> None:
         """Have messages delivered, now and after every reconnect; the first filter that matches gets one."""
-        self._routes.add(topic_filter, callback, qos)
+        self._routes.add(topic_filter, callback, qos, retained=retained)
         if self.connected:
             self._client.subscribe(topic_filter, qos)
             self._soon(self._write_paho)
@@ -301,7 +303,7 @@ class MqttChannel:
                 while True:
                     packet = stream.take_publish()
                     if packet is not None:
-                        self._routes.deliver(*packet)
+                        self._routes.deliver(*packet, retained=stream.retained)
                         if self._stream is not stream:
                             return
                     elif stream.for_paho:
@@ -323,9 +325,9 @@ class MqttChannel:
             return
         if (
             message.topic == UNREAD
-        ):  # a skipped packet's stand-in, to be acknowledged; `_note_skipped` counts it
+        ):  # the stand-in of a skipped packet, to be acknowledged: see `_note_skipped`
             return
-        self._routes.deliver(topic, bytes(message.payload))
+        self._routes.deliver(topic, bytes(message.payload), retained=message.retain)
 
     def _note_skipped(self, stream: PacketStream) -> None:
         count, stream.skipped = stream.skipped, 0

@@ -21,6 +21,9 @@ Noise = npt.NDArray[np.float64]
 # ε_k and z_k lie between these: accountants square them and divide by that, and η must fit float32.
 LEAST_PARAMETER, LARGEST_PARAMETER = 1e-9, 1e9
 
+# A gradient is refused where an honest edge makes one so long with a probability below e^-30 < 1e-13.
+TAIL_NATS = 30.0
+
 # C lies between these. Norms are squared in float32, which loses at most 1.2e-38 of every square: a norm comes
 # out too small by √N·1.1e-19 at most, a millionth of the least C at N = 2²⁶. Far below that C, a gradient
 # passes for one of norm 0 and is not clipped at all. Above the largest, a sum of clipped samples, or of noise,
@@ -117,6 +120,9 @@ class NoiseLaw(Protocol):
     def relative_second_moment(self, dimension: int) -> float:
         """Return v = E‖η‖²/ΔS², so that Δ_b = σ²/b + ΔS²·v."""
 
+    def relative_tail(self, dimension: int) -> float:
+        """Return r such that ‖η‖ exceeds r·ΔS with a probability of at most e^-TAIL_NATS."""
+
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
         """State what one release guarantees."""
 
@@ -150,6 +156,9 @@ class ExponentialNorm:
     def relative_second_moment(self, dimension: int) -> float:  # noqa: ARG002 - the paper's has no N
         return 2 / self.epsilon / self.epsilon  # not ε**2, which may leave float64 by an exception
 
+    def relative_tail(self, dimension: int) -> float:  # noqa: ARG002
+        return TAIL_NATS / self.epsilon
+
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:  # noqa: ARG002
         return Guarantee(
             adjacency,
@@ -169,6 +178,10 @@ class GammaNorm:
 
     def relative_second_moment(self, dimension: int) -> float:
         return dimension * (dimension + 1) / self.epsilon / self.epsilon
+
+    def relative_tail(self, dimension: int) -> float:
+        # Gamma(N, 1) exceeds N + √(2Nx) + x with probability e^-x at most (its sub-gamma bound)
+        return (dimension + math.sqrt(2 * dimension * TAIL_NATS) + TAIL_NATS) / self.epsilon
 
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
         if mechanism.scope is not Scope.ALL:
@@ -192,6 +205,10 @@ class Gaussian:
 
     def relative_second_moment(self, dimension: int) -> float:
         return dimension * (self.noise_multiplier * self.noise_multiplier) / 4
+
+    def relative_tail(self, dimension: int) -> float:
+        # ‖N(0, I)‖ exceeds √N + √(2x) with probability e^-x at most (it is 1-Lipschitz)
+        return (math.sqrt(dimension) + math.sqrt(2 * TAIL_NATS)) * self.noise_multiplier / 2
 
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
         if mechanism.scope is not Scope.ALL:

@@ -23,6 +23,12 @@ def is_finite(x: Vector) -> bool:
     return math.isfinite(np.vdot(x, x)) or bool(np.isfinite(x).all())  # the product alone may overflow
 
 
+def length(vector: Vector) -> float:
+    """Return ‖v‖ by one dot product, or in float64 where the squares leave float32."""
+    square = float(np.vdot(vector, vector))
+    return math.sqrt(square) if math.isfinite(square) else float(np.linalg.norm(vector.astype(np.float64)))
+
+
 class PerSampleGradients(Protocol):
     """∇F(x, ξ_i) of a batch, private, in whatever factored form the model has.
 

@@ -33,6 +33,11 @@ class Purpose(IntEnum):
     AUDIT = 10
 
 
+def new_incarnation() -> int:
+    """Draw the name of one life of a run, from its t = 1 on; it fits the wire's integers."""
+    return secrets.randbits(63)
+
+
 class CounterStreams:
     """Every random stream of a run.
 

@@ -7,6 +7,7 @@ All relays of a program share one thread and one asyncio loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections import deque
@@ -19,6 +20,7 @@ from common.connection import BrokerAddress
 from common.link import LinkClock, LinkProfile
 
 _T = TypeVar("_T")
+_LOOK = 0.005  # seconds between two looks at what is still under way
 _HELD_LIMIT = 1 << 22  # bytes held one way before the sender is told to wait
 
 
@@ -31,6 +33,7 @@ class _Way(asyncio.Protocol):
         self._held: deque[tuple[float, bytes | None]] = deque()  # empty: no more comes; None: lost
         self._held_bytes = 0
         self._paused = False
+        self.upward = upward
         self.choked = upward  # `other` does not read, or is not reached yet
         self._timer: asyncio.TimerHandle | None = None
         self.over = False  # the end was sent on
@@ -107,6 +110,14 @@ class _Way(asyncio.Protocol):
             self.over = True
             out.write_eof()
 
+    @property
+    def ended(self) -> bool:
+        """Whether all that came here, its end included, has been sent on."""
+        out = None if self.other is None else self.other.transport
+        if out is None or out.is_closing():
+            return True
+        return self.over and not self._held and not out.get_write_buffer_size()
+
     def abandon(self) -> None:
         """Forget what is held, and hold nothing more: a timer would keep it until it is due."""
         self.other = None
@@ -150,6 +161,11 @@ class DelayRelay:
         self._listener.setblocking(False)
         self.address = BrokerAddress("127.0.0.1", self._listener.getsockname()[1])
         self.loop.add_reader(self._listener, self._accept)
+
+    async def drain(self) -> None:
+        """Wait until the edge's ends of all connections have reached the broker."""
+        while not all(way.ended for way in self._ways if way.upward):
+            await asyncio.sleep(_LOOK)
 
     async def shut(self) -> None:
         """Close the port and every connection; what is held is lost."""
@@ -213,6 +229,11 @@ class RelayLoop:
         self._relays.append(relay)
         return relay
 
+    def drain(self, seconds: float) -> None:
+        """Wait, so long at most, for connections that their edges have ended: what they said last is under way."""
+        with contextlib.suppress(TimeoutError):
+            self._await(asyncio.wait_for(self._drain(), seconds))
+
     def shut(self, relay: DelayRelay) -> None:
         """Close one relay."""
         self._relays.remove(relay)
@@ -233,6 +254,9 @@ class RelayLoop:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def _drain(self) -> None:
+        await asyncio.gather(*(relay.drain() for relay in self._relays))
 
     async def _open(
         self, profile: LinkProfile, broker: BrokerAddress, generator: np.random.Generator

@@ -7,6 +7,11 @@ from collections.abc import Callable
 from common.errors import RemoteProtocolError
 from common.wire.topics import topic_matches
 
+
+class RetainedMessageError(RemoteProtocolError):
+    """A message that the broker kept, on a topic where none is: it may be of any age, and of anybody."""
+
+
 OnMessage = Callable[[str, bytes], None]  # topic, payload
 OnViolation = Callable[[str, RemoteProtocolError], None]  # topic, what was wrong
 
@@ -27,20 +32,25 @@ class Routes:
 
     def __init__(self, on_violation: OnViolation) -> None:
         self.filters: dict[str, tuple[OnMessage, int]] = {}  # filter → callback, QoS
+        self._may_be_retained: set[OnMessage] = set()
         self.violations = 0
         self._on_violation = on_violation
         self._known: dict[bytes, tuple[str, OnMessage]] = {}
 
-    def add(self, topic_filter: str, callback: OnMessage, qos: int) -> None:
-        """Have a filter's messages delivered."""
+    def add(self, topic_filter: str, callback: OnMessage, qos: int, *, retained: bool = False) -> None:
+        """Have a filter's messages delivered; those that the broker had retained only where that is said."""
         self.filters[topic_filter] = (callback, qos)
+        if retained:
+            self._may_be_retained.add(callback)
         self._known.clear()
 
-    def deliver(self, topic: bytes, payload: bytes) -> None:
+    def deliver(self, topic: bytes, payload: bytes, *, retained: bool = False) -> None:
         """Call the callback; a RemoteProtocolError is counted and reported, others pass."""
         name = ""
         try:
             name, callback = self._known.get(topic) or self._find(topic)
+            if retained and callback not in self._may_be_retained:
+                raise RetainedMessageError(f"topic {name[:200]!r}: a retained message")
             callback(name, payload)
         except RemoteProtocolError as error:
             self.violated(name or repr(topic[:200]), error)

@@ -55,6 +55,7 @@ class PacketStream:
         self._stand_in = b""  # what paho gets in its place, once all of it has come
         self._for_paho = b""  # a stand-in that paho has not read yet
         self.skipped = 0  # packets larger than max_packet that would have taken more memory
+        self.retained = False  # the publish that was taken last came from the broker's store
         self.ended = False
         self.max_packet = max_packet  # bytes; may change. What is whole in the read-ahead passes all the same
         self._max_unsent = max_unsent
@@ -118,6 +119,7 @@ class PacketStream:
             self.ended = True
             return None
         self._low = end
+        self.retained = buffer[low] & 1 == 1
         return bytes(self._view[at + 2 : topic_end]), bytes(self._view[topic_end:end])
 
     @property

@@ -14,13 +14,10 @@ from common.connection import SIZE_HINT
 from common.datasets.dataset import Dataset
 from common.errors import MapaError, RemoteProtocolError
 from common.link import LinkProfile
-from common.messages import Hello, Leave, SendModel
+from common.messages import Hello, Leave, Refuse, SendModel
 from common.quantities import EdgeId, RunId
 from common.wire.codec import (
     Admission,
-    Farewell,
-    Greeting,
-    Refusal,
     decode_answer,
     decode_halt,
     decode_model,
@@ -28,6 +25,7 @@ from common.wire.codec import (
     encode_gradient,
     encode_hello,
     encode_leave,
+    incarnation_of,
     new_nonce,
 )
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
@@ -41,10 +39,12 @@ from edge.session import (
     EXIT_REFUSED,
     BudgetSpent,
     Connected,
+    DropOutbox,
     EdgeSession,
     GradientDebited,
     MakeGradient,
     NewIdentity,
+    OtherShardWanted,
     Phase,
     Prepare,
     PushOutbox,
@@ -84,7 +84,6 @@ class EdgeClient:
     resent: int = 0
     exit_code: int | None = None
     patience: Patience = field(init=False)
-    _cloud_online: bool | None = None
     _link: LinkProfile | None = None  # the one that the channel goes through
     _outbox: bytes | None = None  # the bytes of the last debit
     _looked_at: int = -1  # the last sequence when `well` was last asked
@@ -95,7 +94,10 @@ class EdgeClient:
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
         pending = self.ledger.pending(self.run)
-        self.session = EdgeSession(self.ledger.last_sequence(self.run), pending[-1][0] if pending else None)
+        self.session = EdgeSession(self.ledger.last_sequence(self.run))
+        if pending:
+            self.session.pending, payload = pending[-1]
+            self.session.pending_incarnation = incarnation_of(payload)
 
     @property
     def edge_id(self) -> EdgeId:
@@ -109,8 +111,9 @@ class EdgeClient:
         self._mind_size()
         channel.subscribe(self._topic(EdgeTopic.MODEL), self.on_model)
         channel.subscribe(self._topic(EdgeTopic.WELCOME), self.on_answer, qos=1)
-        channel.subscribe(halt_topic(self.run), self.on_halt, qos=1)
-        channel.subscribe(presence_topic(self.run), self.on_presence, qos=1)
+        # before the halt: a retained one is then judged by who is there
+        channel.subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
+        channel.subscribe(halt_topic(self.run), self.on_halt, qos=1, retained=True)
 
     def on_connected(self) -> None:
         self._tell(Connected())
@@ -129,7 +132,7 @@ class EdgeClient:
             return True
         if self.channel is None or not self.channel.connected:
             return False
-        waiting = self.session.phase is not Phase.PUSHING or self._cloud_online is False
+        waiting = self.session.phase is not Phase.PUSHING or self._online is False
         return waiting or self._looked_at != before
 
     def leave(self, reason: str) -> None:
@@ -152,34 +155,41 @@ class EdgeClient:
         if self.session.phase is Phase.GREETING or self.preparation is None:
             self._early = payload  # QoS 0 may overtake the welcome's QoS 1
             return
-        self._tell(self._decoded("model", lambda: self._read_model(payload)))
+        sent = self._decoded("model", lambda: self._read_model(payload))
+        if sent.incarnation == self.session.incarnation:
+            self._tell(sent)
+        else:
+            self.dropped["late"] += 1  # of another life of the run
 
     def on_answer(self, topic: str, payload: bytes) -> None:
         answer = self._decoded("welcome", lambda: self._read_answer(payload))
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Refuse):
             if answer.nonce in (None, self.nonce):
                 self._tell(answer)
-        elif answer.nonce == self.nonce:
+        elif answer.nonce == self.nonce and answer.number > self.session.answered:
             self._tell(answer)
             early, self._early = self._early, None
             if early is not None:
                 self.on_model(topic, early)
 
     def on_halt(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
-        if payload:  # an empty one takes back the halt of an earlier run
+        if (
+            payload
+        ):  # an empty one says that the broker keeps none; one that was heard the cloud is asked about
             self._tell(self._decoded("halt", lambda: decode_halt(payload)))
 
     def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
         presence = self._decoded("presence", lambda: decode_presence(payload))
-        if self.session.phase is Phase.DONE:
-            return
-        if self._cloud_online is not None and presence.online != self._cloud_online:
+        before = self._online
+        self._tell(presence)
+        if before not in (None, presence.online) and self.session.phase is not Phase.DONE:
             back = "is back" if presence.online else "is away; waiting for it"
             self.say(f"{self.edge_id}: the cloud {back}")
-        returned = presence.online and self._cloud_online is False
-        self._cloud_online = presence.online
-        if returned:
-            self._tell(Unanswered())
+
+    @property
+    def _online(self) -> bool | None:
+        """Whether the cloud is there; None: nothing was heard of it."""
+        return None if self.session.cloud is None else self.session.cloud.online
 
     def _decoded(self, kind: str, decode: Callable[[], _T]) -> _T:
         try:
@@ -196,9 +206,11 @@ class EdgeClient:
         self._check_sequence("model: acknowledged", sent.acknowledged)
         return sent
 
-    def _read_answer(self, payload: bytes) -> Admission | Refusal:
+    def _read_answer(self, payload: bytes) -> Admission | Refuse:
         answer = decode_answer(self.edge_id, payload)
         if isinstance(answer, Admission) and answer.nonce == self.nonce:
+            if answer.number > self.session.hellos:
+                raise RemoteProtocolError(f"welcome: number = {answer.number}: no such hello was said")
             self._check_sequence("welcome: last_sequence", answer.welcome.last_sequence)
         return answer
 
@@ -215,12 +227,13 @@ class EdgeClient:
 
     def _tell(self, event: SessionEvent) -> None:
         """Give the session an event and perform what it says."""
-        if not isinstance(event, Unanswered):
+        effects = self.session.receive(event)
+        if effects and not isinstance(event, Unanswered):
             self.patience.tries = 0
-        for effect in self.session.receive(event):
+        for effect in effects:
             match effect:
                 case SayHello():
-                    self._say_hello()
+                    self._say_hello(effect)
                 case Prepare():
                     self._prepare(effect.admission)
                 case MakeGradient():
@@ -228,6 +241,10 @@ class EdgeClient:
                 case PushOutbox():
                     if self.session.phase is Phase.PUSHING:  # a welcome that was not followed calls it off
                         self._push(effect.sequence)
+                case DropOutbox():
+                    if self.session.phase is not Phase.DONE:
+                        self._outbox = None
+                        self.ledger.acknowledge(self.run, effect.sequence)
                 case SayLeave():
                     self._say_leave(effect.reason)
                 case NewIdentity():
@@ -238,11 +255,11 @@ class EdgeClient:
                     assert_never(effect)
         if self.session.phase is Phase.DONE:
             self.patience.end()
-        else:
+        elif effects or not self.patience.waiting:  # what counts for nothing does not put off the next try
             self.patience.expect()
 
     def _unanswered(self) -> None:
-        if self.patience.tries == 2 and self._cloud_online is not True:
+        if self.patience.tries == 2 and self._online is not True:
             self.say(f"{self.edge_id}: no answer from the cloud of run {self.run!r}; waiting for it")
         elif self.patience.tries == 2 and self.session.phase is Phase.PUSHING and self._outbox is not None:
             self.say(
@@ -255,7 +272,7 @@ class EdgeClient:
         if self.channel is not None:
             self.channel.publish(self._topic(leaf), payload, qos=qos)
 
-    def _say_hello(self) -> None:
+    def _say_hello(self, effect: SayHello) -> None:
         if self.channel is None or not self.channel.connected:
             return  # it would wait in a queue with all that follow; the next connection begins with one
         hello = Hello(
@@ -263,14 +280,17 @@ class EdgeClient:
             noise=self.policy.law,
             epsilon=self.policy.epsilon,
             noise_multiplier=self.policy.noise_multiplier,
-            last_sequence=self.session.last_sequence,
+            last_sequence=effect.last_sequence,
             index=self._index(),
+            nonce=self.nonce,
+            number=effect.number,
+            incarnation=effect.incarnation,
         )
-        self._publish(EdgeTopic.HELLO, encode_hello(Greeting(hello, self.nonce)), qos=1)
+        self._publish(EdgeTopic.HELLO, encode_hello(hello), qos=1)
 
     def _say_leave(self, reason: str) -> None:
-        leave = Leave(self.edge_id, reason)
-        self._publish(EdgeTopic.LEAVE, encode_leave(Farewell(leave, self.nonce)), qos=1)
+        leave = Leave(self.edge_id, reason, self.nonce)
+        self._publish(EdgeTopic.LEAVE, encode_leave(leave), qos=1)
 
     def _index(self) -> int | None:
         """Return the shard to ask for: the one whose records this edge's account is of."""
@@ -294,8 +314,7 @@ class EdgeClient:
                 self._turn_down(str(error))
                 return
             self._wanted = error.held  # only a welcome tells which data it is about: now it can be asked for
-            self.session.phase = Phase.GREETING
-            self._say_hello()
+            self._tell(OtherShardWanted())
             return
         except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others go on
             self._turn_down(str(error) or "not enough memory for what the welcome asks for")
@@ -390,7 +409,9 @@ class EdgeClient:
             return
         new = self.ledger.renew_identity()
         self.say(f"{old}: its ledger was lost ({detail}); goes on as {new}, on a shard that nobody has used")
-        self.session, self.preparation, self._outbox = EdgeSession(), None, None
+        former = self.session
+        self.session = EdgeSession(cloud=former.cloud, online=former.online, heard=former.heard)
+        self.preparation = self._outbox = None
         self._admission = self._wanted = self._early = None
         self.loop.post(self._reroute)
 

@@ -21,7 +21,8 @@ from common.messages import Leave
 from common.mqtt import MqttChannel
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
-from common.wire.codec import Farewell, encode_leave
+from common.routing import RetainedMessageError
+from common.wire.codec import encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import max_charges_apart
@@ -120,7 +121,7 @@ class EdgeFleet:
         """Return a channel that connects by itself, through the link's relay where there is one."""
         run, edge_id = self.settings.run, client.edge_id
         accounts = self.settings.accounts
-        farewell = Farewell(Leave(edge_id, "lost"), client.nonce)
+        farewell = Leave(edge_id, "lost", client.nonce)
         options = MqttOptions(
             address=self.settings.broker if link is None else self._relay(client, link),
             client_id=edge_client_id(run, edge_id),
@@ -136,7 +137,7 @@ class EdgeFleet:
             self.loop,
             on_connected=client.on_connected,
             on_lost=client.on_lost,
-            on_violation=partial(self._violated, edge_id),
+            on_violation=partial(self._violated, client),
         )
         self.channels = [known for known in self.channels if not known.closed]
         self.channels.append(channel)
@@ -192,10 +193,12 @@ class EdgeFleet:
         if self._running == 0:
             self.loop.stop()
 
-    def _violated(self, edge_id: EdgeId, topic: str, error: RemoteProtocolError) -> None:
+    def _violated(self, client: EdgeClient, topic: str, error: RemoteProtocolError) -> None:
+        if isinstance(error, RetainedMessageError):
+            client.dropped["retained"] += 1
         self._complaints += 1  # also of what was never read: anybody can send any number
         if self._complaints <= _COMPLAINTS:
-            self.say(f"{edge_id}: dropped a message on {topic}: {error}")
+            self.say(f"{client.edge_id}: dropped a message on {topic}: {error}")
 
     def _signalled(self, number: int, frame: object) -> None:  # noqa: ARG002
         self.loop.post(self._leave)
@@ -213,6 +216,7 @@ class EdgeFleet:
         if self.claims is not None:
             self.claims.close()
         if self.relays is not None:
+            self.relays.drain(_CLOSING)  # a leave and a goodbye may still be under way on a slow link
             self.relays.close()
         self.loop.close()
         for slot in self.slots:

@@ -34,6 +34,11 @@ class Patience:
         if self._timer is None:
             self._timer = self.loop.call_later(wait, self._expire)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is waited for."""
+        return self._timer is not None
+
     def end(self) -> None:
         """Wait for nothing any more."""
         if self._timer is not None:

@@ -65,7 +65,7 @@ class EdgeWorker:
         self.sequence += 1
         gradient = self.gradient(sent.model, sent.sensitivity, self.sequence)
         return GradientArrived(
-            self.edge_id, self.sequence, sent.version, sent.stage, sent.sensitivity, gradient
+            self.edge_id, self.sequence, sent.version, sent.sensitivity, gradient, sent.incarnation
         )
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:

@@ -26,8 +26,8 @@ from common.models.model import Model
 from common.models.registry import make_model
 from common.mqtt import MqttChannel
 from common.quantities import RunId
-from common.randomness import streams_for
-from common.routing import UNREAD
+from common.randomness import new_incarnation, streams_for
+from common.routing import UNREAD, RetainedMessageError
 from common.rundir import RunDirectory
 from common.scenario import Scenario
 from common.wire.codec import Presence, encode_presence, new_nonce
@@ -142,9 +142,17 @@ def open_cloud(
     edges_at_least: int,
     connect_timeout: float = 30.0,
     gather: float | None = None,
+    incarnation: int | None = None,
 ) -> Iterator[CloudRun]:
-    """Connect the cloud and begin to serve hellos as soon as the loop runs."""
+    """Connect the cloud and begin to serve hellos as soon as the loop runs; without an incarnation, a new life."""
     scenario, nonce = setting.scenario, new_nonce()
+    server = server_for(
+        scenario,
+        setting.model,
+        streams_for(scenario.seed),
+        edges_at_least=edges_at_least,
+        incarnation=new_incarnation() if incarnation is None else incarnation,
+    )
     loop = SelectorLoop()
     options = MqttOptions(
         address=broker,
@@ -152,7 +160,9 @@ def open_cloud(
         username=credentials.username,
         password=credentials.password,
         tls=credentials.tls,
-        will=Will(presence_topic(run), encode_presence(Presence(False, nonce)), retain=True),
+        will=Will(
+            presence_topic(run), encode_presence(Presence(False, nonce, server.incarnation)), retain=True
+        ),
         max_packet=setting.packet_bytes,
     )
     started: list[CloudService] = []
@@ -161,9 +171,12 @@ def open_cloud(
         for service in started:
             service.announce()
 
-    def count_packets(topic: str, error: RemoteProtocolError) -> None:  # noqa: ARG001
-        for service in started if topic == UNREAD else ():  # what was read the service counts itself
-            service.dropped["packet"] += 1
+    def count_packets(topic: str, error: RemoteProtocolError) -> None:
+        for service in started:  # what reached the service it counts itself
+            if isinstance(error, RetainedMessageError):
+                service.dropped["retained"] += 1
+            elif topic == UNREAD:
+                service.dropped["packet"] += 1
 
     records = Records(directory.journal if scenario.records.events else None)
 
@@ -189,7 +202,7 @@ def open_cloud(
     service = CloudService(
         run=run,
         scenario=scenario,
-        server=server_for(scenario, setting.model, streams_for(scenario.seed), edges_at_least=edges_at_least),
+        server=server,
         evaluator=Evaluator.of(setting.model, setting.dataset.test, scenario.model.regularization),
         channel=channel,
         loop=loop,
@@ -224,7 +237,7 @@ def open_cloud(
 
 def _ask_for_others(service: CloudService, loop: SelectorLoop) -> None:
     """Raise ConfigurationError where another cloud serves the run; one that only left its presence is replaced."""
-    inquiry = Inquiry(service.run, service.nonce, service.channel)
+    inquiry = Inquiry(service.run, service.nonce, service.channel, service.server.incarnation)
     inquiry.begin()
     loop.serve(lambda: inquiry.settled, until=loop.now() + _ANSWER)
     if inquiry.answered:

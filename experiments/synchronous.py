@@ -60,7 +60,7 @@ def simulate_synchronously(
             r += 1
             total = np.zeros(model.dimension, np.float32)
             for worker in workers:
-                sent = SendModel(worker.edge_id, r, schedule.stage, schedule.sensitivity, r - 1, x)
+                sent = SendModel(worker.edge_id, r, schedule.sensitivity, r - 1, x)
                 total += worker.receive(sent).gradient
             sheet.now += max(sum(trip(k, r)) for k in range(count))
             sheet.applied(workers, r, schedule)

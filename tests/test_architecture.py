@@ -23,9 +23,9 @@ ALLOWED: dict[str, set[str]] = {
     "experiments": {"common", "cloud", "edge"},
 }
 PURE = [
-    *(f"cloud/{name}.py" for name in ("stages", "algorithm", "fifo", "terms", "server")),
+    *(f"cloud/{name}.py" for name in ("stages", "algorithm", "fifo", "openings", "terms", "server")),
     *(f"cloud/algorithms/{name}.py" for name in ("csgd", "asgd", "audp", "mapa", "constant")),
-    *(f"edge/{name}.py" for name in ("policy", "privacy", "worker", "samplers")),
+    *(f"edge/{name}.py" for name in ("policy", "privacy", "worker", "samplers", "session")),
     *(f"common/{name}.py" for name in ("noise", "problem", "quantities", "messages", "errors", "options")),
 ]
 FORBIDDEN_IN_PURE = {

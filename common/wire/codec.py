@@ -28,14 +28,6 @@ _MOST_FIELDS = 64  # of a cold message, known or not: each unknown one costs an 
 _pack, _unpack_from = v1.HEADER.pack, v1.HEADER.unpack_from
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """A hello and the process that says it."""
-
-    hello: Hello
-    nonce: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """A welcome and all that an edge needs to begin."""
@@ -44,23 +36,9 @@ class Admission:
     edges: int  # number of shards
     scenario: Mapping[str, object]
     seed: int | None  # only in seeded scenarios
-    nonce: str  # of the greeting that it answers
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A refuse and the greeting that it answers; None where it answers a gradient."""
-
-    refuse: Refuse
-    nonce: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Farewell:
-    """A leave, or the last will, and the process that it is of."""
-
-    leave: Leave
-    nonce: str
+    nonce: str  # of the hello that it answers
+    number: int = 1  # of the hello that it answers
+    incarnation: int = 0  # of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +47,8 @@ class Presence:
 
     online: bool
     nonce: str
+    incarnation: int = 0  # of the run that it serves
+    over: bool = False  # the run has ended, and the cloud goes on purpose
 
 
 def new_nonce() -> str:
@@ -81,32 +61,40 @@ def new_nonce() -> str:
 
 def encode_gradient(event: GradientArrived) -> bytes:
     """Return the bytes of g̃; the edge id travels in the topic."""
-    head = (v1.GRADIENT_MARK, event.sequence, event.version, event.stage, event.sensitivity)
+    head = (v1.GRADIENT_MARK, event.sequence, event.version, event.incarnation, event.sensitivity)
     return _encode_hot(*head, event.gradient)
 
 
 def decode_gradient(edge_id: EdgeId, payload: bytes, dimension: int) -> GradientArrived:
     """Return the gradient; its vector is a read-only view of the payload."""
-    sequence, version, stage, sensitivity, vector = _decode_hot(
+    sequence, version, incarnation, sensitivity, vector = _decode_hot(
         "gradient", v1.GRADIENT_MARK, payload, dimension
     )
     if not sequence:
         raise RemoteProtocolError("gradient: sequence 0; sequences count from 1")
-    return GradientArrived(edge_id, sequence, version, stage, sensitivity, NoisyGradient(vector))
+    return GradientArrived(edge_id, sequence, version, sensitivity, NoisyGradient(vector), incarnation)
+
+
+def incarnation_of(payload: bytes) -> int | None:
+    """Return the incarnation that a gradient of our own outbox names; None: its header is of another kind."""
+    if len(payload) < v1.HEADER_BYTES or not payload.startswith(v1.GRADIENT_MARK):
+        return None
+    incarnation: int = _unpack_from(payload)[6]
+    return incarnation
 
 
 def encode_model(effect: SendModel) -> bytes:
     """Return the bytes of x_t, with one copy of the vector."""
-    head = (v1.MODEL_MARK, effect.version, effect.stage, effect.acknowledged, effect.sensitivity)
+    head = (v1.MODEL_MARK, effect.version, effect.incarnation, effect.acknowledged, effect.sensitivity)
     return _encode_hot(*head, effect.model)
 
 
 def decode_model(edge_id: EdgeId, payload: bytes, dimension: int) -> SendModel:
     """Return the model; its vector is a read-only view of the payload."""
-    version, stage, acknowledged, sensitivity, vector = _decode_hot(
+    version, incarnation, acknowledged, sensitivity, vector = _decode_hot(
         "model", v1.MODEL_MARK, payload, dimension
     )
-    return SendModel(edge_id, version, stage, sensitivity, acknowledged, vector)
+    return SendModel(edge_id, version, sensitivity, acknowledged, vector, incarnation)
 
 
 def _encode_hot(mark: bytes, a: int, b: int, c: int, sensitivity: float, vector: Vector) -> bytes:
@@ -155,34 +143,35 @@ def all_finite(vector: Vector) -> bool:
 # ---- cold: everything else, by schema
 
 
-def encode_hello(greeting: Greeting) -> bytes:
+def encode_hello(hello: Hello) -> bytes:
     """Return the bytes of a hello; the edge id travels in the topic."""
-    hello = greeting.hello
     return _encode_cold(
         v1.HelloV1,
         noise=hello.noise,
         epsilon=hello.epsilon,
         noise_multiplier=hello.noise_multiplier,
-        sampler=hello.sampler,
         last_sequence=hello.last_sequence,
         index=hello.index,
-        nonce=greeting.nonce,
+        nonce=hello.nonce,
+        number=hello.number,
+        incarnation=hello.incarnation,
     )
 
 
-def decode_hello(edge_id: EdgeId, payload: bytes) -> Greeting:
+def decode_hello(edge_id: EdgeId, payload: bytes) -> Hello:
     """Return the hello of an edge."""
     wire = _decode_cold(v1.HelloV1, payload)
-    hello = Hello(
+    return Hello(
         edge_id=edge_id,
         noise=wire.noise,
         epsilon=wire.epsilon,
         noise_multiplier=wire.noise_multiplier,
-        sampler=wire.sampler,
         last_sequence=wire.last_sequence,
         index=wire.index,
+        nonce=wire.nonce,
+        number=wire.number,
+        incarnation=wire.incarnation,
     )
-    return Greeting(hello, wire.nonce)
 
 
 def encode_welcome(admission: Admission) -> bytes:
@@ -200,22 +189,31 @@ def encode_welcome(admission: Admission) -> bytes:
         last_sequence=admission.welcome.last_sequence,
         scenario=scenario,
         seed=admission.seed,
+        incarnation=admission.incarnation,
         nonce=admission.nonce,
+        number=admission.number,
     )
 
 
-def encode_refuse(refusal: Refusal) -> bytes:
+def encode_refuse(refuse: Refuse) -> bytes:
     """Return the bytes of a refuse, which travels on welcome's topic."""
-    refuse = refusal.refuse
-    return _encode_cold(v1.RefuseV1, reason=refuse.reason, detail=refuse.detail, nonce=refusal.nonce)
+    return _encode_cold(
+        v1.RefuseV1,
+        reason=refuse.reason,
+        detail=refuse.detail,
+        nonce=refuse.nonce,
+        number=refuse.number,
+        incarnation=refuse.incarnation,
+    )
 
 
-def decode_answer(edge_id: EdgeId, payload: bytes) -> Admission | Refusal:
+def decode_answer(edge_id: EdgeId, payload: bytes) -> Admission | Refuse:
     """Return what the cloud answered to a hello."""
     fields = _unpack("welcome", payload, v1.WELCOME_LIMIT)
     if fields.get("kind") == "refuse":
         refuse = _checked(v1.RefuseV1, fields)
-        return Refusal(Refuse(edge_id, refuse.reason, refuse.detail), refuse.nonce)
+        answered = (refuse.nonce, refuse.number)
+        return Refuse(edge_id, refuse.reason, refuse.detail, *answered, refuse.incarnation)
     wire = _checked(v1.WelcomeV1, fields)
     if wire.index >= wire.edges:
         raise RemoteProtocolError(f"welcome: index {wire.index} of {wire.edges} shards")
@@ -228,41 +226,49 @@ def decode_answer(edge_id: EdgeId, payload: bytes) -> Admission | Refusal:
         edges=wire.edges,
         scenario=wire.scenario,
         seed=wire.seed,
+        incarnation=wire.incarnation,
         nonce=wire.nonce,
+        number=wire.number,
     )
 
 
-def encode_leave(farewell: Farewell) -> bytes:
+def encode_leave(leave: Leave) -> bytes:
     """Return the bytes of a leave, or of a last will."""
-    return _encode_cold(v1.LeaveV1, reason=farewell.leave.reason, nonce=farewell.nonce)
+    return _encode_cold(v1.LeaveV1, reason=leave.reason, nonce=leave.nonce)
 
 
-def decode_leave(edge_id: EdgeId, payload: bytes) -> Farewell:
+def decode_leave(edge_id: EdgeId, payload: bytes) -> Leave:
     """Return the leave, or the last will, of an edge."""
     wire = _decode_cold(v1.LeaveV1, payload)
-    return Farewell(Leave(edge_id, wire.reason), wire.nonce)
+    return Leave(edge_id, wire.reason, wire.nonce)
 
 
 def encode_halt(halt: Halt) -> bytes:
     """Return the bytes of a halt."""
-    return _encode_cold(v1.HaltV1, reason=halt.reason, updates=halt.updates)
+    return _encode_cold(v1.HaltV1, reason=halt.reason, updates=halt.updates, incarnation=halt.incarnation)
 
 
 def decode_halt(payload: bytes) -> Halt:
     """Return the halt of a run."""
     wire = _decode_cold(v1.HaltV1, payload)
-    return Halt(wire.reason, wire.updates)
+    return Halt(wire.reason, wire.updates, wire.incarnation)
 
 
 def encode_presence(presence: Presence) -> bytes:
     """Return the bytes of the cloud's presence."""
-    return _encode_cold(v1.PresenceV1, online=presence.online, nonce=presence.nonce)
+    return _encode_cold(
+        v1.PresenceV1,
+        online=presence.online,
+        over=presence.over,
+        nonce=presence.nonce,
+        incarnation=presence.incarnation,
+    )
 
 
 def decode_presence(payload: bytes) -> Presence:
     """Return the cloud's presence."""
     wire = _decode_cold(v1.PresenceV1, payload)
-    return Presence(wire.online, wire.nonce)
+    return Presence(wire.online, wire.nonce, wire.incarnation, wire.over)
 
 
 def _encode_cold(schema: type[_Schema], *, limit: int = v1.COLD_LIMIT, **fields: object) -> bytes:

@@ -28,8 +28,6 @@ class EdgeTopic(Enum):
     MODEL = "model"  # cloud → edge
 
 
-FROM_EDGE = (EdgeTopic.HELLO, EdgeTopic.GRADIENT, EdgeTopic.LEAVE, EdgeTopic.WILL)
-FROM_CLOUD = (EdgeTopic.WELCOME, EdgeTopic.MODEL)
 _LEAVES = {leaf.value: leaf for leaf in EdgeTopic}
 
 

@@ -13,14 +13,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-INTEGER_LIMIT = 2**63  # sequences, versions and stages lie in [0, 2^63)
+INTEGER_LIMIT = 2**63  # sequences, versions and incarnations lie in [0, 2^63)
 COLD_LIMIT = 4096  # bytes of hello, refuse, leave, halt, presence
 WELCOME_LIMIT = 65536  # bytes; it carries the scenario
 DEPTH_LIMIT = 8  # nesting of the scenario
 ITEMS_LIMIT = 4096  # entries of a map or list, characters of a text
 
-# array(6) 1 "g" | 0xcf sequence | 0xcf version read | 0xcf stage | 0xcb ΔS
-# array(6) 1 "m" | 0xcf t | 0xcf stage | 0xcf acknowledged | 0xcb ΔS
+# array(6) 1 "g" | 0xcf sequence | 0xcf version read | 0xcf incarnation | 0xcb ΔS
+# array(6) 1 "m" | 0xcf t | 0xcf incarnation | 0xcf acknowledged | 0xcb ΔS
 HEADER = struct.Struct(">4sBQBQBQBd")
 HEADER_BYTES = HEADER.size  # 40: ten float32, so the vector stays aligned
 UINT64, FLOAT64 = 0xCF, 0xCB
@@ -42,6 +42,7 @@ def _printable(text: str) -> str:
 
 
 Count = Annotated[int, Field(ge=0, lt=INTEGER_LIMIT)]
+Number = Annotated[int, Field(ge=1, lt=INTEGER_LIMIT)]  # of a hello, from 1 in each process
 Word = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Text = Annotated[str, Field(max_length=512), AfterValidator(_printable)]
@@ -61,10 +62,11 @@ class HelloV1(_Message):
     noise: Word | None  # None: the run's
     epsilon: Positive | None  # ε_k
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None  # z_k
-    sampler: Word | None
     last_sequence: Count
     index: Count | None  # k that it held before
     nonce: Nonce  # of the edge's process: a reconnect keeps it, a second process has another
+    number: Number
+    incarnation: Count  # of the run that it is meant for, by the presence that was heard
 
 
 class WelcomeV1(_Message):
@@ -76,7 +78,9 @@ class WelcomeV1(_Message):
     last_sequence: Count
     scenario: dict[str, object]  # checked by `bounded`
     seed: Count | None
+    incarnation: Count
     nonce: Nonce  # of the hello that it answers
+    number: Number  # of the hello that it answers
 
 
 class RefuseV1(_Message):
@@ -86,6 +90,8 @@ class RefuseV1(_Message):
     reason: Word
     detail: Text
     nonce: Nonce | None  # of the hello that it answers; None where it answers a gradient
+    number: Number | None  # likewise
+    incarnation: Count
 
 
 class LeaveV1(_Message):
@@ -102,14 +108,17 @@ class HaltV1(_Message):
     kind: Literal["halt"] = "halt"
     reason: Word
     updates: Count
+    incarnation: Count
 
 
 class PresenceV1(_Message):
-    """cloud, retained; the offline one is the cloud's last will."""
+    """cloud, retained; offline and not over is the cloud's last will, offline and over its goodbye after the halt."""
 
     kind: Literal["presence"] = "presence"
     online: bool
+    over: bool
     nonce: Nonce
+    incarnation: Count
 
 
 def bounded(value: object) -> bool:

@@ -47,6 +47,9 @@ class HalfScale:
     def relative_second_moment(self, dimension: int) -> float:
         return self.law.relative_second_moment(dimension)
 
+    def relative_tail(self, dimension: int) -> float:
+        return self.law.relative_tail(dimension)
+
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
         return self.law.guarantee(mechanism, adjacency)
 

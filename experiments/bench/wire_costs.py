@@ -27,12 +27,12 @@ def wire_costs(data_dir: Path) -> Iterator[tuple[str, float]]:
     """Yield what was done and the µs that one of it took, the median of batches."""
     worker = World.of(bench_scenario(5, 1), data_dir).workers()[0]
     n, b = worker.model.dimension, worker.recipe.batch_size
-    sent = SendModel(_EDGE, 1, 1, 1.0, 0, np.zeros(n, np.float32))
+    sent = SendModel(_EDGE, 1, 1.0, 0, np.zeros(n, np.float32))
     yield f"gradient, clip and noise (LR, N = {n}, b = {b})", _median(lambda: worker.receive(sent), 200)
     yield f"ledger debit with its sync to the disk ({4 * _DIMENSION / 1000:.0f} kB)", _debit()
     vector = np.full(_DIMENSION, 1e-3, np.float32)
-    model = SendModel(_EDGE, 1, 1, 1.0, 1, vector)
-    gradient = GradientArrived(_EDGE, 1, 1, 1, 1.0, NoisyGradient(vector))
+    model = SendModel(_EDGE, 1, 1.0, 1, vector)
+    gradient = GradientArrived(_EDGE, 1, 1, 1.0, NoisyGradient(vector))
     model_bytes, gradient_bytes = encode_model(model), encode_gradient(gradient)
     yield f"encode a model (N = {_DIMENSION:,})", _median(lambda: encode_model(model), 1000)
     yield (

@@ -43,7 +43,7 @@ class EchoCloud:
         self.first = self.last = 0.0
         self.halt = 0  # its message id
         zeros = np.zeros(segment.dimension, np.float32)
-        self.model = encode_model(SendModel(EdgeId("any"), 1, 1, 1.0, 0, zeros))
+        self.model = encode_model(SendModel(EdgeId("any"), 1, 1.0, 0, zeros))
         self.scenario = bench_scenario(segment.edges, segment.updates)
         self.answers: dict[str, str] = {}  # gradient topic → model topic
         self.client = client = paho.Client(CallbackAPIVersion.VERSION2, client_id=f"{segment.run}::echo")
@@ -83,12 +83,14 @@ class EchoCloud:
         """Welcome; the models go out when all have come, as the real cloud does it."""
         run, edge_id = self.segment.run, parse_edge_topic(message.topic).edge_id
         index = len(self.answers)
+        hello = decode_hello(edge_id, bytes(message.payload))
         admission = Admission(
             welcome=Welcome(edge_id, index, 0),
             edges=self.segment.edges,
             scenario=self.scenario.for_edge(index),
             seed=None,
-            nonce=decode_hello(edge_id, bytes(message.payload)).nonce,
+            nonce=hello.nonce,
+            number=hello.number,
         )
         client.publish(edge_topic(run, edge_id, EdgeTopic.WELCOME), encode_welcome(admission), qos=1)
         gradient_topic = edge_topic(run, edge_id, EdgeTopic.GRADIENT)

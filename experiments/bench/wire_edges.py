@@ -15,14 +15,13 @@ import numpy as np
 from common.connection import BrokerAddress, MqttOptions, parse_address
 from common.errors import BrokerUnavailableError
 from common.loop import SelectorLoop
-from common.messages import GradientArrived, Hello
+from common.messages import GradientArrived, Hello, Refuse
 from common.mqtt import MqttChannel
 from common.quantities import EdgeId, NoisyGradient, RunId
 from common.wire.codec import (
-    Greeting,
-    Refusal,
     decode_answer,
     decode_model,
+    decode_presence,
     encode_gradient,
     encode_hello,
     new_nonce,
@@ -47,28 +46,27 @@ class BenchEdge:
         self.channel = MqttChannel(options, loop)
         self.channel.subscribe(self._topics[EdgeTopic.MODEL], self.on_model)
         self.channel.subscribe(self._topics[EdgeTopic.WELCOME], self.on_answer, qos=1)
-        self.channel.subscribe(halt_topic(run), self.on_halt, qos=1)
-        self.channel.subscribe(presence_topic(run), self.on_presence, qos=1)
+        self.channel.subscribe(halt_topic(run), self.on_halt, qos=1, retained=True)
+        self.channel.subscribe(presence_topic(run), self.on_presence, qos=1, retained=True)
         self.channel.open()
 
     def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
         """Say hello once the cloud is there; it is there when it has subscribed."""
         if not self.sequence:
-            hello = Hello(edge_id=self.edge_id)
-            self.channel.publish(
-                self._topics[EdgeTopic.HELLO], encode_hello(Greeting(hello, new_nonce())), qos=1
-            )
+            life = decode_presence(payload).incarnation
+            hello = Hello(edge_id=self.edge_id, nonce=new_nonce(), incarnation=life)
+            self.channel.publish(self._topics[EdgeTopic.HELLO], encode_hello(hello), qos=1)
 
     def on_answer(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
         answer = decode_answer(self.edge_id, payload)
-        if isinstance(answer, Refusal):
-            raise BrokerUnavailableError(f"{self.edge_id}: refused, {answer.refuse.detail}")
+        if isinstance(answer, Refuse):
+            raise BrokerUnavailableError(f"{self.edge_id}: refused, {answer.detail}")
 
     def on_model(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
         sent = decode_model(self.edge_id, payload, self.dimension)
         self.sequence += 1
         gradient = GradientArrived(
-            self.edge_id, self.sequence, sent.version, sent.stage, sent.sensitivity, self.vector
+            self.edge_id, self.sequence, sent.version, sent.sensitivity, self.vector, sent.incarnation
         )
         self.channel.publish(self._gradient_topic, encode_gradient(gradient))
 

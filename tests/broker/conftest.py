@@ -35,7 +35,7 @@ class Client:
         options = MqttOptions(address=address, client_id=client_id, **{"min_backoff": 0.02, **more})
         self.channel = MqttChannel(options, self.loop, on_connected=self._up, on_lost=self._down)
         if topic_filter is not None:
-            self.channel.subscribe(topic_filter, self._take, qos=1)
+            self.channel.subscribe(topic_filter, self._take, qos=1, retained=True)
         self.loop.start()
         try:
             self.channel.connect(PATIENCE)

@@ -60,5 +60,5 @@ def test_a_halt_is_delivered_though_the_queue_was_full(
     late = connect(mosquitto, "late", "mapa/v1/test/#")
     late.wait(lambda: len(late.seen) == 2)
     said = dict(late.seen)
-    assert decode_halt(said[halt_topic(RUN)]) == Halt("interrupted", 0)
+    assert decode_halt(said[halt_topic(RUN)]) == Halt("interrupted", 0, cloud.service.server.incarnation)
     assert not decode_presence(said[presence_topic(RUN)]).online

@@ -77,7 +77,7 @@ def test_a_presence_that_nobody_stands_behind_is_replaced_after_a_while(
             presence_topic(RUN), encode_presence(Presence(False, THEIRS)), qos=1, retain=True
         )
         dead.wait(lambda: len(dead.seen) == 4)
-        ours = Presence(True, bed.cloud.service.nonce)
+        ours = Presence(True, bed.cloud.service.nonce, bed.cloud.service.server.incarnation)
         assert [decode_presence(payload) for _, payload in dead.seen[1:]] == [
             ours,
             Presence(False, THEIRS),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cloud.assembly import fifo_capacity
 from common.messages import Hello
 from common.quantities import EdgeId
-from common.wire.codec import Greeting, encode_hello
+from common.wire.codec import encode_hello
 from common.wire.topics import EdgeTopic, edge_topic
-from tests.cloud.test_cloud_service import RUN, THEIRS, Bed
+from tests.cloud.test_cloud_service import LIFE, RUN, THEIRS, Bed
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,7 @@ def test_a_flood_of_hellos_leaves_as_much_as_the_fleet_has_edges() -> None:
     bed = Bed({"edges": 2})
     for number in range(3000):
         edge = EdgeId(f"edge-{number}")
-        payload = encode_hello(Greeting(Hello(edge_id=edge), THEIRS))
+        payload = encode_hello(Hello(edge_id=edge, nonce=THEIRS, incarnation=LIFE))
         bed.service.on_hello(edge_topic(RUN, edge, EdgeTopic.HELLO), payload)
         bed.broker.settle()
     service = bed.service
@@ -38,10 +40,11 @@ def test_a_flood_of_hellos_leaves_as_much_as_the_fleet_has_edges() -> None:
     assert len(timers) <= 4
 
 
-def test_a_flood_of_gradients_before_the_first_update_is_kept_up_to_the_buffer() -> None:
+def test_a_flood_of_gradients_before_the_first_model_leaves_nothing_behind() -> None:
     bed = Bed({"edges": 2})
+    bed.service.server.terms = replace(bed.service.server.terms, edges_at_least=2)
     bed.hello("a")
-    bed.service.server.schedule = None  # a run that has not begun keeps what comes
     for sequence in range(1, 1200):
         bed.gradient("a", sequence)
-    assert len(bed.service.server.fifo) == 1024
+    assert len(bed.service.server.fifo) == 0  # nobody was sent a model, so nobody can have made one
+    assert bed.service.server.updates == 0

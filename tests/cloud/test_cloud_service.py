@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -19,20 +21,19 @@ from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from common.channel import MemoryBroker, MemoryChannel
 from common.journal import Journal
-from common.messages import GradientArrived, Halt, Hello, Leave
+from common.messages import GradientArrived, Halt, Hello, Leave, Refuse
+from common.metrics import ACCURACY, LOSS
 from common.quantities import EdgeId, NoisyGradient, RunId, Vector
 from common.randomness import streams_for
 from common.tally import Evaluation
 from common.wire.codec import (
     Admission,
-    Farewell,
-    Greeting,
     Presence,
-    Refusal,
     decode_answer,
     decode_halt,
     decode_presence,
     encode_gradient,
+    encode_halt,
     encode_hello,
     encode_leave,
     encode_presence,
@@ -43,6 +44,7 @@ from tests.core_support import small_dataset, small_scenario
 
 RUN = RunId("service")
 OURS, THEIRS = "a" * 16, "f" * 16  # nonces
+LIFE = 77  # the run's incarnation
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Bed:
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     said: list[str] = field(default_factory=list)
     written: io.StringIO = field(default_factory=io.StringIO)
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))  # of the hellos
 
     def __post_init__(self) -> None:
         scenario = small_scenario(**{"evaluation": {"every": 0}, **self.changes})
@@ -61,7 +64,7 @@ class Bed:
         self.service = CloudService(
             run=RUN,
             scenario=scenario,
-            server=server_for(scenario, world.model, streams_for(7), edges_at_least=1),
+            server=server_for(scenario, world.model, streams_for(7), edges_at_least=1, incarnation=LIFE),
             evaluator=Evaluator.of(world.model, world.dataset.test, 0.0),
             channel=self.cloud,
             loop=self.broker,
@@ -72,7 +75,7 @@ class Bed:
         self.broker.advance(1.0)  # 0 stands for "never" in a contact
         self.service.start()
         self.edge = MemoryChannel(self.broker)
-        self.answers: list[tuple[str, Admission | Refusal]] = []
+        self.answers: list[tuple[str, Admission | Refuse]] = []
         self.edge.subscribe(edge_topic(RUN, EdgeId("+"), EdgeTopic.WELCOME), self._take)
         self.edge.connect()
 
@@ -80,20 +83,21 @@ class Bed:
         edge_id = topic.split("/")[4]
         self.answers.append((edge_id, decode_answer(EdgeId(edge_id), payload)))
 
-    def hello(self, edge: str, nonce: str = OURS, **fields: Any) -> Admission | Refusal:
-        greeting = Greeting(Hello(edge_id=EdgeId(edge), **fields), nonce)
-        return self.send(edge, EdgeTopic.HELLO, encode_hello(greeting))[-1]
+    def hello(self, edge: str, nonce: str = OURS, **fields: Any) -> Admission | Refuse:
+        said = {"number": next(self.numbers), "incarnation": LIFE, **fields}
+        hello = Hello(edge_id=EdgeId(edge), nonce=nonce, **said)
+        return self.send(edge, EdgeTopic.HELLO, encode_hello(hello))[-1]
 
     def leave(self, edge: str, reason: str, nonce: str = OURS) -> None:
-        farewell = encode_leave(Farewell(Leave(EdgeId(edge), reason), nonce))
-        self.send(edge, EdgeTopic.LEAVE, farewell)
+        self.send(edge, EdgeTopic.LEAVE, encode_leave(Leave(EdgeId(edge), reason, nonce)))
 
-    def gradient(self, edge: str, sequence: int) -> list[Admission | Refusal]:
+    def gradient(self, edge: str, sequence: int, incarnation: int = LIFE) -> list[Admission | Refuse]:
         g = NoisyGradient(np.zeros(self.service.server.model.size, np.float32))
-        arrived = GradientArrived(EdgeId(edge), sequence, 1, 1, 1.0, g)
+        sensitivity = self.service.scenario.problem.first_clip * 2 / self.service.scenario.batch_size  # type: ignore[operator]
+        arrived = GradientArrived(EdgeId(edge), sequence, 1, sensitivity, g, incarnation)
         return self.send(edge, EdgeTopic.GRADIENT, encode_gradient(arrived))
 
-    def send(self, edge: str, leaf: EdgeTopic, payload: bytes) -> list[Admission | Refusal]:
+    def send(self, edge: str, leaf: EdgeTopic, payload: bytes) -> list[Admission | Refuse]:
         self.edge.publish(edge_topic(RUN, EdgeId(edge), leaf), payload, qos=1)
         self.broker.settle()
         return [answer for name, answer in self.answers if name == edge]
@@ -112,12 +116,12 @@ def test_a_refused_hello_is_answered_and_the_edge_itself_still_heard() -> None:
     assert isinstance(bed.hello("a"), Admission)
     bed.gradient("a", 1)
     refusal = bed.hello("a", THEIRS)  # a second process under this id, with an empty ledger
-    assert isinstance(refusal, Refusal)
-    assert (refusal.refuse.reason, refusal.nonce) == ("ledger-lost", THEIRS)
+    assert isinstance(refusal, Refuse)
+    assert (refusal.reason, refusal.nonce) == ("ledger-lost", THEIRS)
     bed.leave("a", "budget", THEIRS)
     assert bed.service.halted is None
     bed.leave("a", "budget")
-    assert bed.service.halted == Halt("no-budget", 1)
+    assert bed.service.halted == Halt("no-budget", 1, LIFE)
 
 
 def test_a_second_process_that_is_welcomed_takes_the_first_ones_place() -> None:
@@ -130,7 +134,7 @@ def test_a_second_process_that_is_welcomed_takes_the_first_ones_place() -> None:
     bed.leave("a", "budget")  # of the process that was replaced
     assert bed.service.halted is None
     bed.leave("a", "budget", THEIRS)
-    assert bed.service.halted == Halt("no-budget", 0)
+    assert bed.service.halted == Halt("no-budget", 0, LIFE)
 
 
 def test_a_hello_said_again_keeps_the_contact_and_what_it_measured() -> None:
@@ -150,9 +154,9 @@ def test_strangers_leave_nothing_behind_but_counts() -> None:
     before = bed.written.tell()
     for number in range(200):
         refusal = bed.hello(f"h{number}", THEIRS)
-        assert isinstance(refusal, Refusal)
-        assert (refusal.refuse.reason, refusal.nonce) == ("fleet-full", THEIRS)
-        assert isinstance(bed.gradient(f"h{number}", 1)[-1], Refusal)
+        assert isinstance(refusal, Refuse)
+        assert (refusal.reason, refusal.nonce) == ("fleet-full", THEIRS)
+        assert isinstance(bed.gradient(f"h{number}", 1)[-1], Refuse)
     assert list(bed.service.contacts) == ["a"]
     assert list(bed.service.server.edges) == ["a"]
     assert len(bed.said) < 60
@@ -168,6 +172,7 @@ def test_refused_gradients_of_one_edge_get_a_hundred_lines_and_are_counted_beyon
     bed = Bed({"edges": 2})
     for edge in ("a", "b"):
         bed.hello(edge)
+    for edge in ("a", "b"):
         bed.gradient(edge, 1)
     for _ in range(150):
         bed.gradient("a", 1)
@@ -237,7 +242,7 @@ def test_evaluations_that_cannot_keep_up_are_left_out_but_never_the_last(
     evaluations.go_on(bed)
     bed.gradient("a", 5)
     bed.gradient("a", 6)
-    assert bed.service.halted == Halt("finished", 6)
+    assert bed.service.halted == Halt("finished", 6, LIFE)
     evaluations.go_on(bed)
     assert [evaluation.updates for evaluation in bed.service.tally.evaluations] == [1, 2, 5, 6]
     assert [line for line in bed.said if "evaluation" in line] == [
@@ -262,7 +267,11 @@ def test_the_last_model_is_evaluated_where_its_turn_was_left_out(monkeypatch: py
 def test_a_cloud_that_is_over_does_not_announce_itself_to_a_broker_that_comes_back() -> None:
     bed = Bed()
     seen: list[bool] = []
-    bed.edge.subscribe(presence_topic(RUN), lambda _, payload: seen.append(decode_presence(payload).online))
+    bed.edge.subscribe(
+        presence_topic(RUN),
+        lambda _, payload: seen.append(decode_presence(payload).online),
+        retained=True,
+    )
     bed.hello("a")
     bed.cloud.lose()
     bed.cloud.restore()
@@ -302,14 +311,14 @@ def test_a_halt_that_finds_the_queue_full_is_said_again_until_it_is_taken() -> N
     bed.gradient("a", 1)
     bed.service.evaluations.shutdown(wait=True)
     bed.broker.advance(5.0)
-    assert bed.service.halted == Halt("finished", 1)
+    assert bed.service.halted == Halt("finished", 1, LIFE)
     assert bed.service.owing
     assert not bed.broker.retained.get(halt_topic(RUN))
     assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online
     full.full = False
     bed.broker.advance(1.0)
     assert not bed.service.owing
-    assert decode_halt(bed.broker.retained[halt_topic(RUN)]) == Halt("finished", 1)
+    assert decode_halt(bed.broker.retained[halt_topic(RUN)]) == Halt("finished", 1, LIFE)
     assert not decode_presence(bed.broker.retained[presence_topic(RUN)]).online
 
 
@@ -320,8 +329,8 @@ def test_refusals_need_no_place_in_the_queue() -> None:
     bed.service.channel = full
     bed.hello("a")
     full.full = True
-    assert isinstance(bed.hello("b"), Refusal)
-    assert isinstance(bed.gradient("c", 1)[-1], Refusal)
+    assert isinstance(bed.hello("b"), Refuse)
+    assert isinstance(bed.gradient("c", 1)[-1], Refuse)
 
 
 # -- other clouds -----------------------------------------------------------------------------------------
@@ -349,7 +358,9 @@ def test_a_presence_without_anybody_behind_it_is_not_an_answer() -> None:
     bed.cloud.close()  # no last will, as where the broker has not noticed the end
     inquiry = ask(bed)
     assert (inquiry.online, inquiry.asked, inquiry.answered, inquiry.settled) == (True, True, False, False)
-    bed.broker.route(presence_topic(RUN), encode_presence(Presence(False, bed.service.nonce)), retain=True)
+    bed.broker.route(
+        presence_topic(RUN), encode_presence(Presence(False, bed.service.nonce, LIFE)), retain=True
+    )
     bed.broker.settle()  # the last will, at last
     assert inquiry.settled
 
@@ -366,13 +377,129 @@ def test_where_nobody_was_there_is_nothing_to_wait_for() -> None:
 
 def test_the_will_of_another_cloud_does_not_stay_the_last_word() -> None:
     bed = Bed()
-    bed.broker.route(presence_topic(RUN), encode_presence(Presence(False, THEIRS)), retain=True)
+    bed.broker.route(presence_topic(RUN), encode_presence(Presence(False, THEIRS, 5)), retain=True)
     bed.broker.settle()
-    assert decode_presence(bed.broker.retained[presence_topic(RUN)]) == Presence(True, bed.service.nonce)
-    bed.broker.route(presence_topic(RUN), encode_presence(Presence(True, THEIRS)), retain=True)
+    assert decode_presence(bed.broker.retained[presence_topic(RUN)]) == Presence(
+        True, bed.service.nonce, LIFE
+    )
+    bed.broker.route(presence_topic(RUN), encode_presence(Presence(True, THEIRS, 5)), retain=True)
     bed.broker.settle()
     assert any("another cloud" in line for line in bed.said)
     bed.broker.route(presence_topic(RUN), b"nonsense", retain=False)
     bed.broker.route(clouds_topic(RUN), b"nonsense", retain=False)
     bed.broker.settle()
     assert bed.service.dropped == {"presence": 2}
+
+
+# -- old and forged messages ------------------------------------------------------------------------------
+
+
+def test_a_hello_that_comes_again_is_counted_and_has_no_answer() -> None:
+    bed = Bed()
+    assert isinstance(bed.hello("a", number=1), Admission)
+    answers = len(bed.answers)
+    bed.gradient("a", 1)
+    bed.hello("a", number=1)
+    assert bed.service.dropped == {"late-hello": 1}
+    assert len(bed.answers) == answers
+    refuse = bed.hello("a", THEIRS, incarnation=LIFE + 1)
+    assert isinstance(refuse, Refuse)
+    assert (refuse.reason, refuse.incarnation) == ("incarnation", LIFE)
+    assert bed.service.dropped == {"late-hello": 2}
+    assert not bed.said
+
+
+@pytest.mark.parametrize("payload", [encode_halt(Halt("finished", 3, LIFE)), b"nonsense"])
+def test_a_halt_that_somebody_else_sends_is_told_and_taken_back(payload: bytes) -> None:
+    bed = Bed()
+    bed.broker.route(halt_topic(RUN), payload, retain=True)
+    bed.broker.settle()
+    assert halt_topic(RUN) not in bed.broker.retained
+    assert bed.service.dropped["halt"] == 1
+    assert any("somebody else has sent a halt" in line for line in bed.said)
+    assert bed.service.halted is None
+    bed.service.interrupt()
+    bed.broker.settle()
+    bed.broker.route(halt_topic(RUN), payload, retain=True)
+    bed.broker.settle()
+    assert decode_halt(bed.broker.retained[halt_topic(RUN)]) == Halt("interrupted", 0, LIFE)
+
+
+def test_a_hello_after_the_halt_is_told_of_it() -> None:
+    bed = Bed()
+    bed.service.interrupt()
+    refuse = bed.hello("a")
+    assert isinstance(refuse, Refuse)
+    assert (refuse.reason, refuse.detail) == ("halted", "interrupted after 0 updates")
+    assert not bed.said
+
+
+def test_a_retained_hello_gradient_or_leave_is_not_heard() -> None:
+    bed = Bed()
+    hello = encode_hello(Hello(edge_id=EdgeId("ghost"), nonce=THEIRS, incarnation=LIFE))
+    bed.cloud.lose()
+    for leaf in (EdgeTopic.HELLO, EdgeTopic.GRADIENT, EdgeTopic.LEAVE, EdgeTopic.WILL):
+        bed.broker.route(edge_topic(RUN, EdgeId("ghost"), leaf), hello, retain=True)
+    bed.broker.settle()
+    bed.cloud.restore()
+    bed.broker.settle()
+    assert bed.cloud.violations == 4
+    assert not bed.service.server.edges
+
+
+def test_a_late_will_of_our_own_does_not_stay_the_last_word() -> None:
+    bed = Bed()
+    bed.broker.route(
+        presence_topic(RUN), encode_presence(Presence(False, bed.service.nonce, LIFE)), retain=True
+    )
+    bed.broker.settle()
+    assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online
+
+
+# -- budgets that are spent -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("away", "waits"), [(False, 1), (True, 10)])
+def test_a_spent_run_ends_once_nobody_has_come_for_a_while(away: bool, waits: int) -> None:
+    bed = Bed({"edges": 3, "testbed": {"silent_after": 10.0}})
+    bed.hello("a")
+    if away:
+        bed.hello("b", THEIRS)
+        bed.send("b", EdgeTopic.WILL, encode_leave(Leave(EdgeId("b"), "lost", THEIRS)))
+    bed.leave("a", "budget")
+    bed.broker.advance(10.0 * waits - 5)
+    assert bed.service.halted is None
+    bed.broker.advance(20.0)
+    assert bed.service.halted == Halt("no-budget", 0, LIFE)
+
+
+def test_a_newcomer_keeps_a_spent_run_going() -> None:
+    bed = Bed({"edges": 3, "testbed": {"silent_after": 10.0}})
+    bed.hello("a")
+    bed.leave("a", "budget")
+    bed.broker.advance(8.0)
+    bed.hello("b", THEIRS)
+    for _ in range(5):
+        bed.broker.advance(8.0)
+        bed.hello("b", THEIRS)
+    assert bed.service.halted is None
+    bed.leave("b", "refused", THEIRS)
+    bed.broker.advance(25.0)
+    assert bed.service.halted == Halt("no-budget", 0, LIFE)
+
+
+def test_a_run_whose_last_loss_is_not_finite_has_diverged() -> None:
+    bed = Bed({"iterations": 1})
+
+    class Absurd:
+        def evaluate(self, x: Vector, updates: int, stage: int) -> Evaluation:  # noqa: ARG002
+            return Evaluation(updates, stage, {ACCURACY: 0.5, LOSS: math.inf})
+
+    bed.service.evaluator = Absurd()  # type: ignore[assignment]
+    bed.hello("a")
+    bed.gradient("a", 1)
+    bed.service.evaluations.shutdown(wait=True)
+    bed.broker.settle()
+    assert bed.service.halted == Halt("diverged", 1, LIFE)
+    assert decode_halt(bed.broker.retained[halt_topic(RUN)]) == Halt("diverged", 1, LIFE)
+    assert [event["reason"] for event in bed.events("halted")] == ["diverged"]

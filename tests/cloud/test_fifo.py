@@ -14,7 +14,7 @@ from common.quantities import EdgeId, NoisyGradient
 
 def arrived(edge: str, sequence: int, value: float = 0.0) -> GradientArrived:
     gradient = NoisyGradient(np.full(2, value, np.float32))
-    return GradientArrived(EdgeId(edge), sequence, 1, 1, 1.0, gradient)
+    return GradientArrived(EdgeId(edge), sequence, 1, 1.0, gradient)
 
 
 def test_gradients_leave_in_the_order_in_which_they_came() -> None:

@@ -41,12 +41,15 @@ def test_those_here_get_the_model_once_and_the_rest_as_they_come() -> None:
     assert [effect.edge_id for effect in late if isinstance(effect, SendModel)] == ["c"]
 
 
-def test_the_run_ends_when_those_who_began_it_have_spent_their_budgets() -> None:
+def test_the_run_is_spent_when_those_who_began_it_are_but_a_newcomer_may_still_come() -> None:
     server = waiting_cloud()
     server.receive(Hello(edge_id=EdgeId("a")))
     server.begin_with_those_here()
     effects = server.receive(Leave(EdgeId("a"), "budget"))
-    assert [effect.reason for effect in effects if isinstance(effect, Halt)] == ["no-budget"]
+    assert not any(isinstance(effect, Halt) for effect in effects)
+    assert server.spent() == "gone"
+    server.receive(Hello(edge_id=EdgeId("b")))
+    assert server.spent() == ""
 
 
 def test_a_halted_cloud_begins_nothing() -> None:

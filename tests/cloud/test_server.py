@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,8 +50,12 @@ def cloud(
     return CloudServer(terms=terms, model=np.zeros(3, np.float32), begin=begin)
 
 
+NUMBERS = count(1)
+
+
 def hello(edge: str, **fields: Any) -> Hello:
-    return Hello(edge_id=EdgeId(edge), **fields)
+    """Return a hello that is newer than all before, as a process says them."""
+    return Hello(edge_id=EdgeId(edge), **{"number": next(NUMBERS), **fields})
 
 
 def gradient(
@@ -59,11 +64,10 @@ def gradient(
     version: int = 1,
     *,
     value: float = 1.0,
-    stage: int = 1,
     sensitivity: float = 1.0,
 ) -> GradientArrived:
     g = NoisyGradient(np.full(3, value, np.float32))
-    return GradientArrived(EdgeId(edge), sequence, version, stage, sensitivity, g)
+    return GradientArrived(EdgeId(edge), sequence, version, sensitivity, g)
 
 
 def kinds(effects: list[Effect]) -> list[str]:
@@ -90,7 +94,7 @@ def test_a_hello_is_welcomed_with_an_index_and_the_first_model() -> None:
     assert effects[1] == EdgeJoined(0, EdgeId("a"), 1, "exponential-norm", 1.0, None, False)
     sent = only(SendModel, effects)
     stage = first_stage(MOMENT, PROBLEM, 2)
-    assert (sent.version, sent.stage, sent.sensitivity, sent.acknowledged) == (1, 1, stage.sensitivity, 0)
+    assert (sent.version, sent.sensitivity, sent.acknowledged) == (1, stage.sensitivity, 0)
     opened = only(StageOpened, effects)
     assert (opened.stage, opened.t, opened.variance, opened.length) == (1, 1, stage.variance, stage.length)
     assert (opened.p, opened.learning_rate, opened.reopened) == (stage.p, stage.learning_rate, False)
@@ -202,9 +206,10 @@ def test_an_edge_that_lost_its_ledger_is_refused() -> None:
     joined(server, "a")
     server.receive(gradient("a", 1))
     server.receive(gradient("a", 2, 2))
-    effects = server.receive(hello("a", last_sequence=1))
+    effects = server.receive(hello("a", last_sequence=1, nonce="another", number=1))
     assert kinds(effects) == ["Refuse"]
-    assert only(Refuse, effects).reason == "ledger-lost"
+    refuse = only(Refuse, effects)
+    assert (refuse.reason, refuse.nonce, refuse.number) == ("ledger-lost", "another", 1)
     assert "1 releases, 2 were applied" in only(Refuse, effects).detail
 
 
@@ -347,7 +352,8 @@ def test_the_smallest_epsilon_never_rises_not_even_when_its_edge_leaves_or_chang
     joined(server, "a")
     server.receive(hello("b", epsilon=0.5))
     server.receive(Leave(EdgeId("b"), "shutdown"))
-    assert kinds(server.receive(hello("b", epsilon=5.0))) == ["Welcome", "EdgeJoined", "SendModel"]
+    effects = server.receive(hello("b", epsilon=5.0, nonce="again"))
+    assert kinds(effects) == ["Welcome", "EdgeJoined", "SendModel"]
     assert server.moment == 2 / 0.5**2
     opened = only(StageOpened, server.receive(gradient("a", 1)))
     assert opened.stage == 2
@@ -398,12 +404,13 @@ def test_a_stage_ends_after_exactly_its_length_and_the_next_model_carries_the_ne
     for n in range(1, 36):
         effects = server.receive(gradient("a", n, n))
         assert kinds(effects) == ["GradientApplied", "SendModel"]
-        assert only(SendModel, effects).stage == 1
+        assert only(SendModel, effects).sensitivity == first.sensitivity
     effects = server.receive(gradient("a", 36, 36))
     assert kinds(effects) == ["GradientApplied", "StageOpened", "SendModel"]
     sent = only(SendModel, effects)
-    assert (sent.stage, sent.sensitivity) == (2, second.sensitivity)
-    assert only(StageOpened, effects).t == 37
+    assert sent.sensitivity == second.sensitivity
+    opened = only(StageOpened, effects)
+    assert (opened.stage, opened.t) == (2, 37)
 
 
 def test_a_gradient_of_an_older_stage_is_applied_at_todays_rate_and_tagged_with_its_own() -> None:
@@ -413,7 +420,7 @@ def test_a_gradient_of_an_older_stage_is_applied_at_todays_rate_and_tagged_with_
     assert server.schedule is not None
     assert server.schedule.stage == 2
     before, rate = server.model.copy(), server.schedule.learning_rate(2)
-    effects = server.receive(gradient("b", 1, 1, stage=1, sensitivity=1.0))
+    effects = server.receive(gradient("b", 1, 1, sensitivity=1.0))
     applied = only(GradientApplied, effects)
     assert (applied.stage, applied.sensitivity, applied.t, applied.staleness) == (1, 1.0, 2, 1)
     np.testing.assert_allclose(before - server.model, np.full(3, rate), rtol=1e-5)
@@ -437,7 +444,8 @@ def test_a_configured_staleness_stays_whatever_is_seen() -> None:
     server = cloud(problem=replace(PROBLEM, tau_max=1, loss_gap=1e-9))
     joined(server, "a", "b")
     for n in range(1, 4):
-        opened = only(StageOpened, server.receive(gradient("a", n, n)))
+        sensitivity = server.schedule.sensitivity if server.schedule is not None else 0.0
+        opened = only(StageOpened, server.receive(gradient("a", n, n, sensitivity=sensitivity)))
     opened = only(StageOpened, server.receive(gradient("b", 1, 1)))
     assert opened.tau_max == 1
 
@@ -478,14 +486,14 @@ def test_a_stranger_is_told_to_say_hello() -> None:
 
 
 def test_a_gradient_on_a_model_of_the_future_is_never_applied() -> None:
-    """Of another life of this run: its noise may have been used already, so the sequence is burnt."""
+    """Its sequence is used up, so that the edge goes on with the next."""
     server = cloud()
     joined(server, "a")
-    effects = server.receive(gradient("a", 5, version=2))
+    effects = server.receive(gradient("a", 1, version=2))
     assert only(GradientRefused, effects).reason == "future"
-    assert only(SendModel, effects).acknowledged == 5
-    assert only(GradientRefused, server.receive(gradient("a", 5, version=1))).reason == "duplicate"
-    assert kinds(server.receive(gradient("a", 6, version=1))) == ["GradientApplied", "SendModel"]
+    assert only(SendModel, effects).acknowledged == 1
+    assert only(GradientRefused, server.receive(gradient("a", 1, version=1))).reason == "duplicate"
+    assert kinds(server.receive(gradient("a", 2, version=1))) == ["GradientApplied", "SendModel"]
 
 
 def test_a_gradient_on_version_0_is_never_applied() -> None:
@@ -500,26 +508,23 @@ def test_a_gradient_on_version_0_is_never_applied() -> None:
 
 
 def test_a_full_buffer_asks_to_send_the_same_again_later() -> None:
-    server = cloud(edges_at_least=2, fifo_capacity=1)
-    server.receive(hello("a"))
-    assert server.receive(gradient("a", 1)) == []
-    effects = server.receive(gradient("a", 2))
+    server = cloud(fifo_capacity=1)
+    joined(server, "a", "b")
+    server.fifo.offer(gradient("b", 1))  # waits for its update
+    effects = server.receive(gradient("a", 1))
     assert (only(GradientRefused, effects).reason, only(Refuse, effects).reason) == ("full", "full")
-    effects = server.receive(hello("b"))
-    assert only(GradientApplied, effects).sequence == 1
-    assert only(GradientApplied, server.receive(gradient("a", 2))).sequence == 2
+    server.fifo.take()
+    assert only(GradientApplied, server.receive(gradient("a", 1))).sequence == 1
 
 
-def test_what_waited_out_of_order_is_not_applied_again_when_it_is_resent() -> None:
+def test_nobody_has_a_gradient_before_the_first_model_was_sent() -> None:
     server = cloud(edges_at_least=2)
     server.receive(hello("a"))
-    for sequence in (2, 1):
-        assert server.receive(gradient("a", sequence)) == []
+    effects = server.receive(gradient("a", 1))
+    assert kinds(effects) == ["GradientRefused"]
+    assert only(GradientRefused, effects).reason == "no-such-model"
     server.receive(hello("b"))
-    assert server.updates == 2
-    for sequence in (1, 2):
-        assert only(GradientRefused, server.receive(gradient("a", sequence))).reason == "duplicate"
-    assert server.updates == 2
+    assert server.updates == 0
 
 
 def test_a_model_that_was_handed_out_never_changes() -> None:
@@ -581,9 +586,7 @@ def test_every_gradient_is_applied_exactly_once_however_often_and_whenever_it_is
                     continue  # the answer to a resend: the last gradient is still on its way
                 next_sequence[effect.edge_id] = sequence + 1
                 g = NoisyGradient(rng.standard_normal(3).astype(np.float32))
-                fresh = GradientArrived(
-                    effect.edge_id, sequence, effect.version, effect.stage, effect.sensitivity, g
-                )
+                fresh = GradientArrived(effect.edge_id, sequence, effect.version, effect.sensitivity, g)
                 made[effect.edge_id, sequence] = fresh
                 network.extend([fresh] * int(rng.integers(1, 4)))
 
@@ -644,7 +647,8 @@ def test_training_halts_at_the_last_update_in_the_midst_of_a_stage() -> None:
         effects = server.receive(late)
         assert only(GradientRefused, effects).reason == "after-halt"
         assert only(Halt, effects) == Halt("finished", 3)
-    assert server.receive(hello("c")) == [Halt("finished", 3)]
+    refuse = only(Refuse, server.receive(hello("c")))
+    assert (refuse.reason, refuse.detail) == ("halted", "finished after 3 updates")
     np.testing.assert_array_equal(server.model, before)
 
 
@@ -652,15 +656,16 @@ def test_no_stage_opens_after_the_last_update() -> None:
     server = cloud(iterations=2, problem=replace(PROBLEM, loss_gap=1e-9))
     joined(server, "a")
     assert kinds(server.receive(gradient("a", 1))) == ["GradientApplied", "StageOpened", "SendModel"]
-    assert kinds(server.receive(gradient("a", 2, 2))) == ["GradientApplied", "Halt"]
+    assert server.schedule is not None
+    sensitivity = server.schedule.sensitivity
+    assert kinds(server.receive(gradient("a", 2, 2, sensitivity=sensitivity))) == ["GradientApplied", "Halt"]
 
 
 def test_the_buffer_is_not_drained_past_the_end() -> None:
-    server = cloud(iterations=1, edges_at_least=2)
-    server.receive(hello("a"))
-    server.receive(gradient("a", 1))
-    server.receive(gradient("a", 2))
-    effects = server.receive(hello("b"))
+    server = cloud(iterations=1)
+    joined(server, "a", "b")
+    server.fifo.offer(gradient("a", 1))
+    effects = server.receive(gradient("b", 1))
     assert [e.sequence for e in effects if isinstance(e, GradientApplied)] == [1]
     assert only(Halt, effects) == Halt("finished", 1)
 
@@ -677,7 +682,7 @@ def test_leaving_is_told_once_and_a_stranger_leaves_nothing() -> None:
 
 
 def test_training_halts_when_everybodys_budget_is_spent() -> None:
-    server = cloud()
+    server = cloud(edges=2)
     joined(server, "a", "b")
     assert kinds(server.receive(Leave(EdgeId("a"), "budget"))) == ["EdgeGone"]
     effects = server.receive(Leave(EdgeId("b"), "budget"))
@@ -686,20 +691,21 @@ def test_training_halts_when_everybodys_budget_is_spent() -> None:
 
 
 def test_an_edge_that_is_only_away_may_come_back() -> None:
-    server = cloud()
+    server = cloud(edges=2)
     joined(server, "a", "b")
     server.receive(Leave(EdgeId("a"), "lost"))
     server.receive(Leave(EdgeId("b"), "budget"))
-    assert server.halted is None
-    server.receive(hello("b"))  # with a larger budget
+    assert (server.halted, server.spent()) == (None, "away")
+    server.receive(hello("b", nonce="again"))  # with a larger budget
+    assert server.spent() == ""
     server.receive(Leave(EdgeId("a"), "budget"))
     assert server.halted is None
-    server.receive(Leave(EdgeId("b"), "budget"))
+    server.receive(Leave(EdgeId("b"), "budget", "again"))
     assert server.halted == Halt("no-budget", 0)
 
 
 def test_a_silent_edge_may_still_say_that_its_budget_is_spent() -> None:
-    server = cloud()
+    server = cloud(edges=1)
     joined(server, "a")
     server.receive(Leave(EdgeId("a"), "silent"))
     assert kinds(server.receive(Leave(EdgeId("a"), "budget"))) == ["EdgeGone", "Halt"]
@@ -707,7 +713,7 @@ def test_a_silent_edge_may_still_say_that_its_budget_is_spent() -> None:
 
 
 def test_a_late_duplicate_and_silence_do_not_refill_a_spent_budget() -> None:
-    server = cloud()
+    server = cloud(edges=2)
     joined(server, "a", "b")
     server.receive(gradient("a", 1))
     server.receive(Leave(EdgeId("a"), "budget"))

@@ -19,7 +19,7 @@ def channel(broker: MemoryBroker, **options: object) -> MemoryChannel:
 def listener(broker: MemoryBroker, topic_filter: str) -> tuple[MemoryChannel, Seen]:
     seen: Seen = []
     made = channel(broker)
-    made.subscribe(topic_filter, lambda topic, payload: seen.append((topic, payload)))
+    made.subscribe(topic_filter, lambda topic, payload: seen.append((topic, payload)), retained=True)
     return made, seen
 
 

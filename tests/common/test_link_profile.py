@@ -168,3 +168,20 @@ def test_a_wrong_csv_is_refused(tmp_path: Path, text: str) -> None:
         links_from_csv(path)
     with pytest.raises(ConfigurationError, match="absent"):
         links_from_csv(tmp_path / "absent.csv")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"delay_ms": 1e12},
+        {"delay_ms": 60_001},
+        {"jitter_ms": 1e9, "distribution": "normal"},
+        {"rate_kbps": 1e-9},
+        {"delay_ms": 1, "partitions": [[0, 1e12]]},
+        {"delay_ms": 1, "partitions": [[1e12, 1]]},
+    ],
+)
+def test_a_link_that_would_hold_an_edge_for_ever_is_refused(fields: dict[str, object]) -> None:
+    """A welcome may name one."""
+    with pytest.raises(ConfigurationError, match=r"must be|at most"):
+        link_profile(fields)

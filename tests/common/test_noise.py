@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from common.errors import ConfigurationError
@@ -15,6 +16,7 @@ from common.noise import (
     GammaNorm,
     Gaussian,
     Mechanism,
+    NoiseLaw,
     Sampling,
     Scope,
     noise_law,
@@ -131,3 +133,13 @@ def test_a_parameter_at_the_end_of_float64_raises_nothing(value: float) -> None:
     for law in (GammaNorm(value), ExponentialNorm(value), Gaussian(value)):
         moment = law.relative_second_moment(785)
         assert moment >= 0
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 100])
+@pytest.mark.parametrize("law", [Gaussian(2.0), GammaNorm(0.5), ExponentialNorm(0.5)])
+def test_no_draw_is_longer_than_the_tail_of_its_law_and_the_tail_is_not_far(
+    law: NoiseLaw, dimension: int
+) -> None:
+    rng = np.random.default_rng(8)
+    norms = [float(np.linalg.norm(law.draw(0.3, dimension, rng))) / 0.3 for _ in range(5000)]
+    assert max(norms) <= law.relative_tail(dimension) < 40 * np.sqrt(law.relative_second_moment(dimension))

@@ -20,6 +20,7 @@ from common.wire import codec, v1
 
 EDGE = EdgeId("e1")
 NONCE = "0123456789abcdef"
+LIFE = 2**62 + 5  # an incarnation
 COUNTS = st.integers(0, 2**63 - 1)
 WORDS = st.from_regex(r"\A[a-z0-9-]{1,32}\Z")
 NONCES = st.from_regex(r"\A[0-9a-f]{16}\Z")
@@ -40,7 +41,7 @@ JSON = st.recursive(
 
 def gradient(vector: object = (1.0, -2.0), sequence: int = 7, sensitivity: float = 0.5) -> GradientArrived:
     values = np.asarray(vector, np.float32)
-    return GradientArrived(EDGE, sequence, 3, 1, sensitivity, NoisyGradient(values))
+    return GradientArrived(EDGE, sequence, 3, sensitivity, NoisyGradient(values), LIFE)
 
 
 DECODERS: dict[str, Callable[[bytes], object]] = {
@@ -52,46 +53,53 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "halt": codec.decode_halt,
     "presence": codec.decode_presence,
 }
-HELLO = codec.Greeting(Hello(edge_id=EDGE, noise="gaussian", noise_multiplier=1.5, sampler="poisson"), NONCE)
+HELLO = Hello(edge_id=EDGE, noise="gaussian", noise_multiplier=1.5, nonce=NONCE)
 ADMISSION = codec.Admission(
-    welcome=Welcome(EDGE, 2, 9), edges=5, scenario={"model": {"name": "lr"}}, seed=None, nonce=NONCE
+    welcome=Welcome(EDGE, 2, 9),
+    edges=5,
+    scenario={"model": {"name": "lr"}},
+    seed=None,
+    nonce=NONCE,
+    number=3,
+    incarnation=LIFE,
 )
 VALID = {
     "gradient": codec.encode_gradient(gradient()),
-    "model": codec.encode_model(SendModel(EDGE, 4, 1, 0.5, 7, np.array([1, 2], np.float32))),
+    "model": codec.encode_model(SendModel(EDGE, 4, 0.5, 7, np.array([1, 2], np.float32), LIFE)),
     "hello": codec.encode_hello(HELLO),
     "answer": codec.encode_welcome(ADMISSION),
-    "leave": codec.encode_leave(codec.Farewell(Leave(EDGE, "budget"), NONCE)),
-    "halt": codec.encode_halt(Halt("finished", 100)),
-    "presence": codec.encode_presence(codec.Presence(True, NONCE)),
+    "leave": codec.encode_leave(Leave(EDGE, "budget", NONCE)),
+    "halt": codec.encode_halt(Halt("finished", 100, LIFE)),
+    "presence": codec.encode_presence(codec.Presence(True, NONCE, LIFE)),
 }
 KINDS = sorted(DECODERS)
 
 
 @given(VECTORS, st.integers(1, 2**63 - 1), COUNTS, COUNTS, st.floats(0, 1e300))
 def test_a_gradient_arrives_as_it_was_sent(
-    vector: np.ndarray, sequence: int, version: int, stage: int, sensitivity: float
+    vector: np.ndarray, sequence: int, version: int, incarnation: int, sensitivity: float
 ) -> None:
-    sent = GradientArrived(EDGE, sequence, version, stage, sensitivity, NoisyGradient(vector))
+    sent = GradientArrived(EDGE, sequence, version, sensitivity, NoisyGradient(vector), incarnation)
     payload = codec.encode_gradient(sent)
     came = codec.decode_gradient(EDGE, payload, vector.size)
-    assert (came.sequence, came.version, came.stage, came.sensitivity) == (
+    assert (came.sequence, came.version, came.incarnation, came.sensitivity) == (
         sequence,
         version,
-        stage,
+        incarnation,
         sensitivity,
     )
+    assert codec.incarnation_of(payload) == incarnation
     assert came.gradient.tobytes() == vector.tobytes()
     assert len(payload) == v1.HEADER_BYTES + 4 * vector.size
 
 
 @given(VECTORS, COUNTS, COUNTS, COUNTS, st.floats(0, 1e300))
 def test_a_model_arrives_as_it_was_sent(
-    vector: np.ndarray, version: int, stage: int, acknowledged: int, sensitivity: float
+    vector: np.ndarray, version: int, incarnation: int, acknowledged: int, sensitivity: float
 ) -> None:
-    sent = SendModel(EDGE, version, stage, sensitivity, acknowledged, vector)
+    sent = SendModel(EDGE, version, sensitivity, acknowledged, vector, incarnation)
     came = codec.decode_model(EDGE, codec.encode_model(sent), vector.size)
-    assert (came.version, came.stage, came.acknowledged) == (version, stage, acknowledged)
+    assert (came.version, came.incarnation, came.acknowledged) == (version, incarnation, acknowledged)
     assert came.sensitivity == sensitivity
     assert came.model.tobytes() == vector.tobytes()
 
@@ -100,36 +108,45 @@ def test_a_model_arrives_as_it_was_sent(
     WORDS | st.none(),
     POSITIVE | st.none(),
     POSITIVE | st.none(),
-    WORDS | st.none(),
     COUNTS,
     COUNTS | st.none(),
     NONCES,
+    st.integers(1, 2**63 - 1),
 )
 def test_a_hello_arrives_as_it_was_sent(
     noise: str | None,
     epsilon: float | None,
     multiplier: float | None,
-    sampler: str | None,
     last: int,
     index: int | None,
     nonce: str,
+    number: int,
 ) -> None:
-    hello = Hello(
+    sent = Hello(
         edge_id=EDGE,
         noise=noise,
         epsilon=epsilon,
         noise_multiplier=multiplier,
-        sampler=sampler,
         last_sequence=last,
         index=index,
+        nonce=nonce,
+        number=number,
+        incarnation=last,
     )
-    sent = codec.Greeting(hello, nonce)
     assert codec.decode_hello(EDGE, codec.encode_hello(sent)) == sent
 
 
-@given(st.dictionaries(st.text(max_size=8), JSON, max_size=4), COUNTS | st.none(), COUNTS)
+@given(st.dictionaries(st.text(max_size=8), JSON, max_size=4), COUNTS | st.none(), st.integers(0, 2**63 - 2))
 def test_a_welcome_arrives_as_it_was_sent(scenario: dict[str, object], seed: int | None, last: int) -> None:
-    sent = codec.Admission(welcome=Welcome(EDGE, 3, last), edges=4, scenario=scenario, seed=seed, nonce=NONCE)
+    sent = codec.Admission(
+        welcome=Welcome(EDGE, 3, last),
+        edges=4,
+        scenario=scenario,
+        seed=seed,
+        nonce=NONCE,
+        number=last + 1,
+        incarnation=last,
+    )
     if v1.bounded(scenario):
         assert codec.decode_answer(EDGE, codec.encode_welcome(sent)) == sent
     else:  # deeper than the cap
@@ -138,13 +155,15 @@ def test_a_welcome_arrives_as_it_was_sent(scenario: dict[str, object], seed: int
 
 
 def test_refuse_leave_halt_and_presence_arrive_as_they_were_sent() -> None:
-    refusal = codec.Refusal(Refuse(EDGE, "fleet-full", "5 of 5 shards are dealt"), None)
-    assert codec.decode_answer(EDGE, codec.encode_refuse(refusal)) == refusal
-    farewell = codec.Farewell(Leave(EDGE, "budget"), NONCE)
-    assert codec.decode_leave(EDGE, codec.encode_leave(farewell)) == farewell
-    assert codec.decode_halt(codec.encode_halt(Halt("no-budget", 12))) == Halt("no-budget", 12)
+    for answered in ((None, None), (NONCE, 2**40)):
+        refuse = Refuse(EDGE, "fleet-full", "5 of 5 shards are dealt", *answered, LIFE)
+        assert codec.decode_answer(EDGE, codec.encode_refuse(refuse)) == refuse
+    leave = Leave(EDGE, "budget", NONCE)
+    assert codec.decode_leave(EDGE, codec.encode_leave(leave)) == leave
+    halt = Halt("no-budget", 12, LIFE)
+    assert codec.decode_halt(codec.encode_halt(halt)) == halt
     for online in (True, False):
-        presence = codec.Presence(online, codec.new_nonce())
+        presence = codec.Presence(online, codec.new_nonce(), LIFE)
         assert codec.decode_presence(codec.encode_presence(presence)) == presence
 
 
@@ -158,8 +177,8 @@ def test_the_decoded_vector_is_an_aligned_view_without_a_copy() -> None:
 
 def test_the_header_of_a_hot_message_is_plain_msgpack() -> None:
     header = VALID["gradient"][: v1.HEADER_BYTES]
-    assert msgpack.unpackb(header) == [1, "g", 7, 3, 1, 0.5]
-    assert msgpack.unpackb(VALID["model"][: v1.HEADER_BYTES]) == [1, "m", 4, 1, 7, 0.5]
+    assert msgpack.unpackb(header) == [1, "g", 7, 3, LIFE, 0.5]
+    assert msgpack.unpackb(VALID["model"][: v1.HEADER_BYTES]) == [1, "m", 4, LIFE, 7, 0.5]
 
 
 # ---- hostile bytes
@@ -285,6 +304,11 @@ WRONG_FIELDS: list[tuple[str, dict[str, object]]] = [
     ("hello", {"noise": "\x1b[31m"}),
     ("hello", {"noise": "gaussian\n"}),
     ("hello", {"nonce": "short"}),
+    ("hello", {"number": 0}),
+    ("hello", {"sampler": None}),
+    ("answer", {"number": 2**63}),
+    ("answer", {"incarnation": -1}),
+    ("halt", {"incarnation": None}),
     ("hello", {"more": 1}),
     ("answer", {"index": 5}),
     ("answer", {"edges": 0}),
@@ -355,7 +379,7 @@ def test_a_scenario_beyond_a_cap_is_refused_on_both_sides() -> None:
 
 def test_a_refuse_cannot_bring_escape_sequences_to_a_terminal() -> None:
     with pytest.raises(LocalProtocolError, match="detail"):
-        codec.encode_refuse(codec.Refusal(Refuse(EDGE, "mechanism", "\x1b]0;owned\x07"), NONCE))
+        codec.encode_refuse(Refuse(EDGE, "mechanism", "\x1b]0;owned\x07", NONCE, 1))
 
 
 @pytest.mark.parametrize("vector", [[], [[1.0]], [np.nan]])

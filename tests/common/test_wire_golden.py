@@ -16,10 +16,18 @@ FOLDER = Path(__file__).parent.parent / "golden" / "v1"
 EDGE = EdgeId("edge-1")
 NONCE = "0123456789abcdef"
 VECTOR = np.array([0.0, 1.0, -1.5, 3.4028235e38], np.float32)
-GRADIENT = GradientArrived(EDGE, 41, 1234567890123, 2, 0.0625, NoisyGradient(VECTOR))
-MODEL = SendModel(EDGE, 1234567890124, 3, 0.03125, 41, VECTOR)
-HELLO = codec.Greeting(
-    Hello(edge_id=EDGE, noise="gamma-norm", epsilon=0.2, sampler="poisson", last_sequence=41, index=4), NONCE
+LIFE = 8877665544332211  # an incarnation
+GRADIENT = GradientArrived(EDGE, 41, 1234567890123, 0.0625, NoisyGradient(VECTOR), LIFE)
+MODEL = SendModel(EDGE, 1234567890124, 0.03125, 41, VECTOR, LIFE)
+HELLO = Hello(
+    edge_id=EDGE,
+    noise="gamma-norm",
+    epsilon=0.2,
+    last_sequence=41,
+    index=4,
+    nonce=NONCE,
+    number=3,
+    incarnation=LIFE,
 )
 ADMISSION = codec.Admission(
     welcome=Welcome(EDGE, 4, 40),
@@ -27,17 +35,19 @@ ADMISSION = codec.Admission(
     scenario={"batch_size": 12, "model": {"name": "lr", "options": {"positive": [1, 3]}}, "rate": 0.5},
     seed=7,
     nonce=NONCE,
+    number=3,
+    incarnation=LIFE,
 )
-REFUSAL = codec.Refusal(Refuse(EDGE, "fleet-full", "20 of 20 shards are dealt"), NONCE)
-FAREWELL = codec.Farewell(Leave(EDGE, "budget"), NONCE)
-HALT = Halt("finished", 3000)
-PRESENCE = codec.Presence(True, NONCE)
+REFUSE = Refuse(EDGE, "fleet-full", "20 of 20 shards are dealt", NONCE, 3, LIFE)
+LEAVE = Leave(EDGE, "budget", NONCE)
+HALT = Halt("finished", 3000, LIFE)
+PRESENCE = codec.Presence(True, NONCE, LIFE)
 
 CASES: dict[str, tuple[bytes, Callable[[bytes], object], object]] = {
     "hello": (codec.encode_hello(HELLO), lambda raw: codec.decode_hello(EDGE, raw), HELLO),
     "welcome": (codec.encode_welcome(ADMISSION), lambda raw: codec.decode_answer(EDGE, raw), ADMISSION),
-    "refuse": (codec.encode_refuse(REFUSAL), lambda raw: codec.decode_answer(EDGE, raw), REFUSAL),
-    "leave": (codec.encode_leave(FAREWELL), lambda raw: codec.decode_leave(EDGE, raw), FAREWELL),
+    "refuse": (codec.encode_refuse(REFUSE), lambda raw: codec.decode_answer(EDGE, raw), REFUSE),
+    "leave": (codec.encode_leave(LEAVE), lambda raw: codec.decode_leave(EDGE, raw), LEAVE),
     "halt": (codec.encode_halt(HALT), codec.decode_halt, HALT),
     "presence": (codec.encode_presence(PRESENCE), codec.decode_presence, PRESENCE),
 }
@@ -60,13 +70,19 @@ def test_golden_bytes_are_read_and_made(name: str) -> None:
 
 def test_the_golden_gradient_is_read_and_made() -> None:
     came = codec.decode_gradient(EDGE, golden("gradient"), VECTOR.size)
-    assert (came.sequence, came.version, came.stage, came.sensitivity) == (41, 1234567890123, 2, 0.0625)
+    assert (came.sequence, came.version, came.incarnation, came.sensitivity) == (
+        41,
+        1234567890123,
+        LIFE,
+        0.0625,
+    )
     assert came.gradient.tolist() == VECTOR.tolist()
     assert codec.encode_gradient(GRADIENT) == golden("gradient")
 
 
 def test_the_golden_model_is_read_and_made() -> None:
     came = codec.decode_model(EDGE, golden("model"), VECTOR.size)
-    assert (came.version, came.stage, came.sensitivity, came.acknowledged) == (1234567890124, 3, 0.03125, 41)
+    assert (came.version, came.sensitivity, came.acknowledged) == (1234567890124, 0.03125, 41)
+    assert came.incarnation == LIFE
     assert came.model.tolist() == VECTOR.tolist()
     assert codec.encode_model(MODEL) == golden("model")

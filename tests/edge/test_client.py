@@ -19,14 +19,15 @@ from common.quantities import RunId
 from common.scenario import Scenario
 from common.wire.codec import (
     Admission,
-    Refusal,
+    Presence,
     decode_hello,
     decode_leave,
     encode_model,
+    encode_presence,
     encode_refuse,
     encode_welcome,
 )
-from common.wire.topics import EdgeTopic, edge_topic
+from common.wire.topics import EdgeTopic, edge_topic, presence_topic
 from edge.client import EdgeClient
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
@@ -36,6 +37,8 @@ from tests.core_support import small_dataset, small_scenario
 
 RUN = RunId("hostile")
 HOUR = 3600.0
+LIFE = 99  # the run's incarnation
+CLOUD = "c" * 16  # the nonce of its process
 
 
 def private_scenario(**changes: Any) -> Scenario:
@@ -73,6 +76,8 @@ class Stage:
             on_stop=lambda code: None,  # noqa: ARG005
             renewable=self.renewable,
         )
+        cloud = encode_presence(Presence(True, CLOUD, LIFE))
+        self.broker.route(presence_topic(self.run), cloud, retain=True)
         self.edge.start()
         self.broker.settle()
 
@@ -94,7 +99,12 @@ class Stage:
             "scenario": self.scenario.for_edge(0),
             "seed": self.scenario.seed,
             "nonce": self.edge.nonce,
+            "number": self.edge.session.hellos,
+            "incarnation": LIFE,
         }
+        if self.edge.session.answered == self.edge.session.hellos:
+            self.edge.on_connected()  # only a new hello has a new answer
+            fields["number"] = self.edge.session.hellos
         self.edge.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
         self.broker.settle()
 
@@ -102,7 +112,7 @@ class Stage:
         assert self.edge.preparation is not None
         x = np.full(self.edge.preparation.worker.model.dimension, value, np.float32)
         awaited = self.edge.session.awaited if acknowledged is None else acknowledged
-        self.edge.on_model("m", encode_model(SendModel(self.edge.edge_id, 1, 1, sensitivity, awaited, x)))
+        self.edge.on_model("m", encode_model(SendModel(self.edge.edge_id, 1, sensitivity, awaited, x, LIFE)))
         self.broker.settle()
 
     def published(self, leaf: EdgeTopic) -> list[bytes]:
@@ -111,11 +121,11 @@ class Stage:
 
     @property
     def hellos(self) -> list[Hello]:
-        return [decode_hello(self.edge.edge_id, one).hello for one in self.published(EdgeTopic.HELLO)]
+        return [decode_hello(self.edge.edge_id, one) for one in self.published(EdgeTopic.HELLO)]
 
     @property
     def leaves(self) -> list[str]:
-        return [decode_leave(self.edge.edge_id, one).leave.reason for one in self.published(EdgeTopic.LEAVE)]
+        return [decode_leave(self.edge.edge_id, one).reason for one in self.published(EdgeTopic.LEAVE)]
 
     def release(self, count: int) -> None:
         for _ in range(count):
@@ -507,8 +517,10 @@ def test_an_operator_may_replace_a_budget() -> None:
 
 
 def lost(stage: Stage) -> None:
-    refuse = Refuse(stage.edge.edge_id, "ledger-lost", "the ledger knows 0 releases, 5 were applied")
-    stage.edge.on_answer("welcome", encode_refuse(Refusal(refuse, stage.edge.nonce)))
+    words = "the ledger knows 0 releases, 5 were applied"
+    answered = (stage.edge.nonce, stage.edge.session.hellos)
+    refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered)
+    stage.edge.on_answer("welcome", encode_refuse(refuse))
     stage.broker.settle()
 
 

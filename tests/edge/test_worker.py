@@ -69,16 +69,19 @@ def worker(index: int = 2, streams: CounterStreams | None = None, **changes: Any
     return EdgeWorker(EdgeId(f"edge-{index}"), index, Pull(), shard, Recipe(**{**recipe, **changes}), streams)
 
 
-def sent(version: int = 1, sensitivity: float = 0.4, stage: int = 3) -> SendModel:
-    return SendModel(EdgeId("edge-2"), version, stage, sensitivity, 0, X)
+LIFE = 12  # an incarnation
+
+
+def sent(version: int = 1, sensitivity: float = 0.4) -> SendModel:
+    return SendModel(EdgeId("edge-2"), version, sensitivity, 0, X, LIFE)
 
 
 def test_sequences_count_from_one_and_the_answer_says_what_it_was_made_of() -> None:
     edge = worker()
     for n, version in enumerate([1, 4, 9], start=1):
-        arrived = edge.receive(sent(version, 0.4 / n, stage=n))
+        arrived = edge.receive(sent(version, 0.4 / n))
         assert (arrived.edge_id, arrived.sequence, arrived.version) == ("edge-2", n, version)
-        assert (arrived.stage, arrived.sensitivity) == (n, 0.4 / n)
+        assert (arrived.incarnation, arrived.sensitivity) == (LIFE, 0.4 / n)
         assert arrived.gradient.dtype == np.float32
 
 

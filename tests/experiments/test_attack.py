@@ -301,7 +301,7 @@ def test_the_command_inverts_recorded_payloads(tmp_path: Path) -> None:
     pixels = np.zeros((1, 784), np.float32)
     pixels[0, 300:420] = 1
     gradients = model.gradients(model.initial(np.random.default_rng()), model.features(pixels), np.array([1]))
-    made = GradientArrived(EDGE, 3, 1, 1, 1.0, NoisyGradient(gradients.weighted_sum(None)))
+    made = GradientArrived(EDGE, 3, 1, 1.0, NoisyGradient(gradients.weighted_sum(None)))
     (tmp_path / "edge-0-00000003.gradient").write_bytes(encode_gradient(made))
     words = ["quickstart", "--from-payloads", str(tmp_path), "--out", str(tmp_path / "out"), "--json"]
     result = CliRunner().invoke(command(), words)

@@ -23,10 +23,10 @@ from common.channel import MemoryBroker, MemoryChannel, Will
 from common.link import LinkProfile
 from common.messages import Fact, GradientApplied, Halt, Leave
 from common.quantities import RunId
-from common.randomness import streams_for
+from common.randomness import new_incarnation, streams_for
 from common.scenario import Scenario
 from common.tally import Tally
-from common.wire.codec import Farewell, decode_gradient, encode_leave
+from common.wire.codec import decode_gradient, encode_leave
 from common.wire.topics import EdgeTopic, edge_topic
 from edge.client import EdgeClient
 from edge.ledger import MemoryLedger
@@ -103,6 +103,7 @@ class Talk:
                 world.model,
                 streams_for(self.scenario.seed),
                 edges_at_least=self.edges_at_least,
+                incarnation=new_incarnation(),
             ),
             evaluator=Evaluator.of(world.model, world.dataset.test, 0.0),
             channel=(channel := LossyChannel(self.broker, self.faults, self.share)),
@@ -131,7 +132,7 @@ class Talk:
 
     def _connect(self, client: EdgeClient, link: LinkProfile | None) -> MemoryChannel:
         assert link is None
-        farewell = encode_leave(Farewell(Leave(client.edge_id, "lost"), client.nonce))
+        farewell = encode_leave(Leave(client.edge_id, "lost", client.nonce))
         channel = LossyChannel(
             self.broker,
             self.faults,
@@ -264,11 +265,11 @@ def test_an_edge_whose_shard_a_cloud_started_anew_has_dealt_again_stops() -> Non
     before.until(lambda: first.pushed > 3)
     assert isinstance(before.service.channel, MemoryChannel)
     before.service.channel.lose()
+    assert isinstance(first.channel, MemoryChannel)
+    first.channel.lose()
     after = Talk(scenario, broker=before.broker)  # it knows nothing
     newcomer = after.edge()
     before.until(lambda: newcomer.pushed > 0)
-    assert isinstance(first.channel, MemoryChannel)
-    first.channel.lose()
     first.channel.restore()
     before.until(lambda: first.exit_code is not None)
     assert first.exit_code == EXIT_REFUSED
@@ -385,4 +386,4 @@ def test_a_last_model_that_is_not_finite_is_no_finished_run() -> None:
     run.until(lambda: run.service.server.updates >= 3)
     run.service.server.model[0] = np.inf  # its copy is at the edges already: only x_T+1 has it
     run.run()
-    assert run.service.halted == Halt("diverged", 4)
+    assert run.service.halted == Halt("diverged", 4, run.service.server.incarnation)

@@ -34,7 +34,7 @@ def table(kind: str, **fields: Any) -> DelaysTable:
 
 
 def arrived(edge: int, sequence: int) -> GradientArrived:
-    return GradientArrived(EdgeId(str(edge)), sequence, 1, 1, 1.0, NoisyGradient(np.zeros(1, np.float32)))
+    return GradientArrived(EdgeId(str(edge)), sequence, 1, 1.0, NoisyGradient(np.zeros(1, np.float32)))
 
 
 def order(arrivals: Arrivals) -> list[tuple[float | None, str, int]]:
