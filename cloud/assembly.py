@@ -12,7 +12,7 @@ from common.errors import ConfigurationError
 from common.models.model import Model
 from common.noise import TAIL_NATS, Sampling
 from common.randomness import CounterStreams, Purpose
-from common.scenario import Scenario
+from common.scenario.scenario import Scenario
 
 _WAITING_GRADIENTS = 1 << 28  # bytes; before the first update an edge may send any number of them
 

@@ -10,7 +10,7 @@ from common.datasets.dataset import Samples
 from common.metrics import LOSS, check_values
 from common.models.model import Features, Model, Targets
 from common.quantities import Vector
-from common.tally import Evaluation
+from common.records.tally import Evaluation
 
 
 @dataclass(frozen=True, slots=True)

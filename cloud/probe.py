@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.channel import Channel
 from common.quantities import RunId
+from common.transport.channel import Channel
 from common.wire.topics import probe_topic
 
 

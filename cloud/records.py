@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from common.errors import RecordsError
-from common.journal import Journal
 from common.messages import Fact, GradientRefused, Halt
-from common.tally import Evaluation, Tally
+from common.records.journal import Journal
+from common.records.tally import Evaluation, Tally
 
 _REFUSALS = 100  # lines for refused gradients of one edge; further ones are counted, not written
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.channel import Channel
 from common.quantities import RunId
+from common.transport.channel import Channel
 from common.wire.codec import Presence, decode_presence, encode_presence
 from common.wire.topics import clouds_topic, presence_topic
 

@@ -15,7 +15,6 @@ from cloud.evaluation import Evaluator
 from cloud.lives import Lives
 from cloud.records import Records
 from cloud.server import CloudServer
-from common.channel import Channel, Loop, Timer
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.messages import (
     EdgeGone,
@@ -33,8 +32,9 @@ from common.messages import (
     Welcome,
 )
 from common.quantities import RunId, is_finite
-from common.scenario import Scenario
-from common.tally import Evaluation, Tally
+from common.records.tally import Evaluation, Tally
+from common.scenario.scenario import Scenario
+from common.transport.channel import Channel, Loop, Timer
 from common.wire.codec import (
     Admission,
     Presence,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from common.channel import Loop
+    from common.transport.channel import Loop
 
 VARIABLE = "MAPA_HEALTH_FILE"
 _EVERY = 3.0  # seconds between two beats

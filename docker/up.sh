@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 said() { docker compose config | sed -n "s/^ *$1: *\"\{0,1\}\([^\"]*\)\"\{0,1\}\$/\1/p" | head -n 1; } # with .env read
 edges=$(said EDGES)
 if [ -z "$edges" ]; then
-  file=${SCENARIOS_DIR:-experiments/scenarios}/$(said SCENARIO | sed 's/\.toml$//').toml
+  file=${SCENARIOS_DIR:-mapa/scenarios}/$(said SCENARIO | sed 's/\.toml$//').toml
   [ -f "$file" ] || { echo "EDGES: say how many; $file is not there to be asked" >&2; exit 2; }
   edges=$(sed -n 's/^edges *= *\([0-9]*\).*/\1/p' "$file")
 fi

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.models.model import Model
 from common.noise import Clipping, NoiseLaw, Sampling
-from common.scenario import Scenario
+from common.scenario.scenario import Scenario
 from edge.worker import Recipe
 
 

@@ -9,13 +9,13 @@ from typing import TypeVar, assert_never
 
 import numpy as np
 
-from common.channel import Channel, Loop
-from common.connection import SIZE_HINT
 from common.datasets.dataset import Dataset
 from common.errors import MapaError, RemoteProtocolError
-from common.link import LinkProfile
 from common.messages import Hello, Leave, Refuse, SendModel
 from common.quantities import EdgeId, RunId
+from common.transport.channel import Channel, Loop
+from common.transport.connection import SIZE_HINT
+from common.transport.link import LinkProfile
 from common.wire.codec import (
     Admission,
     decode_answer,

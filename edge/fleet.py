@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.channel import Channel, Will
-from common.connection import BrokerAddress, MqttOptions, TlsFiles
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.errors import RemoteProtocolError
 from common.health import beat
-from common.link import LinkProfile
-from common.loop import SelectorLoop
 from common.messages import Leave
-from common.mqtt import MqttChannel
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
-from common.routing import RetainedMessageError
+from common.transport.channel import Channel, Will
+from common.transport.connection import BrokerAddress, MqttOptions, TlsFiles
+from common.transport.link import LinkProfile
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
+from common.transport.routing import RetainedMessageError
 from common.wire.codec import encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
@@ -35,7 +35,7 @@ from edge.slots import Slot, take_slot
 from edge.sqlite_ledger import SqliteLedger
 
 if TYPE_CHECKING:
-    from common.relay import RelayLoop
+    from common.transport.relay import RelayLoop
 
 _FIRST_LOOK = 0.2  # seconds between two looks at a first connection
 _CLOSING = 10.0  # seconds for the last messages
@@ -163,7 +163,9 @@ class EdgeFleet:
 
     def _relay(self, client: EdgeClient, link: LinkProfile) -> BrokerAddress:
         if self.relays is None:
-            from common.relay import RelayLoop  # asyncio: megabytes that an edge without a link does without
+            from common.transport.relay import (
+                RelayLoop,  # asyncio: megabytes that an edge without a link does without
+            )
 
             self.relays = RelayLoop()
         preparation = client.preparation

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from common.errors import ConfigurationError
 from common.models.linear import LinearModel
 from common.models.model import Images, Model
-from common.scenario import Scenario
+from common.scenario.scenario import Scenario
 
 MEMORY_LIMIT_MB = 1024  # the largest scenario that is shipped takes 360 MB
 MEMORY_VARIABLE = "MAPA_EDGE_MEMORY_MB"  # the operator's own limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.channel import Loop, Timer
+from common.transport.channel import Loop, Timer
 
 _LONGEST_WAIT = 60.0  # seconds between two tries, at most
 _MOST_DOUBLINGS = 1000  # 2¹⁰²⁴ is no float

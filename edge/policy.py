@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
-from common.link import LinkProfile
 from common.noise import Adjacency, ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, noise_law
+from common.transport.link import LinkProfile
 from edge.ledger import ShardIdentity
 
 _ROUNDING = 1e-9  # z·(1/b)·b is not z to the last bit

@@ -13,12 +13,12 @@ from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
-from common.link import LinkProfile, link_profile
 from common.models.registry import make_model
 from common.noise import Sampling
 from common.quantities import RunId
 from common.randomness import streams_for
-from common.scenario import Scenario, parse_welcome
+from common.scenario.scenario import Scenario, parse_welcome
+from common.transport.link import LinkProfile, link_profile
 from common.wire.codec import Admission
 from edge.assembly import recipe_for
 from edge.ledger import Account, Ledger, ShardIdentity

@@ -9,10 +9,13 @@ import os
 import signal
 import threading
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.program_support import Mapa
 
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
@@ -57,3 +60,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "stack" if "stack/" in nodeid.partition("::")[0] else str(super()._split_scope(nodeid))
 
     return OneWorkerForTheStack(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.fixture
+def mapa(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mapa:
+    """The program in this process, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return Mapa(capsys, monkeypatch)

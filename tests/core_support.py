@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from common.datasets.dataset import Dataset, Samples
-from common.scenario import Scenario, parse_scenario
-from experiments.world import World
+from common.scenario.scenario import Scenario, parse_scenario
+from mapa.simulation.world import World
 
 SIDE = 4
 CONSTANTS = {"smoothness": 2.0, "sigma": 3.0, "radius": 4.0, "loss_gap": 0.7}

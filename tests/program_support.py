@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from common.datasets.catalogue import data_directory
-from experiments.cli import main
-from experiments.local import one_thread_each
+from mapa.cli import main
+from mapa.local_run import one_thread_each
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 600.0  # seconds; reached only where something hangs, also where the machine does ten other things
-MAPA = (sys.executable, "-m", "experiments.cli")
+MAPA = (sys.executable, "-m", "mapa.cli")
 # As a non-interactive shell starts its background jobs.
 SIGINT_IGNORED = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 

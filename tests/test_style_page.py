@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "style.md"
 PAPER = ROOT / "docs" / "paper.md"
-ROOMS = ("common", "cloud", "edge", "experiments")
+ROOMS = ("common", "cloud", "edge", "mapa", "experiments")
 
 
 def python_blocks(text: str) -> tuple[str, int]:
@@ -114,7 +114,7 @@ def test_every_departure_that_the_code_marks_is_described() -> None:
 def test_every_name_in_the_paper_page_is_where_it_says() -> None:
     """A row or a `Code:` line names files; each exists, and holds the plain names that stand beside it."""
     text = PAPER.read_text(encoding="utf-8")
-    files = set(re.findall(r"`((?:common|cloud|edge|experiments)/[\w/]*(?:\.py)?)`", text))
+    files = set(re.findall(r"`((?:common|cloud|edge|mapa|experiments)/[\w/]*(?:\.py)?)`", text))
     assert len(files) > 20
     assert not [name for name in files if not (ROOT / name).exists()]
     rows = [line.split("|") for line in text.splitlines() if re.match(r"\| [^|]+\|[^|]+\|[^|]+`", line)]

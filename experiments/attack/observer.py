@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from common.channel import Channel
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError, RemoteProtocolError
 from common.messages import GradientArrived
 from common.models.model import Model
 from common.quantities import EdgeId, RunId, Vector
+from common.transport.channel import Channel
 from common.wire import v1
 from common.wire.codec import decode_gradient, decode_model
 from common.wire.topics import EdgeTopic, every_edge, parse_edge_topic

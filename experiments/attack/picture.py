@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.attack.inversion import Picture
 from experiments.attack.reconstruction import IN_THE_CLEAR, Cell
-from experiments.figures import panels, save
+from mapa.figures import panels, save
 
 Titled = tuple[str, Picture]
 

@@ -18,7 +18,7 @@ from edge.worker import EdgeWorker, Recipe
 from experiments.attack.inversion import Head, Picture, head_of, infer_target, invert
 from experiments.attack.similarity import correlation, psnr, ssim
 from experiments.attack.trajectory import models_at
-from experiments.world import World
+from mapa.simulation.world import World
 
 IN_THE_CLEAR = "none"
 LAWS = ("exponential-norm", "gamma-norm", "gaussian")

@@ -9,9 +9,9 @@ from cloud.assembly import server_for
 from common.errors import ConfigurationError
 from common.messages import Effect, GradientArrived, Hello, SendModel
 from edge.worker import EdgeWorker
-from experiments.delays import arrivals_for
-from experiments.simulator import refuse_loudly
-from experiments.world import World
+from mapa.simulation.delays import arrivals_for
+from mapa.simulation.simulator import refuse_loudly
+from mapa.simulation.world import World
 
 Exchange = tuple[SendModel, GradientArrived]
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from common.errors import ConfigurationError
 from common.noise import GammaNorm, Sampling, Scope
-from common.scenario import Scenario
+from common.scenario.scenario import Scenario
 from experiments.audit.canary import Setting
 from experiments.audit.game import Game
 from experiments.audit.sound import honest_game
-from experiments.world import World
+from mapa.simulation.world import World
 
 
 def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | None = None) -> list[Game]:

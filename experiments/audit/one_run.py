@@ -22,7 +22,7 @@ from common.randomness import Purpose, streams_for
 from edge.worker import EdgeWorker, Shard
 from experiments.attack.trajectory import exchanges
 from experiments.audit.bounds import Floats, one_run_epsilon
-from experiments.world import World
+from mapa.simulation.world import World
 
 _ZEROED = 1_000_000  # added to the target of a sample whose contribution is to be zero
 _LOUD = 4.0  # norm of a canary's features in units of the first C: clipped, yet not fitted at once

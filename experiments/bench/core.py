@@ -14,11 +14,11 @@ from common.datasets.catalogue import load_dataset
 from common.models.cnn import Cnn
 from common.quantities import Vector
 from common.randomness import streams_for
-from common.scenario import Scenario, parse_scenario
+from common.scenario.scenario import Scenario, parse_scenario
 from experiments.bench.ratios import Ratio, Work, compare
-from experiments.simulator import simulate
-from experiments.vectorised import simulate_many, simulate_rounds
-from experiments.world import World
+from mapa.simulation.simulator import simulate
+from mapa.simulation.vectorised import simulate_many, simulate_rounds
+from mapa.simulation.world import World
 
 _BATCH = 12
 _SWEEP_BAR = (

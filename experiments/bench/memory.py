@@ -10,16 +10,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.connection import Credentials
 from common.errors import MapaError
-from common.rundir import RunDirectory
+from common.records.rundir import RunDirectory
+from common.transport.connection import Credentials
 from common.wire.topics import run_id
 from experiments.bench.ratios import Ratio
-from experiments.brokers import private_mosquitto
-from experiments.cloud_run import Setting, open_cloud
-from experiments.live import PlainView
-from experiments.local import edge_processes
-from experiments.scenario_files import load_scenario
+from mapa.brokers import private_mosquitto
+from mapa.cloud_run import Setting, open_cloud
+from mapa.live import PlainView
+from mapa.local_run import edge_processes
+from mapa.scenario_files import load_scenario
 
 _EDGES = 3
 _UPDATES = 60  # of each edge, before anybody looks

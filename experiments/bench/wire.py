@@ -17,7 +17,7 @@ from experiments.bench.wire_cloud import Pace, Segment, serve_cloud
 from experiments.bench.wire_echo import serve_echo
 from experiments.bench.wire_fleet import bench_fleet
 from experiments.bench.wire_pickled import default_mosquitto, serve_pickled
-from experiments.brokers import private_mosquitto
+from mapa.brokers import private_mosquitto
 
 _EDGES = (5, 20)  # K
 _DIMENSIONS = (785, 7_850, 21_840)  # N

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from common.connection import BrokerAddress, Credentials
 from common.datasets.dataset import Dataset, Samples
 from common.errors import BrokerUnavailableError, LocalProtocolError
 from common.metrics import LOSS, Metric
 from common.models.model import Features, Images, Labels, Targets, layout
 from common.quantities import PerSampleGradients, RunId, Vector
-from common.rundir import RunDirectory
-from common.scenario import Scenario, parse_scenario
+from common.records.rundir import RunDirectory
+from common.scenario.scenario import Scenario, parse_scenario
+from common.transport.connection import BrokerAddress, Credentials
 from experiments.bench.wire_edges import PATIENCE
 from experiments.bench.wire_fleet import BenchFleet
-from experiments.cloud_run import Setting, open_cloud
-from experiments.live import view_for
+from mapa.cloud_run import Setting, open_cloud
+from mapa.live import view_for
 
 
 @dataclass(frozen=True, slots=True)

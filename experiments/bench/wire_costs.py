@@ -17,7 +17,7 @@ from common.wire.codec import decode_gradient, decode_model, encode_gradient, en
 from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 from experiments.bench.wire_cloud import bench_scenario
-from experiments.world import World
+from mapa.simulation.world import World
 
 _DIMENSION = 7850
 _EDGE = EdgeId("edge-0")

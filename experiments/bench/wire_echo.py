@@ -14,10 +14,10 @@ import numpy as np
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from common.connection import BrokerAddress
 from common.errors import BrokerUnavailableError
 from common.messages import Halt, SendModel, Welcome
 from common.quantities import EdgeId
+from common.transport.connection import BrokerAddress
 from common.wire.codec import (
     Admission,
     Presence,

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from common.connection import BrokerAddress, MqttOptions, parse_address
 from common.errors import BrokerUnavailableError
-from common.loop import SelectorLoop
 from common.messages import GradientArrived, Hello, Refuse
-from common.mqtt import MqttChannel
 from common.quantities import EdgeId, NoisyGradient, RunId
+from common.transport.connection import BrokerAddress, MqttOptions, parse_address
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
 from common.wire.codec import (
     decode_answer,
     decode_model,

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from common.connection import BrokerAddress
 from common.errors import BrokerUnavailableError
 from common.quantities import EdgeId, RunId
-from experiments.local import edge_counts, one_thread_each
+from common.transport.connection import BrokerAddress
+from mapa.local_run import edge_counts, one_thread_each
 
 
 class BenchFleet:

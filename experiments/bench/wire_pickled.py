@@ -21,14 +21,14 @@ import paho.mqtt.client as paho
 import torch
 from paho.mqtt.enums import CallbackAPIVersion
 
-from common.connection import BrokerAddress, parse_address
 from common.errors import BrokerUnavailableError, ConfigurationError
 from common.quantities import EdgeId, RunId
+from common.transport.connection import BrokerAddress, parse_address
 from experiments.bench.wire_cloud import Pace, Segment
 from experiments.bench.wire_echo import timed_loop
 from experiments.bench.wire_edges import PATIENCE, serve_segments
 from experiments.bench.wire_fleet import BenchFleet
-from experiments.brokers import Broker, find_mosquitto, free_port
+from mapa.brokers import Broker, find_mosquitto, free_port
 
 _QOS = 2
 

@@ -22,8 +22,8 @@ from experiments.attack.inversion import head_of
 from experiments.attack.observer import nearest_image, observe_directory
 from experiments.attack.picture import draw_grid, draw_sightings
 from experiments.attack.reconstruction import LAWS, Cell, attack
-from experiments.scenario_files import load_scenario
-from experiments.world import World
+from mapa.scenario_files import load_scenario
+from mapa.simulation.world import World
 
 _SPREAD = ("--epsilon", "--iterations")
 _SHOWN = 12  # rows of the picture from the wire

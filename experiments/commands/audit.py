@@ -22,8 +22,8 @@ from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
 from experiments.audit.planted import planted_games
 from experiments.audit.sound import sound_games
-from experiments.scenario_files import load_scenario
-from experiments.world import World
+from mapa.scenario_files import load_scenario
+from mapa.simulation.world import World
 
 _MIN_ROUNDS = 1000
 

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from common.connection import MqttOptions
-from common.loop import SelectorLoop
-from common.mqtt import MqttChannel
+from common.transport.connection import MqttOptions
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
 from common.wire.codec import new_nonce
 from experiments.attack.observer import record_payloads
-from experiments.commands.groups import with_groups
-from experiments.commands.options import Connection
+from mapa.commands.groups import with_groups
+from mapa.commands.options import Connection
 
 
 @with_groups()

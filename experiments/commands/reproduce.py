@@ -26,9 +26,9 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import ConfigurationError
-from experiments.commands import options
-from experiments.signals import interrupted_by_signals
 from experiments.sweep import SWEEP_ENGINES
+from mapa.commands import options
+from mapa.signals import interrupted_by_signals
 
 _COLOURS = {
     "reproduced": "green",

@@ -9,7 +9,7 @@ import numpy as np
 
 from common.noise import Clipping
 from experiments.attack.reconstruction import Cell, attack
-from experiments.world import World
+from mapa.simulation.world import World
 
 EPSILONS = (0.01, 0.1, 1.0)
 LAWS = ("exponential-norm", "gamma-norm")

@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.errors import ConfigurationError
-from experiments.figure_lines import matching_lines
+from mapa.figure_lines import matching_lines
 
 SIZES = ("tiny", "quick", "full")
 OURS = "ours"  # the experiments of number 7 together

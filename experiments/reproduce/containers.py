@@ -30,7 +30,7 @@ def choose_containers(wanted: str, size: str, lacking: Callable[[], str | None])
 def lacking_here() -> str | None:
     """Return what containers lack on this machine and what to do about it; None: nothing."""
     try:
-        from experiments.testbed import Images, connect  # the docker library is an extra
+        from mapa.container_run import Images, connect  # the docker library is an extra
     except ImportError:
         return "the docker library is not installed (pip install 'mapa-testbed[containers]')"
     try:

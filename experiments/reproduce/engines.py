@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 
 from common.errors import MapaError
-from common.journal import Journal
 from common.messages import Fact
 from common.randomness import streams_for
-from common.scenario import Scenario, parse_welcome
-from common.tally import Evaluation, finite_or_none
-from experiments.budget import calibrated
+from common.records.journal import Journal
+from common.records.tally import Evaluation, finite_or_none
+from common.scenario.scenario import Scenario, parse_welcome
 from experiments.reproduce.attacks import attack_cells
 from experiments.reproduce.points import Point
 from experiments.reproduce.results import Result
 from experiments.reproduce.testbed_runs import run_live
-from experiments.simulator import Outcome, simulate
-from experiments.synchronous import simulate_synchronously
-from experiments.vectorised import simulate_many
-from experiments.world import World, deal
+from mapa.budget import calibrated
+from mapa.simulation.simulator import Outcome, simulate
+from mapa.simulation.synchronous import simulate_synchronously
+from mapa.simulation.vectorised import simulate_many
+from mapa.simulation.world import World, deal
 
 _BINS = 150  # of the gradient norms over the iterations
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments import figures
 from experiments.attack.picture import draw_grid
-from experiments.figures import (
+from experiments.reproduce.attacks import cell_of
+from experiments.reproduce.judges.ours import TARGET, seconds_to_target
+from experiments.reproduce.results import Results
+from mapa import figures
+from mapa.figures import (
     Look,
     aligned,
     bars,
@@ -23,9 +26,6 @@ from experiments.figures import (
     save,
     shared_legend,
 )
-from experiments.reproduce.attacks import cell_of
-from experiments.reproduce.judges.ours import TARGET, seconds_to_target
-from experiments.reproduce.results import Results
 
 _GROUPS = (
     ("ASGD", ["asgd"]),

@@ -9,8 +9,13 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from experiments import figures
-from experiments.figures import (
+from experiments.reproduce.catalogue import catalogue
+from experiments.reproduce.judges.convergence import horizon
+from experiments.reproduce.judges.testbed import by_value
+from experiments.reproduce.pictures import draw_attack, draw_norms, draw_stragglers
+from experiments.reproduce.results import Results
+from mapa import figures
+from mapa.figures import (
     Look,
     aligned,
     bars,
@@ -25,11 +30,6 @@ from experiments.figures import (
     save,
     shared_legend,
 )
-from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.judges.convergence import horizon
-from experiments.reproduce.judges.testbed import by_value
-from experiments.reproduce.pictures import draw_attack, draw_norms, draw_stragglers
-from experiments.reproduce.results import Results
 
 _MOST_TICKS = 7
 _SYMBOLS = {

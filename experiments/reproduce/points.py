@@ -12,11 +12,11 @@ from pathlib import Path
 
 from common.datasets.catalogue import describe
 from common.errors import ConfigurationError
-from common.scenario import Scenario
-from experiments.figure_lines import PREFIX
+from common.scenario.scenario import Scenario
 from experiments.reproduce import attacks
 from experiments.reproduce.catalogue import Block, Experiment, catalogue
-from experiments.scenario_files import load_scenario
+from mapa.figure_lines import PREFIX
+from mapa.scenario_files import load_scenario
 
 FORMAT = 2  # of what a run leaves in the cache; raised whenever the same scenario would give other numbers
 PROCESSES = 4  # that share the edges of `mapa run`: every one of them imports torch

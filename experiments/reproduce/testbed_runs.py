@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import MapaError
-from experiments.children import interruptible
-from experiments.local import one_thread_each
-from experiments.records import read_run
 from experiments.reproduce.points import PROCESSES, Point
 from experiments.reproduce.results import Result
+from mapa.children import interruptible
+from mapa.local_run import one_thread_each
+from mapa.run_reader import read_run
 
 _SECONDS_AN_UPDATE = 0.5  # far beyond any: a run that takes longer hangs
 _GRACE = 120.0  # seconds in which a run that was interrupted takes its containers down
@@ -53,7 +53,7 @@ def run_live(point: Point, *, data_dir: Path, runs: Path) -> Result:
 def live_command(point: Point, *, data_dir: Path, runs: Path) -> list[str]:
     """Return the command; containers get the data folder only where there is one, since it is mounted."""
     word = "testbed" if point.engine == "containers" else "run"
-    command = [sys.executable, "-P", "-m", "experiments.cli", word, point.file, "--json"]
+    command = [sys.executable, "-P", "-m", "mapa.cli", word, point.file, "--json"]
     for change in point.changes:
         command += ["--set", change]
     command += ["--seed", str(point.seed), "--runs-dir", str(runs)]

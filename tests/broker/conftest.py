@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from common.connection import BrokerAddress, MqttOptions
-from common.loop import SelectorLoop
-from common.mqtt import MqttChannel
-from experiments.brokers import Broker, find_mosquitto, private_mosquitto
+from common.transport.connection import BrokerAddress, MqttOptions
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
+from mapa.brokers import Broker, find_mosquitto, private_mosquitto
 from tests.program_support import PATIENCE
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cloud.server import CloudServer
-from experiments.brokers import Broker
-from experiments.commands.ledger import ledger_command
+from mapa.brokers import Broker
+from mapa.commands.ledger import ledger_command
 from tests.broker.testbed_support import PATIENCE, open_testbed, scenario
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]

@@ -22,7 +22,7 @@ from common.wire.codec import (
     incarnation_of,
 )
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, run_id
-from experiments.brokers import Broker
+from mapa.brokers import Broker
 from tests.broker.testbed_support import (
     PATIENCE,
     Testbed,

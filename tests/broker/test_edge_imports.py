@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.datasets.catalogue import data_directory
-from experiments.brokers import Broker
-from experiments.local import one_thread_each
+from mapa.brokers import Broker
+from mapa.local_run import one_thread_each
 from tests.broker.testbed_support import ROOT, open_testbed, scenario
 
 pytestmark = pytest.mark.broker
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.broker
 PROBE = """
 import json, sys
 from pathlib import Path
-from experiments.cli import main
+from mapa.cli import main
 place = Path(sys.argv.pop(1))
 try:
     main()

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common.connection import Credentials
 from common.datasets.catalogue import data_directory
 from common.messages import Halt
-from common.rundir import RunDirectory
-from common.scenario import parse_scenario
+from common.records.rundir import RunDirectory
+from common.scenario.scenario import parse_scenario
+from common.transport.connection import Credentials
 from common.wire.codec import decode_halt, decode_presence
 from common.wire.topics import halt_topic, presence_topic, run_id
-from experiments.brokers import Broker
-from experiments.cloud_run import Setting, open_cloud
-from experiments.live import PlainView
+from mapa.brokers import Broker
+from mapa.cloud_run import Setting, open_cloud
+from mapa.live import PlainView
 from tests.broker.testbed_support import scenario
 
 pytestmark = pytest.mark.broker

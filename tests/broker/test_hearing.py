@@ -18,7 +18,7 @@ from common.wire.topics import (
     presence_topic,
     run_id,
 )
-from experiments.brokers import Broker
+from mapa.brokers import Broker
 from tests.broker.testbed_support import open_testbed, scenario
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]

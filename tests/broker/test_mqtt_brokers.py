@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from common.channel import Will
-from common.connection import BrokerAddress, parse_address
 from common.errors import BrokerUnavailableError, ConfigurationError
-from experiments import brokers
-from experiments.brokers import Broker, embedded_broker, private_mosquitto, resolve_broker
+from common.transport.channel import Will
+from common.transport.connection import BrokerAddress, parse_address
+from mapa import brokers
+from mapa.brokers import Broker, embedded_broker, private_mosquitto, resolve_broker
 
 Connect = Callable[..., Any]
 

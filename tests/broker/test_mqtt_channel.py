@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.channel import Will
-from common.connection import BrokerAddress, MqttOptions
 from common.errors import BrokerUnavailableError, ConfigurationError, LocalProtocolError, RemoteProtocolError
-from common.link import LinkProfile
-from common.loop import SelectorLoop
-from common.mqtt import MqttChannel
-from common.relay import DelayRelay, RelayLoop
-from experiments.brokers import Broker, MosquittoOptions, free_port, private_mosquitto
+from common.transport.channel import Will
+from common.transport.connection import BrokerAddress, MqttOptions
+from common.transport.link import LinkProfile
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
+from common.transport.relay import DelayRelay, RelayLoop
+from mapa.brokers import Broker, MosquittoOptions, free_port, private_mosquitto
 from tests.program_support import PATIENCE
 
 pytestmark = pytest.mark.broker
@@ -151,11 +151,11 @@ def test_close_does_not_wait_where_nothing_is_owed(mosquitto: Broker, connect: C
 
 CRASHING_EDGE = """
 import os, sys
-from common.channel import Will
-from common.connection import BrokerAddress, MqttOptions
-from common.link import LinkProfile
-from common.loop import SelectorLoop
-from common.mqtt import MqttChannel
+from common.transport.channel import Will
+from common.transport.connection import BrokerAddress, MqttOptions
+from common.transport.link import LinkProfile
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
 loop = SelectorLoop()
 channel = MqttChannel(
     MqttOptions(address=BrokerAddress("127.0.0.1", int(sys.argv[1])), client_id="e", will=Will("will/e", b"lost")),
@@ -442,7 +442,7 @@ def test_a_unix_socket_serves_too(tmp_path: Path, connect: Connect) -> None:
 
 
 def test_half_a_certificate_is_refused_before_anything_connects(tmp_path: Path) -> None:
-    from common.connection import TlsFiles
+    from common.transport.connection import TlsFiles
 
     with pytest.raises(ConfigurationError, match="go together"):
         TlsFiles(cert=tmp_path / "c.pem")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from common.connection import MqttOptions, TlsFiles
 from common.errors import BrokerUnavailableError, ConfigurationError
-from common.loop import SelectorLoop
-from common.mqtt import MqttChannel
 from common.quantities import EdgeId, RunId
+from common.transport.connection import MqttOptions, TlsFiles
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic
-from experiments.brokers import Broker, MosquittoOptions, find_mosquitto, private_mosquitto
+from mapa.brokers import Broker, MosquittoOptions, find_mosquitto, private_mosquitto
 from tests.program_support import PATIENCE
 
 pytestmark = [
@@ -131,7 +131,7 @@ def test_a_wrong_password_is_refused_clearly(tmp_path: Path, connect: Connect) -
 
 
 def test_the_password_is_never_shown() -> None:
-    from common.connection import BrokerAddress
+    from common.transport.connection import BrokerAddress
 
     options = MqttOptions(address=BrokerAddress("h"), client_id="c", username="u", password="secret")
     assert "secret" not in repr(options)

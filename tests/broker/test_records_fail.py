@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from common.datasets.catalogue import data_directory
-from experiments.brokers import Broker
+from mapa.brokers import Broker
 from tests.broker.test_run_command import environment, mapa
 from tests.broker.test_run_endings import eventually, only_run, trained
 from tests.broker.testbed_support import PATIENCE, ROOT
@@ -32,7 +32,7 @@ def lab(
     broker: Broker, directory: Path, *arguments: str, limit: int | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
     """Start `mapa cloud` and two edges in one process; kill whoever is left."""
-    program = [sys.executable, "-m", "experiments.cli"]
+    program = [sys.executable, "-m", "mapa.cli"]
     reached = ["--broker", str(broker.address), "--run", "lab"]
     data = ["--data-dir", str(data_directory(os.environ))]
 

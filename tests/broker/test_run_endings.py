@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from common.scenario import parse_scenario
-from experiments.brokers import free_port
+from common.scenario.scenario import parse_scenario
+from mapa.brokers import free_port
 from tests.program_support import MAPA, PATIENCE, SIGINT_IGNORED, eventually, journal_has, start_mapa
 from tests.program_support import run_mapa as mapa
 
@@ -27,9 +27,9 @@ LONG = ("quickstart", "--set", "iterations=1000000", "--edges", "4", "--processe
 PATIENT = (
     sys.executable,
     "-c",
-    "from experiments import cli, local\n"
-    "end = local._end\n"
-    "local._end = lambda children, patience: end(children, 1e6 if patience else 0.0)\n"
+    "from mapa import cli, local_run\n"
+    "end = local_run._end\n"
+    "local_run._end = lambda children, patience: end(children, 1e6 if patience else 0.0)\n"
     "cli.main()",
 )
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from common.channel import Will
 from common.errors import ConfigurationError
 from common.quantities import RunId
+from common.transport.channel import Will
 from common.wire.codec import Presence, decode_presence, encode_presence
 from common.wire.topics import halt_topic, presence_topic
-from experiments import cloud_run
-from experiments.brokers import Broker
+from mapa import cloud_run
+from mapa.brokers import Broker
 from tests.broker.testbed_support import open_testbed, scenario
 
 pytestmark = pytest.mark.broker

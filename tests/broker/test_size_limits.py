@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import ConfigurationError
 from common.wire.topics import EdgeTopic, every_edge, run_id
-from experiments.brokers import MosquittoOptions, find_mosquitto, mosquitto_configuration, private_mosquitto
+from mapa.brokers import MosquittoOptions, find_mosquitto, mosquitto_configuration, private_mosquitto
 from tests.broker.testbed_support import open_testbed, scenario
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from common.connection import BrokerAddress
-from experiments.brokers import Broker, find_mosquitto, free_port
-from experiments.scenario_files import load_scenario
+from common.transport.connection import BrokerAddress
+from mapa.brokers import Broker, find_mosquitto, free_port
+from mapa.scenario_files import load_scenario
 
 pytestmark = pytest.mark.broker
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def test_every_deployment_has_the_limit_and_the_default_admits_what_is_shipped()
         assert re.findall(r"^message_size_limit .*", (FOLDER / name).read_text(), re.M) == [
             "message_size_limit 1048576"
         ]
-    for path in (ROOT / "experiments" / "scenarios").glob("*.toml"):
+    for path in (ROOT / "mapa" / "scenarios").glob("*.toml"):
         _, scenario = load_scenario(str(path), [])
         landmarks = scenario.model.options.get("landmarks", 1000) or 3969
         parameters = {"scattering": 10 * (landmarks + 1)}.get(scenario.model.name, 10 * 785)

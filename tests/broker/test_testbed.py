@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from common.connection import BrokerAddress
+from common.transport.connection import BrokerAddress
 from common.wire.codec import decode_presence
-from experiments.brokers import Broker
+from mapa.brokers import Broker
 from tests.broker.testbed_support import PATIENCE, assert_applied_exactly_once, open_testbed, scenario
 
 pytestmark = pytest.mark.broker

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.connection import BrokerAddress, Credentials, TlsFiles
-from experiments.brokers import MosquittoOptions, find_mosquitto, private_mosquitto
+from common.transport.connection import BrokerAddress, Credentials, TlsFiles
+from mapa.brokers import MosquittoOptions, find_mosquitto, private_mosquitto
 from tests.broker.testbed_support import open_testbed, scenario
 
 pytestmark = [

@@ -16,15 +16,15 @@ from typing import Any
 
 from rich.console import Console
 
-from common.connection import BrokerAddress, Credentials
 from common.datasets.catalogue import data_directory
-from common.rundir import RunDirectory
-from common.scenario import parse_scenario
+from common.records.rundir import RunDirectory
+from common.scenario.scenario import parse_scenario
+from common.transport.connection import BrokerAddress, Credentials
 from common.wire.topics import run_id
-from experiments.cloud_run import CloudRun, Setting, open_cloud
-from experiments.live import PlainView
-from experiments.local import one_thread_each
-from experiments.recording import record_cloud
+from mapa.cloud_run import CloudRun, Setting, open_cloud
+from mapa.live import PlainView
+from mapa.local_run import one_thread_each
+from mapa.recording import record_cloud
 from tests.program_support import PATIENCE, ROOT
 
 
@@ -78,7 +78,7 @@ class Testbed:
         self, *arguments: str, state: str = "state", broker: BrokerAddress | None = None
     ) -> subprocess.Popen[bytes]:
         """Start an edge process."""
-        command = [sys.executable, "-m", "experiments.cli", "edge", "--broker", str(broker or self.broker)]
+        command = [sys.executable, "-m", "mapa.cli", "edge", "--broker", str(broker or self.broker)]
         command += ["--run", self.run, "--state-dir", str(self.directory / state)]
         command += ["--data-dir", str(data_directory(os.environ)), *arguments]
         log = (self.directory / f"edge-{len(self.edges)}.log").open("wb")

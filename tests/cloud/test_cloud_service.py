@@ -19,13 +19,13 @@ from cloud.evaluation import Evaluator
 from cloud.records import Records
 from cloud.rivals import Inquiry
 from cloud.service import CloudService
-from common.channel import MemoryBroker, MemoryChannel
-from common.journal import Journal
 from common.messages import GradientArrived, Halt, Hello, Leave, Refuse
 from common.metrics import ACCURACY, LOSS
 from common.quantities import EdgeId, NoisyGradient, RunId, Vector
 from common.randomness import streams_for
-from common.tally import Evaluation
+from common.records.journal import Journal
+from common.records.tally import Evaluation
+from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import (
     Admission,
     Presence,
@@ -39,7 +39,7 @@ from common.wire.codec import (
     encode_presence,
 )
 from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic
-from experiments.world import World
+from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
 
 RUN = RunId("service")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.container import SERVICES, service
+from mapa.container import SERVICES, service
 
 ROOT = Path(__file__).parents[2]
 

@@ -343,7 +343,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 def test_pure_totals_and_a_ledger_without_budget_import_no_accountant() -> None:
     code = (
-        "import sys, edge.sqlite_ledger, experiments.statement\n"
+        "import sys, edge.sqlite_ledger, mapa.statement\n"
         "from common.noise import *; from common.accounting.releases import *\n"
         "from common.accounting.total import total\n"
         "m = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12)\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.channel import MemoryBroker, MemoryChannel, Will
 from common.errors import LocalProtocolError, RemoteProtocolError
+from common.transport.channel import MemoryBroker, MemoryChannel, Will
 
 Seen = list[tuple[str, bytes]]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.journal import Journal, event_name
 from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
 from common.quantities import EdgeId
+from common.records.journal import Journal, event_name
 
 FACTS: list[Fact] = [
     EdgeJoined(0, EdgeId("a"), 1, "gaussian", None, 2.0, False),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigurationError
-from common.link import (
+from common.transport.link import (
     PRESETS,
     DelayDraws,
     Distribution,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from common.connection import BrokerAddress
-from common.link import Distribution, LinkClock, LinkProfile
-from common.relay import DelayRelay, RelayLoop, _Way
+from common.transport.connection import BrokerAddress
+from common.transport.link import Distribution, LinkClock, LinkProfile
+from common.transport.relay import DelayRelay, RelayLoop, _Way
 
 PATIENCE = 600.0  # seconds; reached only where something hangs
 MOMENT = 1e-6  # seconds; sums of times are rounded

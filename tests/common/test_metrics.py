@@ -11,11 +11,11 @@ import pytest
 
 from cloud.evaluation import Evaluator
 from common.errors import ConfigurationError
-from common.journal import Journal
 from common.metrics import ACCURACY, CLASSIFICATION, LOSS, Better, Metric, check_metrics, check_values
 from common.models.linear import LogisticRegression
 from common.quantities import Vector
-from common.tally import Evaluation, Tally, headline
+from common.records.journal import Journal
+from common.records.tally import Evaluation, Tally, headline
 
 RMSE = Metric("rmse", Better.LOWER)
 TOP5 = Metric("top_5", Better.HIGHER, share=True)

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 from common.messages import GradientApplied
 from common.models.model import layout
 from common.quantities import EdgeId
-from common.rundir import RunDirectory, new_run_id, versions
-from common.scenario import parse_scenario
+from common.records.rundir import RunDirectory, new_run_id, versions
+from common.scenario.scenario import parse_scenario
 
 FACT = GradientApplied(0, EdgeId("edge-0"), 1, 1, 1, 0, 1, 0.5)
 

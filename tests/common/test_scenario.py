@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from common.errors import ConfigurationError
 from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Sampling, Scope
 from common.problem import SensitivityRule
-from common.scenario import Scenario, parse_scenario
+from common.scenario.scenario import Scenario, parse_scenario
 
 ISSUE_EXAMPLE = """
 edges = 5

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.messages import EdgeGone, EdgeJoined, GradientApplied, GradientRefused, StageOpened
 from common.metrics import ACCURACY, LOSS
 from common.quantities import EdgeId
-from common.tally import Evaluation, Tally, staleness_summary
+from common.records.tally import Evaluation, Tally, staleness_summary
 
 
 def joined(edge: int) -> EdgeJoined:

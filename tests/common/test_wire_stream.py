@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import LocalProtocolError
-from common.stream import PacketStream, publish_head
+from common.transport.stream import PacketStream, publish_head
 
 TOPICS = st.text(
     st.characters(blacklist_categories=["Cs"], blacklist_characters="+#\0"), min_size=1, max_size=30

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from common.stream import PacketStream, publish_head
+from common.transport.stream import PacketStream, publish_head
 
 
 @pytest.mark.parametrize("size", [32_000, 87_400, 300_000])

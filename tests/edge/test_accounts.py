@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from common.connection import BrokerAddress
 from common.errors import ConfigurationError
 from common.messages import Refuse
 from common.quantities import EdgeId, RunId
+from common.transport.connection import BrokerAddress
 from common.wire.codec import Presence, encode_presence, encode_refuse
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.session import EXIT_REFUSED
 from edge.slots import take_slot
 from edge.sqlite_ledger import SqliteLedger
-from experiments.commands.options import account_passwords
+from mapa.commands.options import account_passwords
 
 
 def test_each_living_edge_takes_an_account_of_its_own(tmp_path: Path) -> None:

@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from common import explanation
-from common.connection import BrokerAddress
 from common.datasets.dataset import Dataset, Samples
 from common.errors import ConfigurationError, RemoteProtocolError
 from common.messages import Welcome
 from common.models import scattering_softmax
 from common.models.registry import make_model
 from common.quantities import EdgeId, RunId
-from common.scenario import parse_scenario, parse_welcome
+from common.scenario.scenario import explanation, parse_scenario, parse_welcome
+from common.transport.connection import BrokerAddress
 from common.wire.codec import Admission, decode_answer
 from common.wire.topics import EdgeTopic
 from common.wire.v1 import WELCOME_LIMIT, bounded

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from common.accounting.releases import Budget, ReleaseKind, Spent
-from common.channel import MemoryBroker, MemoryChannel
 from common.datasets.dataset import Dataset
 from common.errors import DataUnavailableError, MapaError, RemoteProtocolError
-from common.link import LinkProfile
 from common.messages import Hello, Refuse, SendModel, Welcome
 from common.noise import ExponentialNorm, GammaNorm, Gaussian, NoiseLaw
 from common.quantities import RunId
-from common.scenario import Scenario
+from common.scenario.scenario import Scenario
+from common.transport.channel import MemoryBroker, MemoryChannel
+from common.transport.link import LinkProfile
 from common.wire.codec import (
     Admission,
     Presence,

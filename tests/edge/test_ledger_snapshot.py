@@ -59,7 +59,7 @@ def test_the_ledger_of_a_live_edge_can_be_looked_at_by_command(tmp_path: Path) -
             ledger.debit(RUN, sequence, b"gradient")
         before = sorted(path.name for path in state.iterdir())
         # in another process: whoever closes a file gives up all of its own process's locks on it
-        command = [sys.executable, "-m", "experiments.cli", "ledger", str(state), "--json"]
+        command = [sys.executable, "-m", "mapa.cli", "ledger", str(state), "--json"]
         looked = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
         assert looked.returncode == 0, looked.stderr
         (edge,) = json.loads(looked.stdout)["edges"]

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 from typer.testing import CliRunner
 
-from common.channel import MemoryBroker, MemoryChannel
 from common.errors import ConfigurationError, DataUnavailableError
 from common.messages import GradientArrived, SendModel
 from common.models.registry import make_model
 from common.noise import Clipping, ExponentialNorm, Gaussian, Sampling
 from common.quantities import EdgeId, NoisyGradient
+from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import encode_gradient, encode_model
 from common.wire.topics import EdgeTopic, edge_topic, run_id
 from edge.privacy import clip
@@ -32,7 +32,7 @@ from experiments.attack.reconstruction import IN_THE_CLEAR, Cell, attack, nomina
 from experiments.attack.similarity import PSNR_CEILING, correlation, psnr, ssim
 from experiments.attack.trajectory import exchanges, models_at
 from experiments.commands.attack import SpreadCommand, attack_command, spread
-from experiments.world import World
+from mapa.simulation.world import World
 from tests.core_support import SIDE, small_world
 
 RUN = run_id("observed")

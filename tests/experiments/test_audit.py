@@ -29,8 +29,8 @@ from experiments.audit.planted import planted_games
 from experiments.audit.sound import sound_games
 from experiments.commands import audit as audit_module
 from experiments.commands.audit import audit_command
-from experiments.scenario_files import load_scenario
-from experiments.world import World
+from mapa.scenario_files import load_scenario
+from mapa.simulation.world import World
 from tests.core_support import small_world
 
 SOUND, PLANTED = sound_games(), planted_games()

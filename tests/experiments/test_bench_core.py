@@ -16,7 +16,7 @@ from experiments.bench import ratios
 from experiments.bench.core import sweep_worlds
 from experiments.bench.memory import held_by
 from experiments.bench.ratios import Ratio, compare
-from experiments.vectorised import check_vectorised, simulate_many
+from mapa.simulation.vectorised import check_vectorised, simulate_many
 
 NOWHERE = Path("/nonexistent")
 

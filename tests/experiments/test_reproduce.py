@@ -13,11 +13,7 @@ import pytest
 import typer
 
 from common.errors import ConfigurationError
-from experiments.cli import build
 from experiments.commands.reproduce import reproduce_command
-from experiments.delays import drawn_trips
-from experiments.figure_lines import line_names
-from experiments.recording import privacy_of
 from experiments.reproduce import reproduction
 from experiments.reproduce.catalogue import SIZES, catalogue
 from experiments.reproduce.engines import MemoryJournal, Task, UnfinishedError, run_task, world_for
@@ -26,10 +22,14 @@ from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.results import WINDOW, Cache, Result, Results, mean, spread
 from experiments.reproduce.tasks import make_tasks
 from experiments.reproduce.verdicts import Verdict, claims
-from experiments.scenario_files import load_scenario
-from experiments.simulator import simulate
-from experiments.synchronous import simulate_synchronously
-from experiments.vectorised import simulate_many
+from mapa.cli import build
+from mapa.figure_lines import line_names
+from mapa.recording import privacy_of
+from mapa.scenario_files import load_scenario
+from mapa.simulation.delays import drawn_trips
+from mapa.simulation.simulator import simulate
+from mapa.simulation.synchronous import simulate_synchronously
+from mapa.simulation.vectorised import simulate_many
 from tests.core_support import small_world
 from tests.reproduce_support import NOWHERE, order, points
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigurationError
-from experiments.figure_lines import matching_lines, values_of
 from experiments.reproduce import reproduction, testbed_runs
 from experiments.reproduce.catalogue import catalogue
 from experiments.reproduce.containers import choose_containers, lacking_here
@@ -30,6 +29,7 @@ from experiments.reproduce.results import Results
 from experiments.reproduce.tasks import ALONE, make_tasks
 from experiments.reproduce.testbed_runs import LiveRunError, live_command, patience
 from experiments.reproduce.verdicts import Verdict
+from mapa.figure_lines import matching_lines, values_of
 from tests.program_support import PATIENCE
 from tests.reproduce_support import NOWHERE, ends_at, judged, order, points
 
@@ -151,7 +151,7 @@ def test_asking_an_absent_engine_leaves_no_socket_open(
 
 def test_an_engine_without_our_images_says_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine("mapa-cloud:latest", "eclipse-mosquitto:2")
-    monkeypatch.setattr("experiments.testbed.connect", lambda: engine)
+    monkeypatch.setattr("mapa.container_run.connect", lambda: engine)
     assert lacking_here() == "no image mapa-edge-cnn (`make images` builds ours)"
     assert engine.closed
     engine.tags.append("mapa-edge-cnn:latest")

@@ -30,8 +30,8 @@ from experiments.reproduce.points import FORMAT
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.results import WINDOW, Cache, Results
 from experiments.reproduce.testbed_runs import LiveRunError, live_command, run_live
-from experiments.scenario_files import load_scenario
 from experiments.sweep import Done
+from mapa.scenario_files import load_scenario
 from tests.program_support import PATIENCE
 from tests.reproduce_support import NOWHERE, ends_at, order, points
 
@@ -92,8 +92,8 @@ def test_what_a_run_leaves_and_nobody_can_read_is_a_failure_of_that_run_alone(
 
 
 def test_a_live_run_imports_nothing_from_the_callers_directory(tmp_path: Path) -> None:
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments" / "cli.py").write_text("raise SystemExit('not this one')")
+    (tmp_path / "mapa").mkdir()
+    (tmp_path / "mapa" / "cli.py").write_text("raise SystemExit('not this one')")
     python, *options = live_command(points("tiny", "testbed")[0], data_dir=NOWHERE, runs=tmp_path)[:4]
     said = subprocess.run(
         [python, *options, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True

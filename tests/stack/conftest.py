@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigurationError
-from experiments.testbed import connect
+from mapa.container_run import connect
 
 
 @pytest.fixture(scope="session")

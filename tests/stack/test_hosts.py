@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from common.connection import BrokerAddress, MqttOptions, TlsFiles
 from common.errors import ConfigurationError
-from common.loop import SelectorLoop
-from common.mqtt import MqttChannel
 from common.quantities import EdgeId, RunId
+from common.transport.connection import BrokerAddress, MqttOptions, TlsFiles
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic
-from experiments.brokers import free_port
+from mapa.brokers import free_port
 from tests.stack.compose_support import MARKS, PATIENCE, ROOT, Compose, assert_applied_exactly_once, compose
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]

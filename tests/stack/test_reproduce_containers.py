@@ -9,7 +9,7 @@ import pytest
 
 from experiments.reproduce.catalogue import catalogue
 from experiments.reproduce.reproduction import Order, reproduce
-from experiments.testbed import PROJECT
+from mapa.container_run import PROJECT
 from tests.stack.compose_support import MARKS
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]

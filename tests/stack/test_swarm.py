@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from experiments.brokers import free_port
-from experiments.testbed import Stack
+from mapa.brokers import free_port
+from mapa.container_run import Stack
 from tests.stack.compose_support import MARKS, PATIENCE, ROOT
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.testbed import PROJECT
+from mapa.container_run import PROJECT
 from tests.program_support import run_mapa
 from tests.stack.compose_support import MARKS
 

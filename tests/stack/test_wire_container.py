@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.connection import BrokerAddress
+from common.transport.connection import BrokerAddress
 from tests.broker.testbed_support import assert_applied_exactly_once, open_testbed, scenario
 from tests.stack.compose_support import MARKS
 

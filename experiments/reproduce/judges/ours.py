@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from experiments.figure_lines import PREFIX
 from experiments.reproduce.results import Results, mean
 from experiments.reproduce.verdicts import TIE, Case, Judgement, ahead, by_cases, not_behind, percent, versus
-from experiments.scenario_files import load_scenario
+from mapa.figure_lines import PREFIX
+from mapa.scenario_files import load_scenario
 
 TARGET = 0.85  # accuracy, for the time to it
 MODELS = ("lr", "svm", "cnn")

@@ -1,0 +1,125 @@
+"""runs/<id>/ on disk: manifest.json, events.jsonl, summary.json, model.safetensors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from safetensors.numpy import save
+
+from common.errors import RecordsError
+from common.models.model import Block
+from common.quantities import Vector
+from common.records.eventfile import EventFile
+from common.records.journal import Journal
+from common.scenario.scenario import Scenario
+
+_PACKAGES = (
+    *("mapa-testbed", "numpy", "scipy", "dp-accounting", "pydantic", "paho-mqtt", "msgpack"),
+    *("safetensors", "mlxtend", "torch"),
+)
+
+
+def new_run_id(name: str, now: datetime | None = None) -> str:
+    """Return a name that sorts by time and never collides."""
+    moment = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
+    return f"{name}-{moment}-{secrets.token_hex(4)}"
+
+
+def versions() -> dict[str, str]:
+    """Return what produced a run; torch only where it was used."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        if package == "torch" and "torch" not in sys.modules:
+            continue
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+class RunDirectory:
+    """The records of one run, open for writing. Leaving the context closes them, whatever happened."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=False)
+        self.path = path
+        self._stream = EventFile(path / "events.jsonl")
+        self.journal = Journal(self._stream)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def manifest(
+        self, scenario: Scenario, *, engine: str, name: str, data: Mapping[str, str], **more: object
+    ) -> None:
+        """Write what is needed to run the same thing again."""
+        self._json(
+            "manifest.json",
+            {
+                "format": 1,
+                "run": self.path.name,
+                "name": name,
+                "engine": engine,
+                "scenario": scenario.canonical(),
+                "scenario_sha256": scenario.digest,
+                "seed": scenario.seed,
+                "data": dict(data),
+                "versions": versions(),
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                **more,
+            },
+        )
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        self._json("summary.json", summary)
+
+    def model(self, x: Vector, layout: Sequence[Block], metadata: Mapping[str, str]) -> None:
+        """Write x_{T+1}: every block under its name, the flat vector as `x`."""
+        tensors = {block.name: np.ascontiguousarray(x[block.slice].reshape(block.shape)) for block in layout}
+        tensors["x"] = x
+        self._file("model.safetensors", _ordered(save(tensors, metadata=dict(metadata))))
+
+    def _json(self, name: str, value: Mapping[str, Any]) -> None:
+        self._file(name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def _file(self, name: str, content: bytes) -> None:
+        """Write a file as a whole or not at all."""
+        temporary = self.path / f".{name}.tmp"
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(self.path / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise RecordsError(f"{self.path / name}: not written: {error.strerror or error}") from error
+
+
+def _ordered(content: bytes) -> bytes:
+    """Sort the keys of a safetensors header: the library leaves them in an order that changes from run to run."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[end:]

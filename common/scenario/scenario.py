@@ -1,0 +1,219 @@
+"""One scenario = one run: its tables, the checks between them, and what it says about the algorithm.
+
+Pydantic stands here, at the border; the core gets `Problem` and plain values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, model_validator
+
+from common.algorithms import Description, describe
+from common.constants import NOMINAL, measured_constants
+from common.errors import ConfigurationError
+from common.noise import Clipping, Mechanism, NoiseLaw, Sampling, Scope, noise_law
+from common.problem import Problem, SensitivityRule
+from common.scenario.explanation import explain
+from common.scenario.tables import (
+    AlgorithmTable,
+    DataTable,
+    DelaysTable,
+    EvaluationTable,
+    LinkTable,
+    ModelTable,
+    PrivacyTable,
+    RecordsTable,
+    Table,
+    TestbedTable,
+    WorkTable,
+)
+
+
+class Scenario(Table):
+    """One TOML file."""
+
+    edges: int = Field(5, ge=1, le=100_000, description="K: how many edges, and shards")
+    iterations: int = Field(..., ge=1, le=1_000_000_000, description="T: updates of the model")
+    batch_size: int = Field(12, ge=1, le=1_000_000, description="b")
+    seed: int | None = Field(None, ge=0, lt=2**63, description="absent: secure randomness, not replayable")
+    data: DataTable = DataTable()
+    model: ModelTable = ModelTable()
+    algorithm: AlgorithmTable = AlgorithmTable()
+    privacy: PrivacyTable = Field(default_factory=lambda: PrivacyTable(noise_multiplier=[1.0]))
+    delays: DelaysTable = DelaysTable()
+    evaluation: EvaluationTable = EvaluationTable()
+    records: RecordsTable = RecordsTable()
+    links: list[LinkTable] = Field(
+        default_factory=list, max_length=100_000, description="cycled over edges; none: no added delay"
+    )
+    testbed: TestbedTable = TestbedTable()
+    _work: WorkTable = PrivateAttr()  # by the algorithm's word, or on an edge by the welcome's
+
+    @model_validator(mode="after")
+    def _resolve(self, info: ValidationInfo) -> Self:
+        """Learn from the algorithm, or from a welcome, what edges do; without either there is no scenario."""
+        self._work = (info.context or {}).get("work") or self._resolve_algorithm()
+        if self.testbed.edges_at_least > self.edges:
+            raise ValueError(
+                f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
+                "the number of edges, or the run would never begin"
+            )
+        return self
+
+    def _resolve_algorithm(self) -> WorkTable:
+        """Check the algorithm's options; fill what the known constants say, and ask for what nobody knows."""
+        described = self.described
+        for key in described.requires:
+            if getattr(self.algorithm, key, None) is None:
+                raise ValueError(f"algorithm.{key}: needed with algorithm.name = {described.name!r}")
+        for option in described.options:
+            if option.name in AlgorithmTable.model_fields:
+                raise ValueError(
+                    f"algorithm.name = {described.name!r}: its option {option.name!r} is a key that every"
+                    " algorithm has; read it from the problem"
+                )
+        options = described.resolve(self.algorithm.options, AlgorithmTable.model_fields)
+        described.make(options)  # whatever it does not like, it says before anything is sent
+        known = measured_constants(self.model.name, self.data.set)
+        if known is None and not described.needs_constants:
+            known = NOMINAL
+        filled: dict[str, Any] = {}
+        for key in ("smoothness", "sigma", "radius", "loss_gap"):
+            if getattr(self.algorithm, key) is None:
+                if known is None:
+                    raise ValueError(
+                        f"algorithm.{key}: needed, since no constants are known for model "
+                        f"{self.model.name!r} on {self.data.set!r}"
+                    )
+                filled[key] = getattr(known, key)
+        if self.algorithm.tau_max is None:
+            filled["tau_max"] = 1 if described.centralised else self.edges
+        given = self.algorithm.model_dump(exclude=set(self.algorithm.options))
+        table = AlgorithmTable.model_validate({**given, **filled, **options})
+        object.__setattr__(self, "algorithm", table)
+        if self.algorithm.first_clip is None and not self.algorithm.sigma:
+            raise ValueError("algorithm.sigma = 0.0: must be greater than 0 where no first_clip is given")
+        return WorkTable(private=described.private, centralised=described.centralised)
+
+    # -- what the core asks for -----------------------------------------------------------------------
+
+    @property
+    def described(self) -> Description:
+        """What the algorithm says of itself; not for edges, who are told what to do."""
+        return describe(self.algorithm.name)
+
+    @property
+    def private(self) -> bool:
+        """Whether edges clip and noise; where they do not, [privacy] means nothing."""
+        return self._work.private
+
+    @property
+    def centralised(self) -> bool:
+        """Whether one worker holds all data."""
+        return self._work.centralised
+
+    @property
+    def workers(self) -> int:
+        """How many edges take part."""
+        return 1 if self.centralised else self.edges
+
+    @property
+    def problem(self) -> Problem:
+        """The constants in the core's own form."""
+        a = self.algorithm
+        assert a.smoothness is not None
+        assert a.sigma is not None
+        assert a.radius is not None
+        assert a.loss_gap is not None
+        assert a.tau_max is not None
+        return Problem(
+            batch_size=self.batch_size,
+            smoothness=a.smoothness,
+            sigma=a.sigma,
+            tau_max=a.tau_max,
+            iterations=self.iterations,
+            theta=a.theta,
+            delta=a.delta,
+            loss_gap=a.loss_gap,
+            radius=a.radius,
+            first_clip=a.first_clip,
+            rule=SensitivityRule(a.rule),
+            measure_tau=a.tau_max_from == "measured",
+        )
+
+    @property
+    def mechanism(self) -> Mechanism:
+        p = self.privacy
+        return Mechanism(Clipping(p.clipping), Scope(p.scope), Sampling(self.data.sampler), self.batch_size)
+
+    def law(self, index: int) -> NoiseLaw | None:
+        """Return how edge k noises; None where the algorithm never does."""
+        if not self.private:
+            return None
+        if self.privacy.noise == "gaussian":
+            return noise_law("gaussian", noise_multiplier=self.privacy.parameter(index))
+        return noise_law(self.privacy.noise, epsilon=self.privacy.parameter(index))
+
+    def for_edge(self, index: int) -> dict[str, Any]:
+        """Return what edge k needs: its own ε_k and link alone; the seed travels apart, where there is one.
+
+        Not the algorithm: of that an edge learns only what to do.
+        """
+        left_out = {"seed", "algorithm", "evaluation", "records", "delays"}
+        values = {**self.model_dump(mode="json", exclude=left_out), "work": self._work.model_dump()}
+        for key in ("epsilon", "noise_multiplier"):
+            if given := values["privacy"][key]:
+                values["privacy"][key] = [given[index % len(given)]]
+        if self.links:
+            values["links"] = [values["links"][index % len(self.links)]]
+        return values
+
+    def canonical(self) -> dict[str, Any]:
+        """Return what a record holds: every value, and of the algorithm's own options those not at their default."""
+        values = self.model_dump(mode="json")
+        options = self.algorithm.options
+        for key in options:
+            del values["algorithm"][key]
+        values["algorithm"] |= self.described.recorded(options)
+        return values
+
+    def resolved(self) -> dict[str, Any]:
+        """Return every value, the algorithm's own options included."""
+        return self.model_dump(mode="json")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the resolved scenario."""
+        text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_scenario(values: Mapping[str, Any]) -> Scenario:
+    """Check a whole scenario; a ConfigurationError names key, value and what is allowed."""
+    try:
+        return Scenario.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError(explain(error, Scenario)) from error
+
+
+def parse_welcome(values: Mapping[str, Any]) -> Scenario:
+    """Check a scenario as an edge gets it: `work` says what to do, and nothing is looked up by an algorithm's name."""
+    rest = dict(values)
+    if "algorithm" in rest:
+        raise ConfigurationError("algorithm: an edge is told by `work` what to do, not by an algorithm")
+    work = rest.pop("work", None)
+    if not isinstance(work, Mapping):
+        raise ConfigurationError("work: missing; must say whether edges clip and noise")
+    try:
+        told = WorkTable.model_validate(work)
+    except ValidationError as error:
+        lines = explain(error, WorkTable).splitlines()
+        raise ConfigurationError("\n".join(f"work.{line}" for line in lines)) from error
+    try:
+        return Scenario.model_validate(rest, context={"work": told})
+    except ValidationError as error:
+        raise ConfigurationError(explain(error, Scenario)) from error

@@ -1,0 +1,249 @@
+"""The tables of a scenario file, each with the checks that need no other table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from common.datasets.catalogue import DATA_SETS
+from common.dotted import is_dotted
+from common.errors import ConfigurationError
+from common.models.registry import MODELS
+from common.noise import LARGEST_BOUND, LARGEST_PARAMETER, LEAST_BOUND, LEAST_PARAMETER
+from common.transport.link import LEAST_RATE_KBPS, LONGEST_DELAY_MS, MOST_PARTITIONS, link_profile
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+PerEdge = Annotated[
+    list[Annotated[float, Field(ge=LEAST_PARAMETER, le=LARGEST_PARAMETER, allow_inf_nan=False)]],
+    BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    Field(min_length=1, max_length=100_000),
+]
+
+
+def _named(key: str, known: tuple[str, ...]) -> AfterValidator:
+    """Refuse a name that is neither built in nor a dotted path, before anything is asked about it."""
+
+    def check(name: str) -> str:
+        if name not in known and not is_dotted(name):
+            raise ValueError(f"{key} = {name!r}: allowed are {', '.join(known)} or package.module:Class")
+        return name
+
+    return AfterValidator(check)
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # `edges = true` is not one edge
+
+
+class DataTable(Table):
+    """[data]"""
+
+    set: Annotated[str, _named("data.set", DATA_SETS)] = Field(
+        "mnist-5k", min_length=1, description="mnist, usps, mnist-5k or package.module:Class"
+    )
+    partition: Literal["iid", "dirichlet", "label", "shared"] = "iid"
+    alpha: float = Field(
+        0.5, ge=1e-4, le=1e6, allow_inf_nan=False, description="concentration of the dirichlet partition"
+    )
+    labels_per_edge: int = Field(2, ge=1, le=1000, description="of the label partition")
+    sampler: Literal["poisson", "shuffled", "with-replacement"] = "poisson"
+    holdout: int = Field(
+        0, ge=0, description="training records in no shard, evaluated on instead of the test set: for tuning"
+    )
+
+
+class ModelTable(Table):
+    """[model]"""
+
+    name: Annotated[str, _named("model.name", MODELS)] = Field(
+        "lr", min_length=1, description="lr, svm, softmax, scattering, cnn or package.module:Class"
+    )
+    regularization: NonNegative = Field(1e-4, description="λ of λ/2·‖x‖²")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="lr: positive = [labels]; cnn: activation; scattering: landmarks"
+    )
+
+
+class AlgorithmTable(Table):
+    """[algorithm]: constants that any algorithm may ask for, and beside them the options of the one that is named.
+
+    What is left open follows from the model and the data set where they are known.
+    """
+
+    model_config = ConfigDict(extra="allow")  # the algorithm's own options: Scenario asks it about them
+
+    name: str = Field(
+        "mapa", min_length=1, max_length=200, description="see `mapa algorithms`; or package.module:Class"
+    )
+    theta: Fraction = Field(0.5, description="θ, reduction ratio")
+    smoothness: Positive | None = Field(None, description="L")
+    sigma: NonNegative | None = Field(None, description="σ")
+    delta: Fraction = Field(1e-3, description="δ of Theorem 3 alone; the privacy δ is privacy.total_delta")
+    tau_max: int | None = Field(None, ge=0, le=10_000_000, description="τ_max; absent: the number of edges")
+    tau_max_from: Literal["configured", "measured"] = "configured"
+    loss_gap: Positive | None = Field(None, description="f₀ = f(x₁) − f(x*)")
+    radius: Positive | None = Field(None, description="R")
+    first_clip: float | None = Field(
+        None,
+        ge=LEAST_BOUND,
+        le=LARGEST_BOUND,
+        allow_inf_nan=False,
+        description="AUDP's bound, MAPA's first one; absent: Theorem 3",
+    )
+    rule: Literal["theta", "table"] = Field(
+        "theta", description="how ΔS shrinks: θΔS, or the parameter table's"
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The algorithm's own options."""
+        return dict(self.model_extra or {})
+
+
+class WorkTable(Table):
+    """What edges do. The cloud fills it from the algorithm; a welcome carries it, a scenario file never does.
+
+    No value has a default: an edge takes part only where it is told.
+    """
+
+    private: bool = Field(..., description="whether edges clip and noise")
+    centralised: bool = Field(..., description="whether one worker holds all data")
+
+
+class PrivacyTable(Table):
+    """[privacy]"""
+
+    noise: Literal["gaussian", "gamma-norm", "exponential-norm"] = "gaussian"
+    epsilon: PerEdge | None = Field(None, description="ε_k of one release; a list is cycled over edges")
+    noise_multiplier: PerEdge | None = Field(None, description="z_k of the gaussian law, instead of epsilon")
+    clipping: Literal["per-sample", "batch-mean"] = "per-sample"
+    scope: Literal["all", "first-conv"] = "all"
+    total_epsilon: Positive | None = Field(
+        None, le=LARGEST_PARAMETER, description="budget of each edge for the whole run"
+    )
+    total_delta: Fraction = Field(1e-5, description="the privacy δ")
+    releases: int | None = Field(
+        None, ge=1, le=1_000_000_000, description="gradients of one edge that total_epsilon must cover"
+    )
+    epsilon_floor: NonNegative = Field(0.0, description="the cloud refuses a hello with a smaller ε_k")
+    noise_multiplier_ceiling: Positive | None = Field(None, description="likewise for z_k")
+
+    @model_validator(mode="after")
+    def _one_parameter(self) -> Self:
+        if self.noise == "gaussian":
+            for key in ("epsilon", "epsilon_floor"):
+                if getattr(self, key):
+                    raise ValueError(self._of_another_law(key, "'gamma-norm' or 'exponential-norm'"))
+            if self.noise_multiplier is None and self.total_epsilon is None:
+                raise ValueError(
+                    "privacy.noise = 'gaussian': needs privacy.noise_multiplier or privacy.total_epsilon"
+                )
+            if self.noise_multiplier is not None and self.releases is not None:
+                raise ValueError(
+                    f"privacy.releases = {self.releases}: goes with privacy.total_epsilon alone,"
+                    " for which it calibrates z; with privacy.noise_multiplier leave it out"
+                )
+        else:
+            for key in ("noise_multiplier", "noise_multiplier_ceiling"):
+                if getattr(self, key) is not None:
+                    raise ValueError(self._of_another_law(key, "'gaussian'"))
+            if self.epsilon is None:
+                raise ValueError(f"privacy.noise = {self.noise!r}: needs privacy.epsilon")
+        return self
+
+    def _of_another_law(self, key: str, laws: str) -> str:
+        return f"privacy.{key} = {getattr(self, key)!r}: goes with privacy.noise = {laws}, not with {self.noise!r}"
+
+    def parameter(self, index: int) -> float:
+        """Return ε_k, or z_k for the gaussian law."""
+        given = self.noise_multiplier if self.noise == "gaussian" else self.epsilon
+        if given is None:
+            raise ConfigurationError("privacy.total_epsilon: not yet calibrated to a noise multiplier")
+        return given[index % len(given)]
+
+
+class DelaysTable(Table):
+    """[delays]: how the simulator makes gradients stale. Times are virtual seconds."""
+
+    kind: Literal["cyclic", "constant", "uniform", "exponential", "lognormal", "recorded"] = "cyclic"
+    compute: NonNegative = Field(0.01, le=1e6, description="mean time of a gradient at speed 1")
+    network: NonNegative = Field(0.02, le=1e6, description="mean one-way time")
+    spread: NonNegative = Field(
+        0.5, le=100, description="uniform: ± this share of the mean; lognormal: σ of the logarithm"
+    )
+    speeds: list[Positive] = Field(
+        default_factory=lambda: [1.0], min_length=1, max_length=100_000, description="cycled over edges"
+    )
+    file: str | None = Field(None, description="recorded: CSV with columns edge,compute,up,down in seconds")
+
+    @model_validator(mode="after")
+    def _file(self) -> Self:
+        if self.kind == "recorded" and self.file is None:
+            raise ValueError("delays.file: needed with delays.kind = 'recorded'")
+        if self.kind != "recorded" and self.file is not None:
+            raise ValueError(
+                f"delays.file = {self.file!r}: goes with delays.kind = 'recorded', not with {self.kind!r}"
+            )
+        if self.kind == "uniform" and self.spread > 1:
+            raise ValueError(f"delays.spread = {self.spread}: must be at most 1 with delays.kind = 'uniform'")
+        return self
+
+
+class EvaluationTable(Table):
+    """[evaluation]"""
+
+    every: int = Field(
+        500,
+        ge=0,
+        le=1_000_000_000,
+        description="updates between evaluations on the test set; 0: only the last",
+    )
+
+
+class RecordsTable(Table):
+    """[records]"""
+
+    events: bool = Field(True, description="write events.jsonl")
+    diagnostics: bool = Field(False, description="record gradient norms before noise: NOT private")
+
+
+class LinkTable(Table):
+    """One of links: a preset's name, or numbers, or both."""
+
+    name: str | None = None
+    delay_ms: NonNegative | None = Field(None, le=LONGEST_DELAY_MS)
+    jitter_ms: NonNegative | None = Field(None, le=LONGEST_DELAY_MS)
+    distribution: Literal["constant", "uniform", "normal", "exponential", "lognormal", "pareto"] | None = None
+    rate_kbps: float | None = Field(None, ge=LEAST_RATE_KBPS, allow_inf_nan=False)
+    partitions: list[Annotated[tuple[NonNegative, Positive], Field(strict=False)]] = Field(
+        default_factory=list,
+        max_length=MOST_PARTITIONS,
+        description="[start, duration] in seconds since the edge began",
+    )
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        """Refuse here what would end every edge that is dealt this link."""
+        try:
+            link_profile(self.model_dump())
+        except ConfigurationError as error:
+            raise ValueError(str(error).removeprefix("link: ")) from error
+        return self
+
+
+class TestbedTable(Table):
+    """[testbed]: what only a real network needs."""
+
+    __test__ = False  # pytest: not a test class
+
+    edges_at_least: int = Field(1, ge=1, le=100_000, description="hellos to wait for before the first update")
+    # both drive timers of whoever is told of them: a peer must be able to make nobody spin or fall asleep
+    silent_after: float = Field(
+        30.0, ge=0.1, le=86_400, description="seconds after which a silent edge is reported gone"
+    )
+    resend_after: float = Field(
+        5.0, ge=0.05, le=3600, description="seconds after which an unanswered message is sent again"
+    )

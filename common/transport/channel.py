@@ -1,0 +1,327 @@
+"""What the services ask of a transport, and its in-memory twin with a clock of its own.
+
+Everything of a service happens in its loop's thread: messages, timers, posted calls. The twin does
+the same without a network and without waiting, so tests use it and not mocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from common.errors import LocalProtocolError, RemoteProtocolError
+from common.transport.routing import UNREAD, OnMessage, OnViolation, Routes, ignore_violation
+from common.wire.topics import topic_matches
+
+
+class Timer:
+    """A call that waits for its time."""
+
+    __slots__ = ("callback", "due")
+
+    def __init__(self, due: float, callback: Callable[[], None]) -> None:
+        self.due = due
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """Never make the call; a second cancel does nothing."""
+        self.callback = None
+
+
+class Loop(Protocol):
+    """The one thread of a service."""
+
+    def now(self) -> float:
+        """Return monotonic seconds."""
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Call once, after `delay` seconds; in the loop's thread only."""
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call soon, in the loop's thread; from any thread and from signal handlers."""
+
+    def run(self) -> None:
+        """Serve until `stop`; raise what a callback raised."""
+
+    def stop(self) -> None:
+        """Make `run` return; from any thread."""
+
+
+class Channel(Protocol):
+    """One client's connection to a broker."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether a publish would reach the broker now."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has ended the connection for good."""
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+        """Hand a message over; False where QoS 0 found no connection and it is lost."""
+
+    def subscribe(
+        self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
+    ) -> None:
+        """Have messages delivered, now and after every reconnect; what the broker retained only if `retained`."""
+
+    def allow(self, max_packet: int) -> None:
+        """Change how many bytes an inbound packet may have; larger ones are skipped and counted."""
+
+    def close(self) -> None:
+        """Deliver what QoS 1 still owes, say goodbye (no last will) and free everything."""
+
+
+class TimerQueue:
+    """Timers in the order of their due times, equal ones in the order they were set."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+
+    def add(self, due: float, callback: Callable[[], None]) -> Timer:
+        timer = Timer(due, callback)
+        heapq.heappush(self._heap, (due, next(self._order), timer))
+        return timer
+
+    def next_due(self) -> float | None:
+        """Return when the next call is due; None: there is none."""
+        while self._heap and self._heap[0][2].callback is None:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def fire_next(self) -> None:
+        """Make the call that is due first."""
+        timer = heapq.heappop(self._heap)[2]
+        callback, timer.callback = timer.callback, None
+        if callback is not None:
+            callback()
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """What the broker publishes when a client is lost without a goodbye."""
+
+    topic: str
+    payload: bytes
+    qos: int = 1
+    retain: bool = False
+
+
+@dataclass(slots=True)
+class Faults:
+    """What a network does to messages; always the same for the same seed, in the same run."""
+
+    seed: int
+    lost: float = 0.0  # share of QoS 0 that is never delivered
+    late: float = 0.0  # share of deliveries that are held, so that later ones overtake them
+    replayed: float = 0.0  # share of publishes at which an old message, of any age, is delivered once more
+    longest: float = 30.0  # seconds that a delivery is held, at most
+    most: int = 1000  # replays: what they cause is replayed, too, and might never end
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def hits(self, share: float) -> bool:
+        return share > 0 and self.random.random() < share
+
+    def delay(self) -> float:
+        """Return for how long a delivery is held: short or long, by the same odds for each order of magnitude."""
+        return float(self.longest * 10 ** self.random.uniform(-4, 0))
+
+
+class MemoryBroker:
+    """A broker and a loop in one: deliveries in the order of publishing, time that jumps; or with faults."""
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults = faults
+        self.retained: dict[str, bytes] = {}
+        self.published: list[tuple[str, bytes]] = []
+        self._channels: list[MemoryChannel] = []
+        self._soon: deque[Callable[[], None]] = deque()
+        self._timers = TimerQueue()
+        self._now = 0.0
+        self._stopped = False
+
+    # the loop
+
+    def now(self) -> float:
+        return self._now
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        return self._timers.add(self._now + delay, callback)
+
+    def post(self, callback: Callable[[], None]) -> None:
+        self._soon.append(callback)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def run(self) -> None:
+        """Serve until `stop`; a loop that has nothing left to wait for is a test's mistake."""
+        self._stopped = False
+        while not self._stopped:
+            if not self.step():
+                raise LocalProtocolError("the loop is idle for ever: no message, no timer, no stop")
+
+    def step(self) -> bool:
+        """Make the next delivery, or jump to the next timer; False: there is none."""
+        if self._soon:
+            self._soon.popleft()()
+        elif (due := self._timers.next_due()) is not None:
+            self._now = max(self._now, due)
+            self._timers.fire_next()
+        else:
+            return False
+        return True
+
+    def settle(self) -> None:
+        """Deliver all that is under way, timers left alone."""
+        while self._soon:
+            self._soon.popleft()()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: deliveries and timers as they fall due."""
+        end = self._now + seconds
+        self.settle()
+        while (due := self._timers.next_due()) is not None and due <= end:
+            self._now = max(self._now, due)
+            self._timers.fire_next()
+            self.settle()
+        self._now = end
+
+    # the broker
+
+    def attach(self, channel: MemoryChannel) -> None:
+        self._channels.append(channel)
+
+    def detach(self, channel: MemoryChannel, *, lost: bool) -> None:
+        self._channels.remove(channel)
+        if lost and channel.will is not None:
+            will = channel.will
+            self.route(will.topic, will.payload, retain=will.retain, qos=will.qos)
+
+    def route(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> None:
+        """Queue a message for whoever subscribes when its turn comes."""
+        self.published.append((topic, payload))
+        if retain and payload:
+            self.retained[topic] = payload
+        elif retain:
+            self.retained.pop(topic, None)
+        deliver = partial(self._deliver, topic, payload)
+        faults = self.faults
+        if faults is None:
+            self.post(deliver)
+            return
+        if faults.hits(faults.late):
+            self.call_later(faults.delay(), deliver)
+        elif qos or not faults.hits(faults.lost):
+            self.post(deliver)
+        if faults.most and faults.hits(faults.replayed):
+            faults.most -= 1
+            self.call_later(faults.delay(), partial(self._deliver, *faults.random.choice(self.published)))
+
+    def _deliver(self, topic: str, payload: bytes) -> None:
+        for channel in list(self._channels):
+            channel.take(topic, payload)
+
+
+class MemoryChannel:
+    """A client of a MemoryBroker. `lose` and `restore` stand for a connection that breaks."""
+
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        *,
+        will: Will | None = None,
+        on_connected: Callable[[], None] | None = None,
+        on_lost: Callable[[str], None] | None = None,
+        on_violation: OnViolation = ignore_violation,
+    ) -> None:
+        self.will = will
+        self.connected = self.closed = False
+        self._broker = broker
+        self._on_connected, self._on_lost = on_connected, on_lost
+        self._routes = Routes(on_violation)
+        self._owed: list[tuple[str, bytes, bool]] = []  # QoS 1 while away
+        self._max_packet = 1 << 28
+
+    @property
+    def violations(self) -> int:
+        """Messages that broke the protocol."""
+        return self._routes.violations
+
+    def connect(self, timeout: float = 0.0) -> None:
+        """Connect; a memory needs no time for it."""
+        del timeout
+        self.restore()
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+        """Hand a message over, or keep it until the connection is back where QoS 1 asks for that."""
+        if self.connected:
+            self._broker.route(topic, bytes(payload), retain=retain, qos=qos)
+        elif qos:
+            self._owed.append((topic, bytes(payload), retain))
+        return self.connected or qos > 0
+
+    def subscribe(
+        self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
+    ) -> None:
+        """Have messages delivered, retained ones at once."""
+        self._routes.add(topic_filter, callback, qos, retained=retained)
+        if self.connected:
+            self._take_retained(topic_filter)
+
+    def take(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
+        """Receive one message, if a filter asks for it."""
+        if not self.connected or not any(topic_matches(wanted, topic) for wanted in self._routes.filters):
+            return
+        if len(topic) + len(payload) > self._max_packet:
+            self._routes.violated(
+                UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
+            )
+        else:
+            self._routes.deliver(topic.encode(), payload, retained=retained)
+
+    def allow(self, max_packet: int) -> None:
+        """Skip packets beyond so many bytes from now on."""
+        self._max_packet = max_packet
+
+    def lose(self, reason: str = "lost") -> None:
+        """Break the connection: the last will goes out."""
+        self.connected = False
+        self._broker.detach(self, lost=True)
+        if self._on_lost is not None:
+            self._on_lost(reason)
+
+    def restore(self) -> None:
+        """Connect, or connect again."""
+        self.connected = True
+        self._broker.attach(self)
+        for topic_filter in list(self._routes.filters):
+            self._take_retained(topic_filter)
+        owed, self._owed = self._owed, []
+        for topic, payload, retain in owed:
+            self._broker.route(topic, payload, retain=retain)
+        if self._on_connected is not None:
+            self._on_connected()
+
+    def close(self) -> None:
+        """Say goodbye: no last will."""
+        self.closed = True
+        if self.connected:
+            self.connected = False
+            self._broker.detach(self, lost=False)
+
+    def _take_retained(self, topic_filter: str) -> None:
+        for topic, payload in self._broker.retained.items():
+            if topic_matches(topic_filter, topic):
+                self._broker.post(partial(self.take, topic, payload, retained=True))

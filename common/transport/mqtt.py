@@ -1,0 +1,414 @@
+"""MqttChannel: a `Channel` over MQTT 3.1.1 that comes back by itself."""
+
+from __future__ import annotations
+
+import random
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from common.errors import BrokerUnavailableError, ConfigurationError, LocalProtocolError, RemoteProtocolError
+from common.transport.channel import Timer
+from common.transport.connection import SIZE_HINT, MqttOptions, open_socket
+from common.transport.loop import READ, WRITE, SelectorLoop
+from common.transport.mqtt_client import MQTTMessage, ReasonCode, StreamClient, is_denial, is_unexplained
+from common.transport.routing import UNREAD, OnMessage, OnViolation, Routes, ignore_violation
+from common.transport.stream import PacketStream, publish_head
+
+_NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
+_LARGE = 512  # bytes; no broker refuses less
+
+
+class MqttChannel:
+    """A connection that comes back: subscriptions are renewed, QoS 1 is delivered, QoS 0 may be lost.
+
+    What the loop's thread publishes arrives in that order, whatever the QoS.
+    Callbacks run in the loop's thread. A RemoteProtocolError from one is counted and reported to
+    on_violation; any other exception ends the loop and is raised from its `run`.
+    """
+
+    def __init__(
+        self,
+        options: MqttOptions,
+        loop: SelectorLoop,
+        *,
+        on_connected: Callable[[], None] | None = None,
+        on_lost: Callable[[str], None] | None = None,
+        on_violation: OnViolation = ignore_violation,
+    ) -> None:
+        self.options = options
+        self.connected = False
+        self.last_error = "never connected"
+        self._loop = loop
+        self._on_connected, self._on_lost = on_connected, on_lost
+        self._routes = Routes(on_violation)
+        self._stream: PacketStream | None = None
+        self._mask = 0  # what the loop waits for
+        self._in_paho = False  # its callbacks hold locks that its writing takes
+        self._greeted = False  # CONNACK came, on_connected is still to be told
+        self._was_connected = False
+        self._refusal: str | None = None  # what the operator must mend
+        self._attempts = 0
+        self._retry: Timer | None = None
+        self._upkeep: Timer | None = None
+        self._closing = False
+        self._closed = threading.Event()
+        self._max_packet = options.max_packet
+        self._last_size = 0  # bytes of the last message on this connection
+        self._lost_behind = (0, 0)  # that size when the last connection was lost, and how often in a row
+        self._client = StreamClient(options, self._open_stream)
+        self._client.on_connect = self._greet
+        self._client.on_subscribe = self._subscribed
+        self._client.on_message = self._paho_message
+        self._client.on_disconnect = self._disconnected
+        self._client.on_socket_close = lambda *_: self._socket_closing()
+
+    @property
+    def violations(self) -> int:
+        """Messages that broke the protocol."""
+        return self._routes.violations
+
+    def connect(self, timeout: float) -> None:
+        """Connect within `timeout` seconds, retrying; later losses are mended by the loop."""
+        if self._loop.here:
+            raise LocalProtocolError("connect waits for the loop; a callback must use open")
+        until = self._loop.now() + timeout
+        arrived = threading.Event()
+
+        def settled() -> bool:
+            if self.connected or self._refusal is not None:
+                arrived.set()
+            return arrived.is_set()
+
+        if self._loop.serving:
+
+            def poll() -> None:
+                if not settled() and self._loop.now() < until:
+                    self._loop.call_later(0.01, poll)
+
+            self.open()
+            self._loop.post(poll)
+            arrived.wait(timeout)
+        else:
+            self.open()
+            self._loop.serve(settled, until=until)
+        if self._refusal is not None:
+            self.close(0)
+            raise ConfigurationError(f"broker {self.options.address}: {self._refusal}")
+        if not self.connected:
+            self.close(0)
+            raise BrokerUnavailableError(
+                f"broker {self.options.address}: no connection within {timeout:g} s ({self.last_error})"
+            )
+
+    def open(self) -> None:
+        """Begin to connect and go on trying, without waiting; `refusal` says what no retry can mend."""
+        self._loop.post(self._attempt)
+
+    @property
+    def refusal(self) -> str | None:
+        """What the operator must mend: credentials or certificates; None: nothing."""
+        return self._refusal
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended for good."""
+        return self._closed.is_set()
+
+    @property
+    def owing(self) -> bool:
+        """Whether something of ours has not reached the broker: QoS 1 without acknowledgement, bytes unsent."""
+        stream = self._stream
+        return self._client.owed > 0 or (stream is not None and stream.unsent > 0)
+
+    def allow(self, max_packet: int) -> None:
+        """Change how many bytes a packet may have, for this connection and the next ones."""
+        self._max_packet = max_packet
+        if self._stream is not None:
+            self._stream.max_packet = max_packet
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
+        """Hand a message over; False: it is lost (QoS 0 without a connection, or a full queue)."""
+        self._last_size = len(payload)
+        if qos:
+            taken = self._client.publish_acknowledged(topic, payload, qos, retain)
+            self._loop.post(self._write_paho)  # not at once: a callback may hold paho's locks
+            return taken
+        stream = self._stream
+        if stream is None or not self.connected:
+            return False
+        if self._client.want_write() and self._loop.here:  # never overtake a QoS 1 message of ours
+            self._client.publish_behind(topic, payload, retain)
+            self._loop.post(self._write_paho)
+            return True
+        try:
+            taken = stream.write(publish_head(topic, len(payload), retain), payload)
+        except OSError:
+            return False  # the loop sees the end of the connection by itself
+        if stream.unsent:
+            self._soon(self._mind_writing)
+        return taken
+
+    def subscribe(
+        self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
+    ) -> None:
+        """Have messages delivered, now and after every reconnect; the first filter that matches gets one."""
+        self._routes.add(topic_filter, callback, qos, retained=retained)
+        if self.connected:
+            self._client.subscribe(topic_filter, qos)
+            self._soon(self._write_paho)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Deliver what QoS 1 still owes, say goodbye and end; a broker that is away is waited for meanwhile.
+
+        From a callback it only begins; it ends while the loop goes on.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        until = self._loop.now() + timeout
+        self._loop.post(lambda: self._end(until))
+        if self._loop.here:
+            return
+        if self._loop.serving:
+            self._closed.wait(timeout + 1)
+        else:
+            self._loop.serve(self._closed.is_set, until=until + 1)
+
+    def abort(self) -> None:
+        """Drop the connection without a goodbye, as a crash would: the last will goes out.
+
+        In the loop's thread, or while it does not serve.
+        """
+        self._closing = True
+        self._cancel_timers()
+        stream = self._stream
+        self._client.on_disconnect = None
+        if stream is not None:
+            self._socket_closing()
+            stream.close()
+        self._closed.set()
+
+    # connecting
+
+    def _open_stream(self) -> PacketStream:
+        options = self.options
+        return PacketStream(open_socket(options), max_packet=self._max_packet, max_unsent=options.max_unsent)
+
+    def _attempt(self) -> None:
+        self._retry = None
+        if self._ending or self._stream is not None:
+            return
+        try:
+            self._client.reconnect()  # blocks for TCP and TLS, at most connect_timeout each
+        except ssl.SSLCertVerificationError as error:
+            self._refusal = f"its certificate is not trusted ({error.verify_message}); see --tls-ca"
+            self._later(str(error))
+            return
+        except (OSError, ValueError) as error:
+            self._later(str(error) or type(error).__name__)
+            return
+        stream = self._client.socket()
+        assert isinstance(stream, PacketStream)
+        self._stream = stream
+        self._mask = READ
+        self._loop.watch(stream.fileno(), READ, self._ready)
+        self._upkeep = self._loop.call_later(self.options.connect_timeout, self._no_greeting)
+        self._write_paho()
+
+    @property
+    def _ending(self) -> bool:
+        """Whether no connection is wanted any more."""
+        return self.closed or (self._closing and not self.owing)
+
+    def _later(self, reason: str) -> None:
+        """Try again after a while; the jitter keeps a fleet from knocking all at once."""
+        self.last_error = reason
+        ceiling = min(self.options.max_backoff, self.options.min_backoff * 2**self._attempts)
+        self._attempts = min(self._attempts + 1, 16)
+        self._retry = self._loop.call_later(ceiling * random.uniform(0.5, 1.0), self._attempt)
+
+    def _no_greeting(self) -> None:
+        self._drop(f"no MQTT greeting within {self.options.connect_timeout:g} s")
+
+    def _drop(self, reason: str) -> None:
+        stream = self._stream
+        if stream is not None:
+            stream.ended = True
+            self.last_error = reason
+            self._read_paho()  # paho reads the end, and closes
+
+    def _greet(self, _client: Any, _userdata: Any, _flags: Any, code: ReasonCode, _properties: Any) -> None:
+        if code.is_failure:
+            self.last_error = f"refused: {code}"
+            if is_denial(code):
+                self._refusal = f"refused user {self.options.username!r}: {str(code).lower()}"
+            return
+        for topic_filter, (_callback, qos) in self._routes.filters.items():
+            self._client.subscribe(topic_filter, qos)
+        self._refusal = None
+        self._attempts = self._last_size = 0
+        self.connected = self._greeted = self._was_connected = True
+
+    def _subscribed(self, _client: Any, _userdata: Any, _mid: int, codes: list[ReasonCode], *_: Any) -> None:
+        if any(code.is_failure for code in codes):
+            raise ConfigurationError(
+                f"broker {self.options.address}: refused a subscription of {self.options.client_id!r}; see its ACL"
+            )
+
+    def _disconnected(self, _client: Any, _userdata: Any, _flags: Any, code: ReasonCode, *_: Any) -> None:
+        if not self._closing and self._was_connected:
+            self.last_error = self._loss(code)
+
+    def _loss(self, code: ReasonCode) -> str:
+        """Say in plain words why the connection went; a broker of MQTT 3.1.1 gives no reason.
+
+        One that ends connection after connection behind a message of the same size may not take such messages.
+        """
+        size, former = self._last_size, self._lost_behind[0]
+        self._lost_behind = (size, self._lost_behind[1] + 1 if size == former else 1)
+        if not is_unexplained(code):
+            return str(code)
+        if size >= _LARGE and self._lost_behind[1] > 1:
+            return (
+                f"disconnected by the broker, again right behind a message of {size} bytes:"
+                f" it may refuse messages of that size; {SIZE_HINT}"
+            )
+        return "disconnected by the broker: it has stopped, or another client uses this client id"
+
+    def _socket_closing(self) -> None:
+        if self._stream is not None:
+            self._loop.unwatch(self._stream.fileno())
+        self._stream = None
+        self._client.forget_behind()
+        self.connected = self._greeted = False
+
+    # the loop's calls
+
+    def _ready(self, mask: int) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        if mask & WRITE:
+            try:
+                stream.flush()
+            except OSError:
+                stream.ended = True
+            self._mind_writing()
+        if mask & READ or stream.ended:
+            more = True
+            while more:
+                more = stream.fill()
+                while True:
+                    packet = stream.take_publish()
+                    if packet is not None:
+                        self._routes.deliver(*packet, retained=stream.retained)
+                        if self._stream is not stream:
+                            return
+                    elif stream.for_paho:
+                        self._read_paho()
+                        if self._stream is not stream:
+                            return
+                    else:
+                        break
+            if stream.skipped:
+                self._note_skipped(stream)
+        if self._client.want_write():
+            self._write_paho()
+
+    def _paho_message(self, _client: Any, _userdata: Any, message: MQTTMessage) -> None:
+        try:
+            topic = message.topic.encode()
+        except UnicodeDecodeError:
+            self._routes.violated(UNREAD, RemoteProtocolError("a topic that is not UTF-8"))
+            return
+        if (
+            message.topic == UNREAD
+        ):  # the stand-in of a skipped packet, to be acknowledged: see `_note_skipped`
+            return
+        self._routes.deliver(topic, bytes(message.payload), retained=message.retain)
+
+    def _note_skipped(self, stream: PacketStream) -> None:
+        count, stream.skipped = stream.skipped, 0
+        for _ in range(count):
+            self._routes.violated(
+                UNREAD, RemoteProtocolError(f"a packet of more than {self._max_packet} bytes")
+            )
+
+    def _read_paho(self) -> None:
+        self._in_paho = True
+        try:
+            self._client.loop_read()
+        finally:
+            self._in_paho = False
+        self._after_paho()
+
+    def _after_paho(self) -> None:
+        """Tell the service what paho has learnt, outside paho's own locks."""
+        if self._greeted:
+            self._greeted = False
+            self._cancel_timers()
+            self._upkeep = self._loop.call_later(self._upkeep_period, self._keep_alive)
+            self._client.loop_write()  # subscriptions go before whatever on_connected publishes
+            # whoever closes has said all it had to say: to greet again would contradict its last words
+            if self._on_connected is not None and self._stream is not None and not self._closing:
+                self._on_connected()
+        if self._stream is None and self._retry is None and not self._ending:
+            self._cancel_timers()
+            lost, self._was_connected = self._was_connected, False
+            self._later(self.last_error)
+            if lost and self._on_lost is not None:
+                self._on_lost(self.last_error)
+
+    @property
+    def _upkeep_period(self) -> float:
+        return max(0.1, self.options.keepalive / 4)
+
+    def _keep_alive(self) -> None:
+        self._client.loop_misc()
+        self._write_paho()
+        if self._stream is None:
+            self._after_paho()
+        else:
+            self._upkeep = self._loop.call_later(self._upkeep_period, self._keep_alive)
+
+    def _write_paho(self) -> None:
+        if self._client.want_write():
+            self._client.loop_write()
+        if self._stream is None:
+            self._after_paho()
+        else:
+            self._mind_writing()
+
+    def _mind_writing(self) -> None:
+        stream = self._stream
+        if stream is not None:
+            mask = READ | WRITE if stream.unsent else READ
+            if mask != self._mask:
+                self._mask = mask
+                self._loop.rewatch(stream.fileno(), mask, self._ready)
+
+    def _soon(self, callback: Callable[[], None]) -> None:
+        if self._loop.here and not self._in_paho:
+            callback()
+        else:
+            self._loop.post(callback)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._retry, self._upkeep):
+            if timer is not None:
+                timer.cancel()
+        self._retry = self._upkeep = None
+
+    def _end(self, until: float) -> None:
+        if self.closed:
+            return
+        if self.owing and self._loop.now() < until:
+            self._loop.call_later(_NEXT_LOOK, lambda: self._end(until))
+            return
+        self._cancel_timers()
+        self._client.disconnect()
+        if self._client.want_write():
+            self._client.loop_write()
+        self._closed.set()

@@ -1,0 +1,261 @@
+"""A broker for a run: a private Mosquitto, an embedded one in Python, or one that runs already."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from common.errors import BrokerUnavailableError, ConfigurationError
+from common.transport.connection import BrokerAddress, parse_address
+from mapa.children import mortal
+
+_CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean session, no client id
+OWN = ("auto", "mosquitto", "embedded")  # what we start ourselves
+_QUEUED = 1 << 26  # bytes that may wait for one client; beyond it messages are dropped
+_OTHER_PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/bin")
+
+
+# glibc gives large buffers back at every message and faults them in again at the next: at 21,840 parameters
+# that was most of the broker's time (64 page faults an update, 395 µs; kept: none, 105–140 µs).
+_KEEP_PAGES = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MosquittoOptions:
+    """What a private Mosquitto may be asked for beyond the defaults."""
+
+    max_payload: int = 1 << 26  # bytes of one message; size it for the model
+    unix_socket: bool = False  # a second listener beside TCP, a fifth faster
+    password_file: Path | None = None
+    acl_file: Path | None = None
+    ca: Path | None = None  # with certificate and key: the TCP listener speaks TLS
+    certificate: Path | None = None
+    key: Path | None = None
+    extra: Sequence[str] = ()  # lines of mosquitto.conf
+
+
+@dataclass
+class Broker:
+    """A broker that we started, by its process id."""
+
+    address: BrokerAddress
+    kind: str  # `mosquitto` or `embedded`
+    command: list[str]
+    log: Path
+    unix_address: BrokerAddress | None = None
+    needs_greeting: bool = True  # TLS and passwords keep the probe out
+    _child: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    @property
+    def pid(self) -> int:
+        if self._child is None:
+            raise BrokerUnavailableError(f"{self.kind} on {self.address} does not run")
+        return self._child.pid
+
+    def start(self, timeout: float = 60.0) -> None:
+        """Start, and wait until it accepts an MQTT client."""
+        with self.log.open("ab") as log:
+            # A closed stdin tells the embedded broker that we are gone, where the kernel does not.
+            self._child = subprocess.Popen(
+                mortal(self.command),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **_KEEP_PAGES},
+                start_new_session=True,  # Ctrl-C reaches the cloud alone: its halt needs a broker
+            )
+        until = time.monotonic() + timeout
+        while not (self._greets() if self.needs_greeting else self._listens()):
+            if self._child.poll() is not None or time.monotonic() > until:
+                self.stop()
+                raise BrokerUnavailableError(
+                    f"{self.kind} on {self.address} did not start: {self._last_words()}"
+                )
+            time.sleep(0.02)
+
+    def stop(self, sig: signal.Signals = signal.SIGTERM, timeout: float = 5.0) -> None:
+        """End it; SIGKILL where it does not listen."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if child.stdin is not None:
+            child.stdin.close()
+        if child.poll() is None:
+            child.send_signal(sig)
+        try:
+            child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    def restart(self) -> None:
+        """End it and start it again on the same port; retained messages are gone."""
+        self.stop()
+        self.start()
+
+    def _listens(self) -> bool:
+        with contextlib.suppress(OSError), self._probe():
+            return True
+        return False
+
+    def _greets(self) -> bool:
+        with contextlib.suppress(OSError), self._probe() as probe:
+            probe.sendall(_CONNECT)
+            accepted = probe.recv(4) == b"\x20\x02\x00\x00"
+            probe.sendall(b"\xe0\x00")
+            return accepted
+        return False
+
+    def _probe(self) -> socket.socket:
+        return socket.create_connection((self.address.host, self.address.port), timeout=2.0)
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return "; ".join(lines[-3:]) or "it said nothing"
+
+
+def find_mosquitto() -> str | None:
+    """Return the path of Mosquitto; Debian keeps it where a user's PATH does not look."""
+    places = os.pathsep.join((os.environ.get("PATH", os.defpath), *_OTHER_PLACES))
+    return shutil.which("mosquitto", path=places)
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody holds now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def mosquitto_configuration(port: int, directory: Path, options: MosquittoOptions) -> str:
+    """Return the text of mosquitto.conf."""
+    lines = [
+        "per_listener_settings false",
+        "persistence false",
+        "set_tcp_nodelay true",  # without it on both ends small messages fall to a tenth of the rate
+        f"message_size_limit {options.max_payload}",
+        "max_inflight_messages 100",
+        "max_queued_messages 10000",
+        f"max_queued_bytes {max(_QUEUED, 64 * options.max_payload)}",  # of one client that reads slowly
+        "sys_interval 0",
+        "log_type error",
+        "log_type warning",
+        f"allow_anonymous {'true' if options.password_file is None else 'false'}",
+    ]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        lines.append("user root")  # else it becomes `mosquitto`, who cannot read the caller's files
+    if options.password_file is not None:
+        lines.append(f"password_file {options.password_file}")
+    if options.acl_file is not None:
+        lines.append(f"acl_file {options.acl_file}")
+    lines.append(f"listener {port} 127.0.0.1")
+    if options.certificate is not None:
+        lines += [f"certfile {options.certificate}", f"keyfile {options.key}"]
+        lines += [f"cafile {options.ca}"] if options.ca is not None else []
+    if options.unix_socket:
+        lines.append(f"listener 0 {directory / 'mosquitto.sock'}")
+    return "\n".join([*lines, *options.extra, ""])
+
+
+@contextlib.contextmanager
+def private_mosquitto(
+    directory: Path, options: MosquittoOptions | None = None, *, port: int | None = None
+) -> Iterator[Broker]:
+    """Run a Mosquitto of our own on the loopback interface."""
+    options = MosquittoOptions() if options is None else options
+    binary = find_mosquitto()
+    if binary is None:
+        raise ConfigurationError(
+            "broker = 'mosquitto': no mosquitto found on PATH; install it (Debian: apt install mosquitto), "
+            "or use `embedded`, or HOST:PORT of a running broker"
+        )
+    port = free_port() if port is None else port
+    directory.mkdir(parents=True, exist_ok=True)
+    configuration = directory / "mosquitto.conf"
+    configuration.write_text(mosquitto_configuration(port, directory, options))
+    broker = Broker(
+        address=BrokerAddress("127.0.0.1", port),
+        kind="mosquitto",
+        command=[binary, "-c", str(configuration)],
+        log=directory / "mosquitto.log",
+        unix_address=BrokerAddress(str(directory / "mosquitto.sock")) if options.unix_socket else None,
+        needs_greeting=options.password_file is None and options.certificate is None,
+    )
+    with _running(broker):
+        yield broker
+
+
+@contextlib.contextmanager
+def embedded_broker(directory: Path, *, port: int | None = None) -> Iterator[Broker]:
+    """Run amqtt in a child: in our own program it would take turns with the training for one core."""
+    if importlib.util.find_spec("amqtt") is None:
+        raise ConfigurationError(
+            "broker = 'embedded': the package amqtt is not installed; pip install 'mapa-testbed[broker]', "
+            "or use `mosquitto`, or HOST:PORT of a running broker"
+        )
+    port = free_port() if port is None else port
+    directory.mkdir(parents=True, exist_ok=True)
+    broker = Broker(
+        address=BrokerAddress("127.0.0.1", port),
+        kind="embedded",
+        command=[sys.executable, "-P", "-m", "mapa.embedded_broker", str(port)],
+        log=directory / "embedded-broker.log",
+    )
+    with _running(broker):
+        yield broker
+
+
+@contextlib.contextmanager
+def _running(broker: Broker) -> Iterator[None]:
+    broker.start()
+    try:
+        yield
+    finally:
+        broker.stop()
+
+
+def private(text: str) -> bool:
+    """Tell whether the broker is to be started here; ConfigurationError where the text is no address either."""
+    if text in OWN:
+        return True
+    parse_address(text)
+    return False
+
+
+@contextlib.contextmanager
+def resolve_broker(
+    text: str, directory: Path, *, max_payload: int, say: IO[str] | None = None
+) -> Iterator[BrokerAddress]:
+    """Turn `auto`, `mosquitto`, `embedded` or HOST[:PORT] into the address of a broker that runs.
+
+    `auto` is a private Mosquitto where one is found, else the embedded broker; it says which.
+    """
+    chosen = text
+    if text == "auto":
+        chosen = "mosquitto" if find_mosquitto() is not None else "embedded"
+        if say is not None:
+            why = (
+                "a private Mosquitto"
+                if chosen == "mosquitto"
+                else "the embedded one (no Mosquitto found; slower)"
+            )
+            say.write(f"broker: {why}\n")
+    if chosen == "mosquitto":
+        with private_mosquitto(directory, MosquittoOptions(max_payload=max_payload)) as broker:
+            yield broker.address
+    elif chosen == "embedded":
+        with embedded_broker(directory) as broker:
+            yield broker.address
+    else:
+        yield parse_address(text)

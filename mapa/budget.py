@@ -1,0 +1,59 @@
+"""A total budget turned into what a run needs: the noise multiplier, and how many gradients an edge may make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.accounting.releases import Budget, ReleaseKind
+from common.errors import ConfigurationError
+from common.noise import Clipping, Sampling
+from common.scenario.scenario import Scenario
+
+
+def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
+    """Return the scenario with z filled in, where it gives (total_epsilon, total_delta) in its stead.
+
+    z is found for the smallest shard, whose records are sampled most often. `releases` has done its work then
+    and goes: beside z no scenario may say it, and the cap of an edge is what the budget permits at this z.
+    """
+    privacy = scenario.privacy
+    if not scenario.private or privacy.total_epsilon is None or privacy.noise != "gaussian":
+        return scenario
+    if privacy.noise_multiplier is not None:
+        return scenario
+    if privacy.scope != "all":
+        raise ConfigurationError(
+            "privacy.total_epsilon: cannot be kept with scope = 'first-conv', which is not DP"
+        )
+    from common.accounting.budget import calibrate  # scipy and the accountant: only where they are needed
+
+    z = calibrate(
+        Budget(privacy.total_epsilon, privacy.total_delta),
+        releases=privacy.releases or releases_of_an_edge(scenario),
+        batch_size=scenario.batch_size,
+        shard_size=min(shard_sizes),
+        sampling=Sampling(scenario.data.sampler),
+        clipping=Clipping(privacy.clipping),
+    )
+    filled = privacy.model_copy(update={"noise_multiplier": [z], "releases": None})
+    return scenario.model_copy(update={"privacy": filled})
+
+
+def releases_of_an_edge(scenario: Scenario) -> int:
+    """Return an even share of T, and the gradient that is on its way when the run ends."""
+    return -(-scenario.iterations // scenario.workers) + 1
+
+
+def release_caps(scenario: Scenario, shard_sizes: Sequence[int]) -> list[int | None]:
+    """Return how many gradients each edge's budget permits; None: no budget."""
+    privacy = scenario.privacy
+    if not scenario.private or privacy.total_epsilon is None:
+        return [None] * len(shard_sizes)
+    from common.accounting.budget import max_releases
+
+    budget = Budget(privacy.total_epsilon, privacy.total_delta)
+    mechanism = scenario.mechanism
+    return [
+        max_releases(budget, ReleaseKind(scenario.law(k), mechanism, size))
+        for k, size in enumerate(shard_sizes)
+    ]

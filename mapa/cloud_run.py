@@ -1,0 +1,292 @@
+"""One run's cloud from scenario to records: what `mapa cloud` and `mapa run` share."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloud.assembly import check_algorithm, server_for
+from cloud.evaluation import Evaluator
+from cloud.probe import SizeProbe
+from cloud.records import Records
+from cloud.rivals import Inquiry
+from cloud.service import CloudService
+from common.datasets.catalogue import load_dataset
+from common.datasets.dataset import Dataset
+from common.datasets.holdout import with_holdout
+from common.errors import ConfigurationError, RecordsError, RemoteProtocolError
+from common.health import beat
+from common.models.model import Model
+from common.models.registry import make_model
+from common.quantities import RunId
+from common.randomness import new_incarnation, streams_for
+from common.records.rundir import RunDirectory
+from common.scenario.scenario import Scenario
+from common.transport.channel import Will
+from common.transport.connection import SIZE_HINT, BrokerAddress, Credentials, MqttOptions
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
+from common.transport.routing import UNREAD, RetainedMessageError
+from common.wire.codec import Presence, encode_presence, new_nonce
+from common.wire.topics import cloud_client_id, presence_topic
+from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, WELCOME_LIMIT, bounded, packet_limit
+from mapa.budget import calibrated
+from mapa.live import View
+from mapa.simulation.world import deal
+
+EXIT_CODES = {"finished": 0, "no-budget": 3, "interrupted": 130}
+_ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
+_ECHO = 20.0  # seconds for a message as large as a model to come back
+_GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart takes less
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A scenario with its data and model loaded, before anything connects."""
+
+    scenario: Scenario
+    dataset: Dataset
+    model: Model
+    shard_sizes: list[int]  # n_k
+
+    @classmethod
+    def of(cls, scenario: Scenario, data_dir: Path) -> Setting:
+        if not bounded(scenario.for_edge(0)):
+            raise ConfigurationError(
+                f"scenario: edges read it, so its keys and texts must be printable, of {ITEMS_LIMIT} characters"
+            )
+        dataset = with_holdout(load_dataset(scenario.data.set, data_dir), scenario.data.holdout)
+        model = make_model(
+            scenario.model.name,
+            shape=dataset.shape,
+            classes=dataset.classes,
+            options=scenario.model.options,
+        )
+        sizes = [len(shard) for shard in deal(scenario, dataset)]
+        scenario = calibrated(scenario, sizes)
+        check_algorithm(scenario, model)
+        return cls(scenario, dataset, model, sizes)
+
+    @property
+    def payload_bytes(self) -> int:
+        """The largest message of the run, with room to spare: what its broker must let pass, and need not exceed."""
+        return max(4 * self.model.dimension + 4096, WELCOME_LIMIT)
+
+    @property
+    def probe_bytes(self) -> int:
+        """How large a model on the wire is, or a cold message at its cap."""
+        return max(HEADER_BYTES + 4 * self.model.dimension, COLD_LIMIT)
+
+    @property
+    def packet_bytes(self) -> int:
+        """The largest packet that a cloud has any use for, its topic included: a gradient, or a hello at its cap."""
+        return packet_limit(self.model.dimension)
+
+
+@dataclass(slots=True)
+class CloudRun:
+    """The cloud of one run, connected."""
+
+    setting: Setting
+    service: CloudService
+    channel: MqttChannel
+    loop: SelectorLoop
+    directory: RunDirectory
+    patience: float = _GOODBYE  # seconds for what the broker has not taken
+    _hurried: bool = False
+
+    def serve(self) -> str:
+        """Serve until the halt and its delivery; return its reason.
+
+        SIGINT and SIGTERM end the run early, records intact; a second one waits for no broker.
+        """
+        with _signals(self.loop, self._signalled):
+            self.loop.run()
+            self._deliver()
+        halted = self.service.halted
+        return halted.reason if halted is not None else "interrupted"
+
+    def _signalled(self) -> None:
+        self._hurried = self.service.halted is not None
+        self.service.interrupt()
+
+    def _deliver(self) -> None:
+        """Wait until the broker has taken the halt: the edges wait for nothing else."""
+        channel, service, say = self.channel, self.service, self.service.say
+
+        def owing() -> bool:
+            return channel.owing or service.owing
+
+        if owing() and not channel.connected:
+            say(
+                f"the broker is away; waiting for it up to {self.patience:g} s, so that the edges get the halt"
+            )
+        until = self.loop.now() + self.patience
+        if not self.loop.serve(lambda: self._hurried or not owing(), until=until) or owing():
+            self.patience = 0.0
+            say("the broker has not taken the halt: edges may wait for ever")
+
+
+@contextlib.contextmanager
+def open_cloud(
+    setting: Setting,
+    *,
+    run: RunId,
+    broker: BrokerAddress,
+    credentials: Credentials,
+    directory: RunDirectory,
+    view: View,
+    edges_at_least: int,
+    connect_timeout: float = 30.0,
+    gather: float | None = None,
+    incarnation: int | None = None,
+) -> Iterator[CloudRun]:
+    """Connect the cloud and begin to serve hellos as soon as the loop runs; without an incarnation, a new life."""
+    scenario, nonce = setting.scenario, new_nonce()
+    server = server_for(
+        scenario,
+        setting.model,
+        streams_for(scenario.seed),
+        edges_at_least=edges_at_least,
+        incarnation=new_incarnation() if incarnation is None else incarnation,
+    )
+    loop = SelectorLoop()
+    options = MqttOptions(
+        address=broker,
+        client_id=cloud_client_id(run, nonce),
+        username=credentials.username,
+        password=credentials.password,
+        tls=credentials.tls,
+        will=Will(
+            presence_topic(run), encode_presence(Presence(False, nonce, server.incarnation)), retain=True
+        ),
+        max_packet=setting.packet_bytes,
+    )
+    started: list[CloudService] = []
+
+    def announce_again() -> None:
+        for service in started:
+            service.announce()
+
+    def count_packets(topic: str, error: RemoteProtocolError) -> None:
+        for service in started:  # what reached the service it counts itself
+            if isinstance(error, RetainedMessageError):
+                service.dropped["retained"] += 1
+            elif topic == UNREAD:
+                service.dropped["packet"] += 1
+
+    records = Records(directory.journal if scenario.records.events else None)
+
+    def records_written() -> None:
+        try:
+            directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
+        except RecordsError as error:
+            records.fail(error)
+        for service in started if records.failure is not None else ():
+            if service.halted is None:
+                # unrecorded updates would be releases that no record shows
+                view.say(f"the records end here, and so does the run: {records.failure}")
+                service.interrupt("failed")
+        view.refresh()
+
+    channel = MqttChannel(
+        options,
+        loop,
+        on_connected=announce_again,
+        on_lost=lambda reason: view.say(f"{reason}; connecting again"),
+        on_violation=count_packets,
+    )
+    service = CloudService(
+        run=run,
+        scenario=scenario,
+        server=server,
+        evaluator=Evaluator.of(setting.model, setting.dataset.test, scenario.model.regularization),
+        channel=channel,
+        loop=loop,
+        records=records,
+        on_records=records_written,
+        say=view.say,
+        gather=gather,
+        nonce=nonce,
+    )
+    view.attach(service)
+    channel.connect(connect_timeout)
+    try:
+        _ask_for_others(service, loop)
+        _probe_size(SizeProbe(run, nonce, channel, setting.probe_bytes), channel, loop, view.say)
+    except ConfigurationError:
+        channel.close()  # with a goodbye: our last will would say that the run's cloud is away
+        loop.close()
+        raise
+    service.start()
+    started.append(service)
+    beat(loop, lambda: channel.connected)
+    try:
+        cloud = CloudRun(setting, service, channel, loop, directory)
+        yield cloud
+        channel.close(cloud.patience)
+    except BaseException:
+        channel.abort()  # as a crash would: the last will tells the edges that nobody is here
+        raise
+    finally:
+        loop.close()
+
+
+def _ask_for_others(service: CloudService, loop: SelectorLoop) -> None:
+    """Raise ConfigurationError where another cloud serves the run; one that only left its presence is replaced."""
+    inquiry = Inquiry(service.run, service.nonce, service.channel, service.server.incarnation)
+    inquiry.begin()
+    loop.serve(lambda: inquiry.settled, until=loop.now() + _ANSWER)
+    if inquiry.answered:
+        raise ConfigurationError(
+            f"run = {service.run!r}: another cloud serves it on this broker; end that one, or choose another --run"
+        )
+    if inquiry.online:
+        service.say(
+            f"run {service.run!r}: its last cloud left no goodbye and does not answer; taking its place"
+        )
+
+
+def _probe_size(
+    probe: SizeProbe, channel: MqttChannel, loop: SelectorLoop, say: Callable[[str], None]
+) -> None:
+    """Raise ConfigurationError where the broker does not carry messages of the run's size."""
+    probe.begin()
+    for _attempt in range(2):  # one connection may be lost for another reason
+        loop.post(probe.send)
+        until = loop.now() + _ECHO
+        loop.serve(lambda: probe.settled or not channel.connected, until=until)
+        if probe.passed:
+            return
+        if probe.settled:
+            raise ConfigurationError(
+                f"broker {channel.options.address}: drops messages of {probe.size} bytes, which this run's models"
+                f" take; {SIZE_HINT}"
+            )
+        if channel.connected:
+            say(
+                f"no echo of a message of {probe.size} bytes within {_ECHO:g} s: the broker or the way to it is slow"
+            )
+            return
+        loop.serve(lambda: channel.connected, until=until)
+    raise ConfigurationError(
+        f"broker {channel.options.address}: ends the connection behind a message of {probe.size} bytes, which this"
+        f" run's models take; {SIZE_HINT}"
+    )
+
+
+@contextlib.contextmanager
+def _signals(loop: SelectorLoop, interrupt: Callable[[], None]) -> Iterator[None]:
+    """Let SIGINT and SIGTERM call `interrupt` in the loop's thread."""
+    before = {
+        number: signal.signal(number, lambda *_: loop.post(interrupt))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

@@ -1,0 +1,149 @@
+"""mapa compare: any runs over each other."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+from common.errors import ConfigurationError
+from common.metrics import Better, Metric
+from mapa.commands import options
+from mapa.figures import line, look, over_updates, panels, save, shared_legend
+from mapa.recording import ENGINES
+from mapa.run_reader import RunRecords, find_run, read_run
+from mapa.unfinished import unfinished
+
+_WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read and a folded table cannot
+
+
+def compare_command(
+    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="directories of runs, or their ids")],
+    out: Annotated[
+        Path, typer.Option(help="the picture without its ending: .svg and .png are written")
+    ] = Path("runs/compare"),
+    metric: Annotated[
+        str | None, typer.Option(help="what to draw; default: the first run's headline metric")
+    ] = None,
+    runs: options.RunsDir = Path("runs"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Overlay runs, simulated or real: a metric over updates and, where there are times, over seconds."""
+    found = [read_run(find_run(name, runs)) for name in names]
+    for run in found:
+        if (left := unfinished(run.path)) is not None:
+            Console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
+    drawn = chosen_metric(found, metric)
+    rows = [{**describe(run, drawn), "run": name} for run, name in zip(found, told_apart(found), strict=True)]
+    pictures = draw_comparison(found, drawn, out)
+    if as_json:
+        print(
+            json.dumps(
+                {"runs": rows, "pictures": [str(path) for path in pictures]}, indent=2, ensure_ascii=False
+            )
+        )
+        return
+    table = Table()
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    console = Console()
+    whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    console.width = max(console.width, whole)
+    console.print(table)
+    Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in pictures), highlight=False)
+
+
+def chosen_metric(found: Sequence[RunRecords], name: str | None) -> Metric:
+    """Return the metric to draw: the one asked for, which every run must have, else the first run's headline."""
+    wanted = found[0].metrics[0].name if name is None else name
+    for run in found:
+        known = {metric.name: metric for metric in run.metrics}
+        if wanted not in known:
+            raise ConfigurationError(f"metric = {wanted!r}: run {run.name} has {', '.join(known)}")
+    return next(metric for metric in found[0].metrics if metric.name == wanted)
+
+
+def describe(run: RunRecords, metric: Metric) -> dict[str, Any]:
+    """Return what sets a run apart, and how it ended."""
+    scenario, last = run.scenario, run.evaluations[-1] if run.evaluations else None
+    total = sum(run.staleness.values())
+    return {
+        "run": run.name,
+        "engine": run.manifest.get("engine"),
+        "algorithm": scenario.get("algorithm", {}).get("name"),
+        "model": scenario.get("model", {}).get("name"),
+        "data": scenario.get("data", {}).get("set"),
+        "K": run.summary.get("edges_configured", scenario.get("edges")),
+        "updates": run.summary.get("updates", max(run.last_update, last.updates if last else 0)),
+        metric.name: None if last is None else last.values.get(metric.name),
+        "best": best(run, metric),
+        **{m.name: None if last is None else last.values.get(m.name) for m in run.metrics if m != metric},
+        "staleness": sum(s * n for s, n in run.staleness.items()) / total if total else None,
+        "seconds": None if last is None else last.seconds,
+        "end": run.summary.get("reason", "unfinished"),
+    }
+
+
+def best(run: RunRecords, metric: Metric) -> float | None:
+    values = [value for seen in run.evaluations if (value := seen.values.get(metric.name)) is not None]
+    return (max if metric.better is Better.HIGHER else min)(values, default=None)
+
+
+def told_apart(found: Sequence[RunRecords]) -> list[str]:
+    """Return the last part of every path, and as many before it as no two runs share; the same run is numbered."""
+    paths = [run.path.resolve() for run in found]
+    parts = 1
+    while parts < max(len(path.parts) for path in paths) and any(
+        a != b and a.parts[-parts:] == b.parts[-parts:] for a, b in combinations(paths, 2)
+    ):
+        parts += 1
+    names = ["/".join(path.parts[-parts:]) for path in paths]
+    return [
+        f"{name} ({names[:place].count(name) + 1})" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
+    ]
+
+
+def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> list[Path]:
+    clocks = {clock(run) for run in found if run.timed}
+    with panels(1, 2 if clocks else 1, width=4.2, height=3.2) as (figure, axes):
+        for place, (run, name) in enumerate(zip(found, told_apart(found), strict=True)):
+            label = f"{name} ({clock(run)})" if run.timed and len(clocks) > 1 else name
+            how = replace(look(name, place), label=label)
+            values = [_number(seen.values.get(metric.name)) for seen in run.evaluations]
+            line(axes[0, 0], [seen.updates for seen in run.evaluations], values, how)
+            if run.timed:
+                seconds = [seen.seconds for seen in run.evaluations if seen.seconds is not None]
+                line(axes[0, 1], seconds, values, how)
+        over_updates(axes[0, 0])
+        axes[0, 0].set_ylabel(f"test {metric.name}")
+        if clocks:
+            axes[0, 1].set_xlabel(f"{' or '.join(sorted(clocks))} since the first update")
+        shared_legend(figure, axes)
+        return save(figure, stem)
+
+
+def clock(run: RunRecords) -> str:
+    """Return whose seconds a run counts."""
+    return "simulated seconds" if run.manifest.get("engine") in ENGINES else "seconds"
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

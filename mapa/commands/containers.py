@@ -1,0 +1,151 @@
+"""mapa testbed: one scenario on containers of this machine, with faults where they are asked for."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from common.errors import ConfigurationError
+from mapa.cloud_run import EXIT_CODES
+from mapa.commands import options
+from mapa.commands.groups import with_groups
+from mapa.commands.report import report
+from mapa.commands.scenario_options import ScenarioOptions
+from mapa.faults import Fault, Happening, Scale, parse_happening
+from mapa.figure_lines import PREFIX, line_of
+from mapa.scenario_files import find_scenario
+
+_LOOK_EVERY = 0.1  # seconds between two looks at the records
+
+
+@with_groups()
+def containers_command(
+    changed: ScenarioOptions,
+    scenario: options.ScenarioName = "quickstart",
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="`pause broker at t=500 for 5s`, `kill edge-2 at t=300 for 2s`, `scale 8 at t=900`"
+        ),
+    ] = None,
+    edge_image: Annotated[
+        str, typer.Option(help="image of the edges; mapa-edge has no torch")
+    ] = "mapa-edge-cnn",
+    runs: options.RunsDir = Path("runs"),
+    data_dir: options.DataDir = None,
+    timeout: Annotated[float, typer.Option(help="seconds for the whole run")] = 3600.0,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the containers at the end")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Train on containers of this machine, one for each edge, with faults on request."""
+    from mapa.container_run import Images, Stack, Testbed, connect  # the docker library is an extra
+
+    happenings = [parse_happening(text) for text in fault or ()]
+    _, resolved = changed.load(scenario)
+    _check(happenings, resolved.workers)
+    name, folder = for_a_container(scenario)
+    console = Console(stderr=True, quiet=as_json)
+    bed = Testbed(
+        Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
+        {
+            "SCENARIO": name,
+            "SET": ";".join(changed.resolve(scenario)),
+            "EDGES": str(resolved.edges),
+            "EDGES_AT_LEAST": str(resolved.workers),
+            "GATHER": "10",
+            **({} if changed.seed is None else {"SEED": str(changed.seed)}),
+        },
+        runs,
+        Images(edge=edge_image),
+        data_dir=data_dir,
+        scenarios=folder,
+    )
+    try:
+        console.print(f"project {bed.stack.project}: {resolved.workers} edges")
+        bed.up(resolved.workers)
+        Script(bed, happenings, console).play(time.monotonic() + timeout)
+        code = bed.stack.wait("cloud", 60.0)
+        for container in bed.stack.containers("edge"):
+            _end(container)
+    finally:
+        if not keep:
+            bed.down()
+    summary = bed.summary()
+    if summary is None:
+        raise ConfigurationError(f"the cloud ended with {code} and left no summary")
+    report(summary, as_json=as_json)
+    raise typer.Exit(EXIT_CODES.get(summary.get("reason", ""), code))
+
+
+def for_a_container(scenario: str) -> tuple[str, Path | None]:
+    """Return a scenario's name in a container and the folder to mount; the image has every line of a figure."""
+    line = line_of(scenario)
+    if line is not None:
+        return f"{PREFIX}{line}", None
+    path = find_scenario(scenario)
+    return path.stem, path.parent.resolve()
+
+
+def _check(happenings: Sequence[Happening], edges: int) -> None:
+    for happening in happenings:
+        asked = (
+            happening.edges if isinstance(happening, Scale) else int(happening.whom.partition("-")[2] or 0)
+        )
+        if asked > edges:
+            raise ConfigurationError(f"fault: {asked} edges, and the scenario has {edges} shards")
+
+
+def _end(container: Any) -> None:
+    """Let an edge end by itself; whoever does not is stopped."""
+    until = time.monotonic() + 30
+    container.reload()
+    while container.status == "running" and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY)
+        container.reload()
+    if container.status in ("running", "paused"):
+        container.kill("SIGKILL")
+
+
+@dataclass(slots=True)
+class Script:
+    """The happenings of a run, each when its time has come."""
+
+    bed: Any
+    happenings: list[Happening]
+    console: Console
+    _ends: list[tuple[float, Fault]] = field(default_factory=list)
+
+    def play(self, until: float) -> None:
+        """Watch t and act, until the cloud has ended."""
+        waiting = sorted(self.happenings, key=lambda happening: happening.at)
+        cloud = self.bed.stack.container("cloud")
+        while time.monotonic() < until:
+            updates = self.bed.tail.updates
+            while waiting and waiting[0].at <= updates:
+                self._begin(waiting.pop(0), updates)
+            for end in [end for end in self._ends if end[0] <= time.monotonic()]:
+                self._ends.remove(end)
+                self.bed.stack.mend(end[1].kind, end[1].whom)
+                self.console.print(f"t = {self.bed.tail.updates}: {end[1].whom} is back")
+            cloud.reload()
+            if cloud.status == "exited":
+                return
+            time.sleep(_LOOK_EVERY)
+        raise ConfigurationError("--timeout: the run took longer")
+
+    def _begin(self, happening: Happening, updates: int) -> None:
+        if isinstance(happening, Scale):
+            self.console.print(f"t = {updates}: scale to {happening.edges}")
+            self.bed.scale(happening.edges)
+            return
+        self.console.print(f"t = {updates}: {happening.kind.value} {happening.whom}")
+        self.bed.stack.strike(happening.kind, happening.whom)
+        if happening.seconds is not None:
+            self._ends.append((time.monotonic() + happening.seconds, happening))

@@ -1,0 +1,100 @@
+"""mapa data: which sets there are, where they are, and getting them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from common.datasets.catalogue import DATA_SETS, data_directory, describe, get_dataset
+from common.datasets.mirrors import data_mirror
+from common.errors import ConfigurationError
+from mapa.commands import options
+from mapa.scenario_files import data_set_of
+
+app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, where.")
+
+DataDir = Annotated[Path | None, typer.Option(help="instead of MAPA_DATA_DIR")]
+
+
+@app.command("list")
+def list_datasets(
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """List the data sets and whether they are here."""
+    known = describe(data_dir or data_directory(os.environ))
+    if as_json:
+        rows = [
+            {
+                "name": d.name,
+                "shape": d.shape,
+                "classes": d.classes,
+                "train": d.train,
+                "test": d.test,
+                "present": d.present,
+                "files": [str(path) for path in d.files],
+                "source": d.source,
+                "licence": d.licence,
+            }
+            for d in known
+        ]
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    table = Table("set", "images", "train", "test", "here", "source")
+    for d in known:
+        here = str(d.files[0].parent) if d.present else "no: mapa data get " + d.name
+        table.add_row(d.name, f"{d.shape[0]}×{d.shape[1]}", f"{d.train:,}", f"{d.test:,}", here, d.source)
+    Console().print(table)
+
+
+@app.command()
+def where(
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Print the data directory."""
+    path = data_dir or data_directory(os.environ)
+    print(json.dumps({"data_dir": str(path), "exists": path.is_dir()}) if as_json else path)
+
+
+@app.command()
+def get(
+    names: Annotated[list[str] | None, typer.Argument(help="mnist, usps, mnist-5k")] = None,
+    scenario: Annotated[str | None, typer.Option(help="get the data set of this scenario")] = None,
+    changes: options.Changes = None,
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the files as JSON")] = False,
+) -> None:
+    """Download data sets from public mirrors and check them; resumes partial downloads."""
+    if bool(names) == (scenario is not None):
+        raise ConfigurationError(f"names or --scenario: give one of them; names are {', '.join(DATA_SETS)}")
+    if changes and scenario is None:
+        raise ConfigurationError("--set: goes with --scenario")
+    wanted = [data_set_of(scenario, changes or [])] if scenario is not None else names or []
+    folder, mirror = data_directory(os.environ) if data_dir is None else data_dir, data_mirror(os.environ)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
+    got: dict[str, list[str]] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file)
+            bar.update(tasks[file], completed=done, total=total)
+
+        for name in wanted:
+            files = get_dataset(name, folder, mirror=mirror, progress=show)
+            got[name] = [str(path) for path in files]
+    if as_json:
+        print(json.dumps(got, indent=2))
+        return
+    for name, paths in got.items():
+        print(f"{name}: {', '.join(paths)}")

@@ -1,0 +1,124 @@
+"""mapa edge: one edge, or many of them, on a broker somewhere."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.accounting.releases import Budget
+from common.errors import ConfigurationError
+from common.noise import LAWS, noise_law
+from common.transport.link import LinkProfile, link_profile
+from edge.fleet import EdgeFleet, FleetSettings
+from edge.policy import OperatorPolicy
+from mapa import environment
+from mapa.commands import options
+from mapa.commands.groups import with_groups
+from mapa.commands.options import Connection
+
+
+@with_groups(environment.EDGE)
+def edge_command(
+    connection: Connection,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="ε_k of gamma-norm noise: every release is at most ε_k-DP under zero-out adjacency (a sample's"
+            " contribution set to zero), before amplification by sampling; a run that gives less is refused"
+        ),
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            help="z_k of gaussian noise: every release has at least this standard deviation over its zero-out"
+            " sensitivity, before amplification by sampling; a run that gives less is refused"
+        ),
+    ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(help="the law, instead of the run's; exponential-norm guarantees nothing"),
+    ] = None,
+    total_epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="budget of the records: all releases of a record, by whichever edges of --state-dir, cost at"
+            " most this, under zero-out adjacency"
+        ),
+    ] = None,
+    total_delta: Annotated[float, typer.Option(help="its δ")] = 1e-5,
+    replace_budget: Annotated[
+        bool,
+        typer.Option("--replace-budget", help="replaces earlier budgets for this data"),
+    ] = False,
+    data_dir: options.DataDir = None,
+    state_dir: Annotated[Path, typer.Option(help="folder of the ledgers; never lose it")] = Path("state"),
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="number of edges in this process")] = 1,
+    link: Annotated[
+        str | None, typer.Option(help="delay to the broker: lan, wifi, 5g, 4g, wan, satellite")
+    ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="package.module:Class that a run's scenario may name; repeatable")
+    ] = None,
+    allow_seed: Annotated[
+        bool,
+        typer.Option("--allow-seed", help="allow seeded (non-private) runs"),
+    ] = False,
+    accounts: Annotated[
+        Path | None,
+        typer.Option(help="folder of password files, named by user of the broker = edge id"),
+    ] = None,
+) -> None:
+    """Take part in a run until it ends or the budget is spent."""
+    policy = OperatorPolicy(
+        noise=noise,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        budget=None if total_epsilon is None else Budget(total_epsilon, total_delta),
+        replace_budget=replace_budget,
+        link=_link(link),
+        allowed=frozenset(allow or ()),
+        allow_seed=allow_seed,
+    )
+    if epsilon is not None and noise_multiplier is not None:
+        raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
+    _check_law(policy)
+    if replace_budget and total_epsilon is None:
+        raise ConfigurationError(
+            "--replace-budget: goes with --total-epsilon, the budget that replaces earlier ones"
+        )
+    if accounts is not None and connection.broker_username is not None:
+        raise ConfigurationError(
+            "--accounts and --username: every edge of a folder of accounts has its own user"
+        )
+    introduced = connection.credentials()
+    settings = FleetSettings(
+        run=connection.run_id,
+        broker=connection.address,
+        data_dir=options.data_dir_or_default(data_dir),
+        state_dir=state_dir,
+        count=count,
+        policy=policy,
+        username=introduced.username,
+        password=introduced.password,
+        tls=introduced.tls,
+        connect_timeout=connection.connect_timeout,
+        accounts=None if accounts is None else options.account_passwords(accounts),
+    )
+    code = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True)).serve()
+    raise typer.Exit(code)
+
+
+def _check_law(policy: OperatorPolicy) -> None:
+    """Refuse at once what no cloud would take; a law without its parameter takes the run's."""
+    law, epsilon, multiplier = policy.law, policy.epsilon, policy.noise_multiplier
+    if law is not None and law not in LAWS:
+        raise ConfigurationError(f"--noise {law!r}: allowed are {', '.join(LAWS)}")
+    if law is not None and (epsilon, multiplier) != (None, None):
+        noise_law(law, epsilon=epsilon, noise_multiplier=multiplier)
+
+
+def _link(name: str | None) -> LinkProfile | None:
+    return None if name is None else link_profile({"name": name})

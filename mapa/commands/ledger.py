@@ -1,0 +1,239 @@
+"""mapa ledger and mapa calibrate: what a run has cost, and what a budget permits."""
+
+from __future__ import annotations
+
+import json
+from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from common.accounting.releases import Budget, ReleaseKind, check_delta
+from common.datasets.families import records_of
+from common.errors import ConfigurationError
+from common.noise import Clipping, Gaussian, Mechanism, NoiseLaw, Sampling, Scope, noise_law
+from common.scenario.scenario import Scenario, parse_scenario
+from edge.ledger import Standing
+from edge.ledger_snapshot import ledger_snapshot
+from edge.sqlite_ledger import FILE_NAME
+from mapa.commands import options
+from mapa.statement import EdgeReleases, Statement, state_privacy
+from mapa.unfinished import releases_on_record, unfinished
+
+_PLACES = Decimal("1e-6")  # of a printed z
+
+
+def ledger_command(
+    run: Annotated[
+        str, typer.Argument(help="a run's directory, its name under runs/, or an edge's state directory")
+    ],
+    runs: options.RunsDir = Path("runs"),
+    delta: Annotated[float | None, typer.Option(help="δ, instead of the run's total_delta")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Print what every edge has released and what it guarantees: words first, then the table."""
+    if delta is not None:
+        check_delta(delta)
+    path = _find(run, runs)
+    left = unfinished(path)
+    if left is not None:
+        Console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
+    statements = _statements(path, delta)
+    if as_json:
+        document = _document(statements) | ({} if left is None else {"unfinished": str(left)})
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    console = Console()
+    console.width = max(console.width, 140)
+    for records, statement in statements.items():
+        if len(statements) > 1:
+            console.print(f"Records of data set {records}:", soft_wrap=True, highlight=False, markup=False)
+        for line in statement.words():
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(statement.table())
+
+
+def calibrate_command(
+    total_epsilon: Annotated[float, typer.Option(help="ε of the whole run")],
+    releases: Annotated[int, typer.Option(min=1, help="gradients that one edge makes")],
+    batch_size: Annotated[int, typer.Option(min=1, help="b")],
+    shard: Annotated[int, typer.Option(min=1, help="n_k, records of the edge")],
+    total_delta: Annotated[float, typer.Option(help="δ of the whole run")] = 1e-5,
+    sampler: Annotated[str, typer.Option(help="poisson, shuffled or with-replacement")] = "poisson",
+    clipping: Annotated[str, typer.Option(help="per-sample or batch-mean")] = "per-sample",
+    as_json: options.AsJson = False,
+) -> None:
+    """Find the least noise multiplier z with which so many releases stay within (ε, δ).
+
+    By PLD, or by RDP where δ is too small for PLD. The printed z is rounded up.
+    """
+    from common.accounting.budget import calibrate, keeps
+
+    budget = Budget(total_epsilon, total_delta)
+    sampling, clipped = _one_of(Sampling, "sampler", sampler), _one_of(Clipping, "clipping", clipping)
+    z = calibrate(
+        budget,
+        releases=releases,
+        batch_size=batch_size,
+        shard_size=shard,
+        sampling=sampling,
+        clipping=clipped,
+    )
+    if as_json:
+        fields = {"noise_multiplier": z, "total_epsilon": total_epsilon, "total_delta": total_delta}
+        print(
+            json.dumps({**fields, "releases": releases, "batch_size": batch_size, "shard": shard}, indent=2)
+        )
+    else:
+        mechanism = Mechanism(clipped, Scope.ALL, sampling, batch_size)
+        printed = Decimal(z).quantize(_PLACES, ROUND_CEILING)
+        # whoever types in what is printed must stay within the budget
+        while not keeps(budget, ReleaseKind(Gaussian(float(printed)), mechanism, shard), releases):
+            printed += _PLACES
+        print(f"noise multiplier z = {printed}")
+
+
+def _one_of(kind: Any, key: str, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError as error:
+        allowed = ", ".join(member.value for member in kind)
+        raise ConfigurationError(f"{key} = {text!r}: allowed are {allowed}") from error
+
+
+def _find(run: str, runs: Path) -> Path:
+    for path in (Path(run), runs / run):
+        if path.is_dir():
+            return path
+    raise ConfigurationError(f"run = {run!r}: no such directory, here or under {runs}")
+
+
+def _statements(path: Path, delta: float | None) -> dict[str, Statement]:
+    """Return the statements of an edge's own ledgers where they are here, else that of what the cloud was told.
+
+    One for each data set that has records of its own, by its checksum.
+    """
+    ledgers = sorted(
+        {*path.glob(FILE_NAME), *path.glob(f"*/{FILE_NAME}"), *path.glob(f"state/*/{FILE_NAME}")}
+    )
+    manifest = path / "manifest.json"
+    scenario = None
+    if manifest.is_file():
+        scenario = parse_scenario(_json(manifest)["scenario"])
+    if ledgers:
+        return _of_ledgers(ledgers, scenario, delta)
+    if scenario is None:
+        raise ConfigurationError(f"run = {str(path)!r}: neither a run's records nor a ledger is there")
+    if not (path / "summary.json").is_file():
+        return {scenario.data.set: _of_events(path, scenario, delta)}
+    return {scenario.data.set: _of_summary(_json(path / "summary.json"), scenario, delta)}
+
+
+def _document(statements: dict[str, Statement]) -> dict[str, object]:
+    """Return a lone statement as it is; several beside each other, so that none passes for the whole."""
+    if len(statements) == 1:
+        [statement] = statements.values()
+        return statement.as_dict()
+    return {"statements": [{"dataset": key, **one.as_dict()} for key, one in statements.items()]}
+
+
+def _of_ledgers(ledgers: list[Path], scenario: Scenario | None, delta: float | None) -> dict[str, Statement]:
+    """Account what the ledgers hold, one statement for all runs on the same records, oldest records first."""
+    books: dict[str, list[tuple[str, list[Standing]]]] = {}
+    for path in ledgers:
+        with ledger_snapshot(path.parent) as ledger:
+            for records, standings in _by_records(ledger.standings()).items():
+                books.setdefault(records, []).append((ledger.edge_id, standings))
+    if not books:
+        raise ConfigurationError("the ledgers hold no account yet")
+    charged = {records: book for records, book in books.items() if any(_charged(s) for _, s in book)}
+    fallback = 1e-5 if scenario is None else scenario.privacy.total_delta
+    return {
+        records: _of_book(book, delta, fallback)
+        for records, book in (charged or dict([*books.items()][-1:])).items()
+    }
+
+
+def _by_records(standings: list[Standing]) -> dict[str, list[Standing]]:
+    groups: dict[str, list[Standing]] = {}
+    for standing in standings:
+        groups.setdefault(records_of(standing.account.shard.dataset), []).append(standing)
+    return groups
+
+
+def _charged(standings: list[Standing]) -> list[Standing]:
+    return [standing for standing in standings if standing.charges]
+
+
+def _of_book(book: list[tuple[str, list[Standing]]], delta: float | None, fallback: float) -> Statement:
+    """State what the ledgers' standings on the same records cost; without charges, the last one's terms."""
+    told = [(edge_id, _charged(standings) or standings[-1:]) for edge_id, standings in book]
+    edges = sorted((_edge(*one) for one in told), key=lambda edge: edge.edge)
+    if delta is None:
+        budgets = (standings[-1].account.budget for _, standings in told)
+        delta = next((budget.delta for budget in budgets if budget is not None), fallback)
+    return state_privacy(edges, delta, of_ledgers=True)
+
+
+def _edge(edge_id: str, standings: list[Standing]) -> EdgeReleases:
+    """Return what a ledger let go of the same records: it charges no two shards of a cut, so all of it overlaps."""
+    [*earlier, now] = standings
+    return EdgeReleases(
+        edge=now.account.shard.index,
+        edge_id=edge_id,
+        kind=now.account.kind,
+        releases=now.releases,
+        charges=now.charges,
+        earlier=tuple(standing.spent for standing in earlier),
+        reproducible=any(standing.account.reproducible for standing in standings),
+        shards=tuple(standing.of_shard for standing in standings),
+    )
+
+
+def _of_events(path: Path, scenario: Scenario, delta: float | None) -> Statement:
+    """State what the events of a run without a summary prove, and that it is a lower bound."""
+    Console(stderr=True, soft_wrap=True).print(
+        "counted are the gradients on record; edges may have released more, which their ledgers know",
+        highlight=False,
+    )
+    chosen = scenario.privacy.total_delta if delta is None else delta
+    return state_privacy(releases_on_record(path), chosen, shared=scenario.data.partition == "shared")
+
+
+def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None) -> Statement:
+    rows = summary.get("privacy", {}).get("edges", [])
+    if not rows:
+        raise ConfigurationError(f"run = {summary['run']!r}: nothing was released")
+    edges = [
+        EdgeReleases(
+            edge=row["edge"],
+            edge_id=row["edge_id"],
+            kind=ReleaseKind(_law(row), scenario.mechanism, row["shard_size"]),
+            releases=row["releases"],
+            charges=row["charges"],
+            reproducible=row["reproducible_noise"],
+        )
+        for row in rows
+    ]
+    shared = scenario.data.partition == "shared"
+    chosen = scenario.privacy.total_delta if delta is None else delta
+    return state_privacy(edges, chosen, shared=shared)
+
+
+def _law(row: dict[str, Any]) -> NoiseLaw | None:
+    if row["noise"] == "none":
+        return None
+    epsilon, multiplier = row["epsilon_per_release"], row["noise_multiplier"]
+    return noise_law(row["noise"], epsilon=epsilon, noise_multiplier=multiplier)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{path}: not a JSON object")
+    return value

@@ -1,0 +1,87 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.datasets.catalogue import data_directory
+from common.errors import ConfigurationError
+from common.quantities import RunId
+from common.transport.connection import BrokerAddress, Credentials, TlsFiles, parse_address
+from common.wire.topics import edge_id, run_id
+
+ScenarioName = Annotated[str, typer.Argument(help="name of a shipped scenario, or a TOML file")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE for any field; an empty VALUE removes it")
+]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="folder for the records, runs/<id>/")]
+DataDir = Annotated[Path | None, typer.Option(help="folder of the data sets, instead of MAPA_DATA_DIR")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Options of a command that joins a run on a broker; a password is never an argument that `ps` shows."""
+
+    broker: Annotated[str, typer.Option(help="address of the broker, HOST[:PORT]")]
+    run: Annotated[str, typer.Option(help="name of the run on the broker")]
+    broker_username: Annotated[str | None, typer.Option("--username", help="user of the broker")] = None
+    broker_password_file: Annotated[
+        Path | None, typer.Option("--password-file", help="file whose first line is the password")
+    ] = None
+    tls: Annotated[bool, typer.Option("--tls", help="use TLS with the system's authorities")] = False
+    tls_ca: Annotated[Path | None, typer.Option(help="use TLS with this authority")] = None
+    tls_cert: Annotated[Path | None, typer.Option("--cert", help="client certificate")] = None
+    tls_key: Annotated[Path | None, typer.Option("--key", help="key of the client certificate")] = None
+    connect_timeout: Annotated[float, typer.Option(help="seconds to wait for the first connection")] = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.connect_timeout >= 0:
+            raise ConfigurationError(f"--connect-timeout {self.connect_timeout}: must be at least 0")
+
+    @property
+    def address(self) -> BrokerAddress:
+        return parse_address(self.broker)
+
+    @property
+    def run_id(self) -> RunId:
+        return run_id(self.run)
+
+    def credentials(self) -> Credentials:
+        """Return user, password and TLS files, read and checked."""
+        password = None
+        if self.broker_password_file is not None:
+            if self.broker_username is None:
+                raise ConfigurationError("--password-file: goes with --username")
+            password = _first_line(self.broker_password_file, "--password-file")
+        wanted = self.tls or any(path is not None for path in (self.tls_ca, self.tls_cert, self.tls_key))
+        files = TlsFiles(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) if wanted else None
+        return Credentials(username=self.broker_username, password=password, tls=files)
+
+
+def data_dir_or_default(data_dir: Path | None) -> Path:
+    return data_directory(os.environ) if data_dir is None else data_dir
+
+
+def account_passwords(folder: Path) -> dict[str, str]:
+    """Return the passwords of a folder of accounts by user name, which is the edge's id too."""
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    except OSError as error:
+        raise ConfigurationError(f"--accounts {str(folder)!r}: {error}") from error
+    if not files:
+        raise ConfigurationError(f"--accounts {str(folder)!r}: holds no password file")
+    return {edge_id(path.name): _first_line(path, "--accounts") for path in files}
+
+
+def _first_line(path: Path, option: str) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{option} {str(path)!r}: {error}") from error
+    return lines[0] if lines else ""

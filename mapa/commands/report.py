@@ -1,0 +1,15 @@
+"""The end of a command: the summary, for a person or for a script."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mapa.summary_table import print_summary
+
+
+def report(summary: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary, indent=2, ensure_ascii=False))
+    else:
+        print_summary(summary)

@@ -1,0 +1,67 @@
+"""mapa simulate: one scenario, no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from common.errors import ConfigurationError
+from common.records.tally import Tally, headline
+from mapa.cloud_run import EXIT_CODES
+from mapa.commands import options
+from mapa.commands.groups import with_groups
+from mapa.commands.report import report
+from mapa.commands.scenario_options import ScenarioOptions
+from mapa.recording import ENGINES, record_simulation
+from mapa.simulation.simulator import interrupt_between_events
+from mapa.simulation.world import World
+
+
+@with_groups()
+def simulate_command(
+    scenario: options.ScenarioName,
+    changed: ScenarioOptions,
+    engine: Annotated[
+        str,
+        typer.Option(help="events; vectorised or block (linear models, cyclic delays); synchronous (rounds)"),
+    ] = "events",
+    runs: options.RunsDir = Path("runs"),
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Simulate a scenario without a network."""
+    if engine not in ENGINES:
+        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
+    name, resolved = changed.load(scenario)
+    world = World.of(resolved, options.data_dir_or_default(data_dir))
+    # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
+    with interrupt_between_events(), _progress_bar(resolved.iterations) as bar:
+        task = bar.add_task(
+            f"{resolved.algorithm.name} {resolved.model.name}", total=resolved.iterations, note=""
+        )
+
+        def show(tally: Tally) -> None:
+            last = tally.evaluations[-1] if tally.evaluations else None
+            bar.update(task, completed=tally.updates, note="" if last is None else headline(last))
+
+        summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=show)
+    report(summary, as_json=as_json)
+    raise typer.Exit(EXIT_CODES.get(summary["reason"], 1))
+
+
+def _progress_bar(total: int) -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal or total < 1,
+    )

@@ -1,0 +1,106 @@
+"""The start of every container: its environment (.env.example lists it), and whose files it writes.
+
+python -m mapa.container data|cloud|edge    `mapa data get|cloud|edge` as the environment says
+python -m mapa.container ANYTHING ELSE      mapa ANYTHING ELSE
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from common.errors import ConfigurationError
+from mapa.environment import CLOUD, EDGE, prefixed, text
+
+SCENARIOS = Path("/scenarios")  # a folder of the host, where one is mounted
+RUN_FILE = "MAPA_RUN_FILE"  # where the cloud leaves the run's name for the edges
+SERVICES = ("data", "cloud", "edge")
+_PLACES = {"MAPA_BROKER": "broker", "MAPA_RUNS_DIR": "/runs", "MAPA_STATE_DIR": "/state"}
+
+
+def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments of `mapa` for a service, and the variables that give its other options."""
+    scenario = scenario_name(environ)
+    changes = [word for change in _changes(environ) for word in ("--set", change)]
+    if name == "data":
+        sets = text(environ, "DATA").split()
+        return ["data", "get", *(sets or ["--scenario", scenario, *changes])], {}
+    options = {**_PLACES, **prefixed(environ, CLOUD if name == "cloud" else EDGE)}
+    if name == "cloud":
+        short = Path(scenario).name.removesuffix(".toml")  # the stem of …-0.1 would be …-0
+        options.setdefault("MAPA_RUN", f"{short}-{secrets.token_hex(4)}")
+        return ["cloud", scenario, *changes], options
+    if "MAPA_RUN" not in options:
+        options["MAPA_RUN"] = _run_of_this_host(environ)
+    return ["edge"], options
+
+
+def scenario_name(environ: Mapping[str, str]) -> str:
+    """Return SCENARIO as `mapa` takes it: a file of the mounted folder, else a shipped name."""
+    name = text(environ, "SCENARIO") or "quickstart"
+    mounted = SCENARIOS / f"{name.removesuffix('.toml')}.toml"
+    return str(mounted) if "/" not in name and mounted.is_file() else name
+
+
+def leave_run_name(run: str, environ: Mapping[str, str]) -> None:
+    """Write the run's name where edges of this host look for it."""
+    if file := text(environ, RUN_FILE):
+        draft = Path(f"{file}.{secrets.token_hex(4)}")
+        draft.write_text(run + "\n", encoding="utf-8")
+        draft.replace(file)
+
+
+def become_the_caller(runs: Path, witness: Path) -> None:
+    """Give `runs` to whoever owns the witness, a file of the host, and go on as that user.
+
+    Only a container that was started as root does it; then the records belong to the caller.
+    """
+    if os.geteuid() != 0 or not witness.exists():
+        return
+    owner = witness.stat()
+    if runs.is_dir() and runs.stat().st_uid == 0:  # the engine makes a missing folder, as root
+        os.chown(runs, owner.st_uid, owner.st_gid)
+    os.setgroups([])
+    os.setgid(owner.st_gid)
+    os.setuid(owner.st_uid)
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if len(arguments) == 1 and arguments[0] in SERVICES:
+        try:
+            arguments, options = service(arguments[0], os.environ)
+        except ConfigurationError as error:
+            print(f"configuration error: {error}", file=sys.stderr)
+            sys.exit(2)
+        if arguments[0] == "cloud":
+            leave_run_name(options["MAPA_RUN"], os.environ)
+            become_the_caller(Path("/runs"), Path("/caller"))
+        os.environ.update(options)
+    sys.argv = ["mapa", *arguments]
+    from mapa.cli import main as mapa  # as the right user
+
+    mapa()
+
+
+def _changes(environ: Mapping[str, str]) -> list[str]:
+    return [change.strip() for change in text(environ, "SET").split(";") if change.strip()]
+
+
+def _run_of_this_host(environ: Mapping[str, str]) -> str:
+    if not (file := text(environ, RUN_FILE)):
+        raise ConfigurationError("RUN: missing; the cloud says at its start which run it serves")
+    try:
+        run = Path(file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigurationError(f"RUN: not given, and no cloud has left its run's name: {error}") from error
+    if not run:
+        raise ConfigurationError(f"RUN: not given, and {file} is empty")
+    return run
+
+
+if __name__ == "__main__":
+    main()

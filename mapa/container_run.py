@@ -1,0 +1,302 @@
+"""One scenario on containers: up, scale, faults, wait, records, down. The only docker import."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from docker.client import DockerClient
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types import Mount
+
+from common.errors import ConfigurationError, MapaError
+from mapa.faults import FaultKind
+from mapa.records_tail import Tail
+
+REPOSITORY = Path(__file__).parents[1]
+PROJECT = "com.docker.compose.project"  # Compose's own labels: what it started is found by them too
+SERVICE = "com.docker.compose.service"
+NUMBER = "com.docker.compose.container-number"
+_LOOK_EVERY = 0.1  # seconds between two looks at a container or at the records
+
+
+class TestbedError(MapaError):
+    """Containers did not do what they should; the words of the first that failed are in it."""
+
+    __test__ = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """What the containers are made of."""
+
+    cloud: str = "mapa-cloud"
+    edge: str = "mapa-edge-cnn"
+    broker: str = "eclipse-mosquitto:2"
+
+
+def connect() -> Any:
+    """Return a client of the engine, or say that none answers."""
+    try:
+        client = DockerClient.from_env(timeout=120)
+        client.ping()
+    except DockerException as error:
+        _drop_sockets(error)
+        raise ConfigurationError(f"no Docker engine answers ({error}); `make engine` starts one") from error
+    return client
+
+
+def _drop_sockets(error: BaseException | None) -> None:
+    """Let go of the socket which the docker library leaves open in its frames where nobody answers it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+
+
+@dataclass(slots=True)
+class Stack:
+    """The containers of one project by name: broker, cloud, edge-1, edge-2, … Whoever started them."""
+
+    client: Any
+    project: str
+
+    def containers(self, service: str | None = None) -> list[Any]:
+        """Return all of a service, also those that have ended, in the order of their numbers."""
+        labels = [f"{PROJECT}={self.project}", *([f"{SERVICE}={service}"] if service else [])]
+        found = self.client.containers.list(all=True, filters={"label": labels}, ignore_removed=True)
+        return sorted(found, key=lambda container: int(container.labels.get(NUMBER, "1")))
+
+    def container(self, name: str) -> Any:
+        """Return one by its name here."""
+        service, _, number = name.partition("-")
+        for container in self.containers(service):
+            if not number or container.labels.get(NUMBER) == number:
+                return container
+        raise ConfigurationError(f"no container {name!r} in project {self.project!r}")
+
+    # -- faults -----------------------------------------------------------------------------------------
+
+    def strike(self, kind: FaultKind, name: str) -> None:
+        """Let a fault begin."""
+        container = self.container(name)
+        match kind:
+            case FaultKind.KILL:
+                container.kill("SIGKILL")
+                container.wait()
+            case FaultKind.PAUSE:
+                container.pause()
+            case FaultKind.PARTITION:
+                for network in self.networks():
+                    network.disconnect(container)
+
+    def mend(self, kind: FaultKind, name: str) -> None:
+        """Let it end."""
+        container = self.container(name)
+        match kind:
+            case FaultKind.KILL:
+                container.start()
+            case FaultKind.PAUSE:
+                container.unpause()
+            case FaultKind.PARTITION:
+                service = container.labels[SERVICE]  # the name that the others know it by
+                for network in self.networks():
+                    network.connect(container, aliases=[service, container.name])
+
+    @contextlib.contextmanager
+    def fault(self, kind: FaultKind, name: str) -> Iterator[None]:
+        """Hold a fault for as long as the body takes."""
+        self.strike(kind, name)
+        try:
+            yield
+        finally:
+            self.mend(kind, name)
+
+    def networks(self) -> list[Any]:
+        return list(self.client.networks.list(filters={"label": f"{PROJECT}={self.project}"}))
+
+    # -- looking ----------------------------------------------------------------------------------------
+
+    def wait(self, name: str, timeout: float) -> int:
+        """Return the exit code of a container once it has ended."""
+        container = self.container(name)
+
+        def ended() -> bool:
+            container.reload()
+            return bool(container.status == "exited")
+
+        self.until(ended, timeout, f"{name} to end")
+        return int(container.attrs["State"]["ExitCode"])
+
+    def until(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
+        """Wait for something; TestbedError with the last words of everybody where it does not come."""
+        end = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > end:
+                raise TestbedError(f"waited {timeout:g} s for {what} in vain: {self.last_words()}")
+            time.sleep(_LOOK_EVERY)
+
+    def last_words(self, lines: int = 3) -> str:
+        said = []
+        for container in self.containers():
+            words = container.logs(tail=lines).decode(errors="replace").strip().splitlines()
+            said.append(f"{container.name} ({container.status}): {' / '.join(words)}")
+        return " | ".join(said)
+
+
+@dataclass(slots=True)
+class Testbed:
+    """A stack of our own making: one scenario file, its own network and volumes."""
+
+    __test__ = False
+
+    stack: Stack
+    environment: Mapping[str, str]  # as in .env.example
+    runs: Path
+    images: Images = field(default_factory=Images)
+    data_dir: Path | None = None  # a folder of the host that holds the data sets
+    scenarios: Path | None = None  # a folder of the host that holds the scenario
+    memory: Mapping[str, str] = field(
+        default_factory=lambda: {"edge": "512m", "cloud": "2g", "broker": "256m"}
+    )
+    tail: Tail = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TestbedError(f"--runs-dir {self.runs}: no records can be written there: {error}") from error
+        self.tail = Tail(self.runs)
+
+    def up(self, edges: int, timeout: float = 120.0) -> None:
+        """Start the broker, bring the data, start the cloud and then the edges."""
+        try:
+            self.stack.client.networks.create(self._named("federation"), labels={PROJECT: self.stack.project})
+            self._start("broker", 1, self.images.broker)
+            self._healthy("broker", timeout)
+            self._start("data", 1, self.images.cloud, command=["data"])
+            if code := self.stack.wait("data", timeout):
+                raise TestbedError(f"the data set could not be brought ({code}): {self.stack.last_words()}")
+            self._start("cloud", 1, self.images.cloud)
+            self._healthy("cloud", timeout)
+            self.scale(edges)
+        except ImageNotFound as error:
+            raise ConfigurationError(f"{error.explanation}; `make images` builds ours") from error
+
+    def scale(self, edges: int) -> None:
+        """Start or stop edges until so many run; the last started go first, with a leave."""
+        running = [c for c in self.stack.containers("edge") if c.status in ("running", "paused", "created")]
+        highest = max((int(c.labels[NUMBER]) for c in self.stack.containers("edge")), default=0)
+        for surplus in reversed(running[edges:]):
+            surplus.stop(timeout=20)
+        for number in range(highest + 1, highest + 1 + edges - len(running)):
+            self._start("edge", number, self.images.edge)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return the run's summary, on record too, with its path on this host: the cloud wrote its container's."""
+        found, path = self.tail.summary(), self.tail.path
+        if found is None or path is None:
+            return None
+        found["path"] = str(path)
+        draft = path / ".summary.json.tmp"
+        draft.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        draft.replace(path / "summary.json")
+        return found
+
+    def down(self) -> None:
+        """Take away containers, network and volumes; the records stay."""
+        for container in self.stack.containers():
+            with contextlib.suppress(NotFound, APIError):
+                container.remove(force=True, v=True)
+        for network in self.stack.networks():
+            network.remove()
+        for volume in self.stack.client.volumes.list(filters={"label": f"{PROJECT}={self.stack.project}"}):
+            volume.remove(force=True)
+
+    # -- parts ------------------------------------------------------------------------------------------
+
+    def _named(self, part: str) -> str:
+        return f"{self.stack.project}_{part}"
+
+    def _start(self, service: str, number: int, image: str, command: Sequence[str] = ()) -> None:
+        """Run one container; ours are read-only, without capabilities and with the caller's own user."""
+        network = self._named("federation")
+        more: dict[str, Any] = {"command": list(command)} if command else {}
+        if service == "broker":
+            more["healthcheck"] = _check(["mosquitto_pub", "-h", "127.0.0.1", "-t", "health", "-n"])
+            more["tmpfs"] = {"/mosquitto/data": "", "/mosquitto/log": ""}
+        else:
+            more |= {
+                "user": f"{os.getuid()}:{os.getgid()}",
+                "read_only": True,
+                "tmpfs": {"/tmp": "", "/run/mapa": "mode=1777"},
+                "cap_drop": ["ALL"],
+                "security_opt": ["no-new-privileges:true"],
+            }
+        if service == "cloud":
+            more["healthcheck"] = _check([*_HEALTH, "30"])
+        if service == "edge":
+            more["restart_policy"] = {"Name": "on-failure", "MaximumRetryCount": 5}
+        endpoint = self.stack.client.api.create_endpoint_config(aliases=[service])
+        self.stack.client.containers.run(
+            image,
+            name=f"{self.stack.project}-{service}-{number}",
+            labels={PROJECT: self.stack.project, SERVICE: service, NUMBER: str(number)},
+            detach=True,
+            init=True,
+            environment={"BROKER": "broker", "MAPA_RUN_FILE": "/shared/run", **self.environment},
+            mounts=self._mounts(service),
+            mem_limit=self.memory.get(service, "1g"),
+            network=network,
+            networking_config={network: endpoint},
+            **more,
+        )
+
+    def _mounts(self, service: str) -> list[Any]:
+        if service == "broker":
+            configuration = REPOSITORY / "docker" / "mosquitto" / "mosquitto.conf"
+            return (
+                [_bind(configuration, "/mosquitto/config/mosquitto.conf")] if configuration.is_file() else []
+            )
+        mounts = [self._volume("state", "/state")] if service == "edge" else []
+        mounts += [_bind(self.runs, "/runs", read_only=False)] if service == "cloud" else []
+        mounts.append(self._volume("shared", "/shared"))
+        mounts.append(
+            self._volume("data", "/data") if self.data_dir is None else _bind(self.data_dir, "/data")
+        )
+        return mounts + ([] if self.scenarios is None else [_bind(self.scenarios, "/scenarios")])
+
+    def _volume(self, part: str, target: str) -> Any:
+        return Mount(target, self._named(part), type="volume", labels={PROJECT: self.stack.project})
+
+    def _healthy(self, name: str, timeout: float) -> None:
+        container = self.stack.container(name)
+
+        def healthy() -> bool:
+            container.reload()
+            if container.status == "exited":
+                raise TestbedError(f"{name} ended before it served: {self.stack.last_words()}")
+            return bool(container.attrs["State"].get("Health", {}).get("Status") == "healthy")
+
+        self.stack.until(healthy, timeout, f"{name} to be healthy")
+
+
+_HEALTH = ["python", "-I", "-S", "/usr/local/bin/mapa-health", "/run/mapa/health"]
+_SECOND = 1_000_000_000  # in the nanoseconds that the engine counts
+
+
+def _check(command: list[str]) -> dict[str, Any]:
+    return {"test": ["CMD", *command], "interval": 2 * _SECOND, "timeout": 10 * _SECOND, "retries": 30}
+
+
+def _bind(source: Path, target: str, *, read_only: bool = True) -> Any:
+    return Mount(target, str(source.resolve()), type="bind", read_only=read_only)

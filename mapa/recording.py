@@ -1,0 +1,317 @@
+"""Runs with their records: runs/<id>/ from the first event to the summary, simulated or on the testbed."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cloud.lives import Lives
+from cloud.service import CloudService
+from cloud.terms import EdgeAccount
+from common.accounting.releases import ReleaseKind
+from common.datasets.dataset import Dataset
+from common.errors import ConfigurationError, RecordsError
+from common.models.model import Model
+from common.noise import NoiseLaw, Sampling
+from common.quantities import EdgeId
+from common.records.rundir import RunDirectory, new_run_id
+from common.records.tally import Tally
+from common.scenario.scenario import Scenario
+from common.transport.link import link_profile
+from mapa.budget import release_caps
+from mapa.cloud_run import CloudRun
+from mapa.simulation import blocks
+from mapa.simulation.simulator import check_world, simulate
+from mapa.simulation.synchronous import check_synchronous, simulate_synchronously
+from mapa.simulation.vectorised import check_vectorised, simulate_rounds
+from mapa.simulation.world import World
+from mapa.statement import EdgeReleases, state_privacy
+
+ENGINES = ("events", "vectorised", "block", "synchronous")
+_STREAMS = {True: "secure", False: "philox key (seed, k), counter (0, 0, purpose, n)"}
+
+
+@contextlib.contextmanager
+def open_records(path: Path) -> Iterator[RunDirectory]:
+    """Open a run's directory. A run that ends before it has a manifest never began: nothing is left of it."""
+    try:
+        directory = RunDirectory(path)
+    except OSError as error:
+        raise RecordsError(f"--runs-dir {path.parent}: no records can be written there: {error}") from error
+    try:
+        with directory:
+            yield directory
+    except BaseException:
+        if not (path / "manifest.json").exists():
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def record_simulation(
+    world: World,
+    *,
+    name: str,
+    runs: Path,
+    engine: str = "events",
+    progress: Callable[[Tally], None] | None = None,
+) -> dict[str, Any]:
+    """Simulate, write the run's directory, return its summary. An interrupted run has both all the same."""
+    scenario = world.scenario
+    check_world(world)
+    if engine == "synchronous":
+        check_synchronous(world)
+    elif engine != "events":
+        check_vectorised([world], blocks=engine == "block")
+    with open_records(runs / new_run_id(name)) as directory:
+        sizes = [len(rows) for rows in world.rows]
+        write_manifest(directory, scenario, world.dataset, name=name, engine=engine, shard_sizes=sizes)
+        journal = directory.journal if scenario.records.events else None
+        began = time.perf_counter()
+        if engine == "events":
+            outcome = simulate(world, journal=journal, progress=progress)
+        elif engine == "synchronous":
+            outcome = simulate_synchronously(world, journal, progress).outcome
+        else:
+            outcome = simulate_rounds(world, journal=journal, progress=progress, blocks=engine == "block")
+        seconds = time.perf_counter() - began
+        summary = summarise(
+            scenario,
+            world.model,
+            outcome.tally,
+            name=name,
+            engine=engine,
+            path=directory.path,
+            reason=outcome.reason,
+            seconds=seconds,
+        )
+        summary["releases"] = outcome.releases
+        summary["virtual_seconds"] = outcome.virtual_seconds
+        _write_model(directory, scenario, world.model, outcome.x, outcome.tally.updates)
+        directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
+        summary["privacy"] = privacy_of(
+            scenario,
+            [
+                (k, f"edge-{k}", scenario.law(k), len(world.rows[k]), releases)
+                for k, releases in enumerate(outcome.releases)
+            ],
+        )
+        directory.summary(summary)
+    return summary
+
+
+def record_cloud(
+    cloud: CloudRun, *, name: str, reason: str, engine: str, own_edges: bool = False
+) -> dict[str, Any]:
+    """Write the records of a run on the testbed, return its summary. The manifest is there: it was the first.
+
+    `own_edges` says that whoever calls has started all edges, so that none has another budget than the scenario's.
+    """
+    setting, service, directory = cloud.setting, cloud.service, cloud.directory
+    failures: list[RecordsError] = []
+    service.record()
+    if reason != "failed" and service.records.failure is not None:  # the last lines only: the run was over
+        failures.append(service.records.failure)
+    with _kept(failures):
+        directory.flush()
+    first, last = service.first_update, service.last_update
+    seconds = last - first if first is not None and last is not None else 0.0
+    summary = summarise(
+        setting.scenario,
+        setting.model,
+        service.tally,
+        name=name,
+        engine=engine,
+        path=directory.path,
+        reason=reason,
+        seconds=seconds,
+    )
+    summary["dropped"] = dict(service.dropped)
+    summary["network"] = network(cloud)
+    accounts = sorted(service.server.edges.values(), key=lambda account: account.index)
+    summary["releases"] = [_releases(service, account) for account in accounts]
+    with _kept(failures):
+        _write_model(
+            directory, setting.scenario, setting.model, service.server.result, service.server.updates
+        )
+    with _kept(failures):
+        directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
+    if own_edges:  # their ledgers let nothing on its way that the budget does not permit
+        caps = release_caps(setting.scenario, setting.shard_sizes)
+        summary["releases"] = [
+            releases if (cap := caps[a.index]) is None else max(a.last_sequence, min(releases, cap))
+            for a, releases in zip(accounts, summary["releases"], strict=True)
+        ]
+    summary["privacy"] = privacy_of(
+        setting.scenario,
+        [
+            (a.index, a.edge_id, a.law, setting.shard_sizes[a.index], releases)
+            for a, releases in zip(accounts, summary["releases"], strict=True)
+        ],
+        service.lives,
+    )
+    with _kept(failures):
+        directory.summary(summary)
+    if failures:
+        raise failures[0]
+    return summary
+
+
+@contextlib.contextmanager
+def _kept(failures: list[RecordsError]) -> Iterator[None]:
+    """Go on after a file that cannot be written: the next may be smaller."""
+    try:
+        yield
+    except RecordsError as error:
+        failures.append(error)
+
+
+def _releases(service: CloudService, account: EdgeAccount) -> int:
+    """Return how many gradients an edge can have released; its own ledger has the last word.
+
+    One more than the cloud knows of may be on its way, if the edge was ever sent a model and did not say goodbye.
+    """
+    known = account.last_sequence or service.lives.known(account.edge_id)
+    sent = service.server.schedule is not None  # with the first stage every edge is sent the model
+    gone = service.tally.edges[account.index].gone
+    return known + (sent and (account.present or gone not in ("budget", "shutdown")))
+
+
+_STARTS = (
+    "With the shuffled sampler each start of an edge's process begins a new epoch: the starts that this"
+    " cloud saw are counted."
+)
+_EARLIER = (
+    "Of releases before this cloud began it does not know the starts: each of them is counted as an epoch"
+    " of its own."
+)
+
+
+def privacy_of(
+    scenario: Scenario,
+    edges: Sequence[tuple[int, str, NoiseLaw | None, int, int]],
+    lives: Lives | None = None,
+) -> dict[str, Any]:
+    """State what the releases (k, id, law, n_k, count) guarantee; where that cannot be, say why.
+
+    `lives` knows where edges were started anew; None: no edge ever was.
+    """
+    if not any(releases for *_, releases in edges):
+        return {"words": ["Nothing was released."], "edges": []}
+    mechanism = scenario.mechanism
+
+    def of_edge(k: int, edge_id: str, law: NoiseLaw | None, size: int, releases: int) -> EdgeReleases:
+        kind = ReleaseKind(law, mechanism, size)
+        stated = EdgeReleases(
+            edge=k, edge_id=edge_id, kind=kind, releases=releases, reproducible=scenario.seed is not None
+        )
+        if lives is None or mechanism.sampling is not Sampling.SHUFFLED:
+            return stated
+        notes = (_STARTS, _EARLIER) if lives.earlier(EdgeId(edge_id)) else (_STARTS,)
+        return replace(stated, charges=lives.charges(EdgeId(edge_id), kind, releases), notes=notes)
+
+    try:
+        stated = [of_edge(*edge) for edge in edges]
+        shared = scenario.data.partition == "shared"
+        return state_privacy(stated, scenario.privacy.total_delta, shared=shared).as_dict()
+    except ConfigurationError as error:
+        return {"words": [f"The privacy of this run was not computed: {error}"], "edges": []}
+
+
+def network(cloud: CloudRun) -> list[dict[str, Any]]:
+    """Return, per edge, the one-way delay that the scenario asks for, and what was measured.
+
+    An edge whose operator gave it a link of its own keeps that to itself.
+    """
+    scenario, service = cloud.setting.scenario, cloud.service
+    rows = []
+    for account in sorted(service.server.edges.values(), key=lambda account: account.index):
+        contact = service.contacts.get(account.edge_id)
+        link = scenario.links[account.index % len(scenario.links)] if scenario.links else None
+        profile = None if link is None else link_profile(link.model_dump())
+        tally = service.tally.edges.get(account.index)
+        measured = contact is not None and contact.turnarounds
+        rows.append(
+            {
+                "edge": account.index,
+                "edge_id": account.edge_id,
+                "link": None if link is None else link.model_dump(exclude_none=True, exclude_defaults=True),
+                "asked_delay_ms": None if profile is None else profile.mean_delay_ms,
+                "round_trip_ms": (
+                    contact.turnaround_sum / contact.turnarounds * 1e3
+                    if contact is not None and measured
+                    else None
+                ),
+                "staleness_mean": tally.staleness_sum / tally.applied if tally and tally.applied else None,
+                "applied": account.applied,
+            }
+        )
+    return rows
+
+
+def write_manifest(
+    directory: RunDirectory,
+    scenario: Scenario,
+    dataset: Dataset,
+    *,
+    name: str,
+    engine: str,
+    shard_sizes: Sequence[int],
+) -> None:
+    stream = blocks.NAME if engine == "block" else _STREAMS[scenario.seed is None]
+    directory.manifest(
+        scenario,
+        engine=engine,
+        name=name,
+        data={scenario.data.set: dataset.checksum},
+        random_stream=stream,
+        shard_sizes=list(shard_sizes),
+    )
+
+
+def summarise(
+    scenario: Scenario,
+    model: Model,
+    tally: Tally,
+    *,
+    name: str,
+    engine: str,
+    path: Path,
+    reason: str,
+    seconds: float,
+) -> dict[str, Any]:
+    """Return the part of summary.json that every engine has."""
+    summary: dict[str, Any] = {
+        "run": path.name,
+        "path": str(path),
+        "name": name,
+        "engine": engine,
+        "algorithm": scenario.algorithm.name,
+        "model": scenario.model.name,
+        "data": scenario.data.set,
+        "edges_configured": scenario.workers,
+        "iterations": scenario.iterations,
+        "batch_size": scenario.batch_size,
+        "parameters": model.dimension,
+        "seed": scenario.seed,
+        "scenario_sha256": scenario.digest,
+        "reason": reason,
+        **tally.summary(),
+        "seconds": seconds,
+        "iterations_per_second": tally.updates / seconds if seconds > 0 else None,
+        "diagnostics": scenario.records.diagnostics,
+    }
+    if scenario.records.diagnostics:
+        summary["warning"] = (
+            "diagnostics were on: the records hold gradient norms before noise, which are not private"
+        )
+    return summary
+
+
+def _write_model(directory: RunDirectory, scenario: Scenario, model: Model, x: Any, updates: int) -> None:
+    metadata = {"scenario_sha256": scenario.digest, "updates": str(updates)}
+    directory.model(x, model.layout, metadata)

@@ -1,0 +1,128 @@
+"""Scenarios: a shipped name, a line of a figure or a file; changed by --set, checked as a whole."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigurationError
+from common.scenario.scenario import Scenario, parse_scenario
+from common.transport.link import links_from_csv
+from mapa.figure_lines import FOLDER, PREFIX, line_of, values_of
+
+SHIPPED = Path(__file__).parent / "scenarios"
+
+
+def shipped_names() -> list[str]:
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def find_scenario(name: str) -> Path:
+    """Return the file of a shipped scenario's name, or of a path."""
+    path = Path(name)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        if path.is_file():
+            return path
+        raise ConfigurationError(f"scenario = {name!r}: no such file")
+    shipped = SHIPPED / f"{name}.toml"
+    if shipped.is_file():
+        return shipped
+    raise ConfigurationError(f"scenario = {name!r}: neither a file nor one of {', '.join(shipped_names())}")
+
+
+def read_scenario(name: str) -> tuple[Path, dict[str, Any]]:
+    """Return a scenario's file and its unchecked values; a line of a figure has the file that it would be."""
+    line = line_of(name)
+    if line is not None:
+        return FOLDER / f"{line}.toml", values_of(line)
+    if name.startswith(PREFIX) and not Path(name).is_file():
+        raise ConfigurationError(
+            f"scenario = {name!r}: neither a file nor a line of a figure; `mapa scenario list --figures` names them"
+        )
+    path = find_scenario(name)
+    try:
+        return path, tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+
+
+def load_scenario(
+    name: str, changes: Sequence[str] = (), *, seed: int | None = None, edges: int | None = None
+) -> tuple[str, Scenario]:
+    """Return (short name, checked scenario) with every --set KEY=VALUE applied."""
+    path, values = read_scenario(name)
+    changed = {key: _apply(values, key, text) for key, text in map(_split, changes)}
+    if seed is not None:
+        values["seed"] = seed
+    if edges is not None:
+        values["edges"] = edges
+    _drop_the_other_parameter(values, changed)
+    # a file that the scenario names lies beside it; one that --set names, where the user is
+    delays, links = values.get("delays"), values.get("links")
+    if isinstance(delays, dict) and isinstance(delays.get("file"), str) and "delays.file" not in changed:
+        delays["file"] = str(path.parent / delays["file"])
+    if isinstance(links, str):
+        values["links"] = _link_tables(Path(links) if "links" in changed else path.parent / links)
+    return path.stem, parse_scenario(values)
+
+
+def data_set_of(name: str, changes: Sequence[str] = ()) -> str:
+    """Return the data set that a scenario names; the rest of it is not checked, as it may lack other changes."""
+    _, values = read_scenario(name)
+    for key, text in map(_split, changes):
+        if key == "data.set":
+            _apply(values, key, text)
+    data = values.get("data", {})
+    return str(data.get("set", "mnist-5k")) if isinstance(data, dict) else "mnist-5k"
+
+
+def _link_tables(path: Path) -> list[dict[str, Any]]:
+    """Return the links of a CSV as the scenario's own tables: edges never see the file."""
+    return [
+        {**asdict(link), "distribution": link.distribution.value, "partitions": list(link.partitions)}
+        for link in links_from_csv(path)
+    ]
+
+
+def _split(change: str) -> tuple[str, str]:
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise ConfigurationError(f"--set {change!r}: must be KEY=VALUE, e.g. algorithm.theta=0.5")
+    return key.strip(), text.strip()
+
+
+def _apply(values: dict[str, Any], key: str, text: str) -> Any:
+    """Set one dotted key; the value is TOML where it parses as such, else a string; empty removes the key."""
+    *tables, last = key.split(".")
+    table = values
+    for part in tables:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"--set {key}: {part} is not a table")
+    if not text:
+        table.pop(last, None)
+        return None
+    try:
+        table[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[last] = text
+    return table[last]
+
+
+def _drop_the_other_parameter(values: dict[str, Any], changed: dict[str, Any]) -> None:
+    """Changing the noise law leaves the file's parameter of the old law without meaning: drop it."""
+    privacy = values.get("privacy")
+    if not isinstance(privacy, dict) or not any(key.startswith("privacy.") for key in changed):
+        return
+    gaussian = privacy.get("noise", "gaussian") == "gaussian"
+    others = ["noise_multiplier", "noise_multiplier_ceiling", "releases"]
+    if gaussian:
+        others = ["epsilon", "epsilon_floor"]
+    if gaussian and "privacy.noise_multiplier" in changed:
+        others.append("releases")
+    for key in others:
+        if f"privacy.{key}" not in changed:
+            privacy.pop(key, None)

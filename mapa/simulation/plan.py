@@ -1,0 +1,73 @@
+"""What a cyclic run will do, known before it starts: γ_t, and ΔS and stage of every model version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cloud.algorithm import StepSchedule
+from cloud.assembly import algorithm_for, server_for
+from common.errors import ConfigurationError
+from common.messages import EdgeJoined, Hello, StageOpened
+from common.noise import NoiseLaw
+from common.quantities import EdgeId, Vector
+from mapa.simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    first_model: Vector  # x₁
+    rates: npt.NDArray[np.float32]  # γ_t at index t
+    sensitivities: npt.NDArray[np.float64]  # ΔS sent with model version t
+    stages: npt.NDArray[np.int64]  # s of model version t
+    joins: list[EdgeJoined]
+    openings: dict[int, StageOpened]  # by first update
+
+
+def plan_for(world: World, laws: Sequence[NoiseLaw | None]) -> Plan:
+    """Let the real server admit the edges, then walk its schedule to T."""
+    scenario = world.scenario
+    workers = scenario.workers
+    check_plannable(world)
+    server = server_for(scenario, world.model, world.streams, edges_at_least=len(laws))
+    facts = [
+        effect
+        for k in range(len(laws))
+        for effect in server.receive(Hello(edge_id=EdgeId(f"edge-{k}")))
+        if isinstance(effect, EdgeJoined | StageOpened)
+    ]
+    schedule, last = server.schedule, scenario.iterations
+    assert isinstance(schedule, StepSchedule)
+    rates = np.zeros(last + 1)
+    sensitivities = np.zeros(last + 2)
+    stages = np.ones(last + 2, np.int64)
+    openings = {fact.t: fact for fact in facts if isinstance(fact, StageOpened)}
+    for t in range(1, last + 1):
+        sensitivities[t], stages[t] = schedule.sensitivity, schedule.stage
+        rates[t] = schedule.learning_rate(t)
+        following = schedule.after(t, t - read_version(t, workers))
+        if following.opened() is not schedule.opened() and t < last:
+            server.schedule, server.t = following, t + 1
+            for fact in server.stage_opened(reopened=False):
+                openings[fact.t] = fact
+        schedule = following
+    joins = [fact for fact in facts if isinstance(fact, EdgeJoined)]
+    return Plan(server.model, rates.astype(np.float32), sensitivities, stages, joins, openings)
+
+
+def read_version(t: int, workers: int) -> int:
+    """Return the model version that the gradient of update t was made on, K edges taking turns."""
+    return 1 if t <= workers else t - workers + 1
+
+
+def check_plannable(world: World) -> None:
+    """Raise ConfigurationError where the algorithm offers no step sizes that could be known beforehand."""
+    algorithm = algorithm_for(world.scenario)
+    if not (isinstance(algorithm, StepSchedule) and algorithm.can_be_planned):
+        raise ConfigurationError(
+            f"engine = 'vectorised': algorithm {world.scenario.algorithm.name!r} has no vectorised form;"
+            " --engine events runs any algorithm"
+        )

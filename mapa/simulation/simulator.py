@@ -1,0 +1,217 @@
+"""CloudServer and K EdgeWorkers with simulated delays and no network, one event at a time."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from cloud.assembly import server_for
+from common.errors import ConfigurationError
+from common.messages import (
+    EdgeGone,
+    EdgeJoined,
+    Effect,
+    EvaluationDue,
+    GradientApplied,
+    GradientRefused,
+    Halt,
+    Hello,
+    Leave,
+    Refuse,
+    SendModel,
+    StageOpened,
+    Welcome,
+)
+from common.quantities import EdgeId, Vector, is_finite
+from common.records.journal import Journal
+from common.records.tally import Tally
+from mapa.simulation.delays import arrivals_for
+from mapa.simulation.world import World
+
+Progress = Callable[[Tally], None]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulation leaves behind."""
+
+    tally: Tally
+    x: Vector  # x_{T+1}
+    releases: list[int]  # gradients made by edge k, those in flight at the halt included
+    reason: str  # of the halt
+    virtual_seconds: float | None = None
+
+
+def simulate(
+    world: World,
+    journal: Journal | None = None,
+    progress: Progress | None = None,
+    *,
+    progress_every: int = 200,
+) -> Outcome:
+    """Run the scenario to T, or until the model diverges.
+
+    SIGINT or SIGTERM halts it as `interrupted` and what was done stays valid.
+    """
+    run = _Simulation(world, journal)
+    with interrupt_between_events() as interrupted, quiet_overflow():
+        run.begin()
+        while (due := run.arrivals.next()) is not None and run.halt is None and not interrupted():
+            when, arrived = due
+            if when is not None:
+                run.now = when
+            for effect in run.server.receive(arrived):
+                run.perform(effect)
+            if progress is not None and run.tally.updates % progress_every == 0:
+                progress(run.tally)
+        if run.halt is None and interrupted():
+            run.stop("interrupted")
+        return run.outcome()
+
+
+class _Request:
+    """A signal that asks for the end; it is answered where nothing is half done."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+    def __call__(self, *_: object) -> None:
+        if self.made:
+            raise KeyboardInterrupt  # twice: whoever asks does not want to wait
+        self.made = True
+
+
+@contextmanager
+def interrupt_between_events() -> Iterator[Callable[[], bool]]:
+    """Turn SIGINT and SIGTERM into a question asked between two events.
+
+    An exception in the midst of one would leave x ahead of the records, or a record half written.
+    Within another of its kind it hands on the outer one's answer: who writes the records begins earlier
+    and ends later than the engine.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
+        yield lambda: False
+        return
+    outer = signal.getsignal(signal.SIGINT)
+    if isinstance(outer, _Request):
+        yield lambda: outer.made
+        return
+    request = _Request()
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: request.made
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def quiet_overflow() -> np.errstate:
+    """A run that diverges says so in its reason; numpy need not say it once more."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
+def check_world(world: World) -> None:
+    """Refuse what no simulation could begin with, before anything is written."""
+    scenario = world.scenario
+    arrivals_for(scenario.delays, world.streams)
+    server = server_for(scenario, world.model, world.streams, edges_at_least=scenario.workers)
+    for k in range(scenario.workers):
+        scenario.law(k)
+        for effect in server.receive(Hello(edge_id=EdgeId(f"edge-{k}"))):
+            refuse_loudly(effect)
+
+
+def refuse_loudly(effect: Effect) -> None:
+    """In a simulation nobody can mend a refused hello but the scenario's author."""
+    if isinstance(effect, Refuse):
+        raise ConfigurationError(f"{effect.edge_id} is refused ({effect.reason}): {effect.detail}")
+
+
+class _Simulation:
+    """The shell around the two cores."""
+
+    def __init__(self, world: World, journal: Journal | None) -> None:
+        self.world = world
+        self.journal = journal
+        self.workers = world.workers()
+        if world.scenario.records.diagnostics and journal is not None:
+            for worker in self.workers:
+                worker.diagnose = partial(self.diagnosed, worker.index)
+        self.by_id = {worker.edge_id: worker for worker in self.workers}
+        self.server = server_for(world.scenario, world.model, world.streams, edges_at_least=len(self.workers))
+        self.arrivals = arrivals_for(world.scenario.delays, world.streams)
+        self.timed = world.scenario.delays.kind != "cyclic"
+        self.tally = Tally()
+        self.now = 0.0
+        self.halt: Halt | None = None
+
+    def begin(self) -> None:
+        for worker in self.workers:
+            for effect in self.server.receive(Hello(edge_id=worker.edge_id)):
+                self.perform(effect)
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case SendModel():
+                self.serve(effect)
+            case GradientApplied() | StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
+                self.tally.observe(effect)
+                if self.journal is not None:
+                    self.journal.fact(effect, self.now if self.timed else None)
+            case EvaluationDue():
+                self.evaluate(effect.model, effect.updates, effect.stage)
+            case Halt():
+                self.halt = effect
+            case Refuse():
+                refuse_loudly(effect)
+            case Welcome():
+                pass
+
+    def serve(self, sent: SendModel) -> None:
+        """Let the edge make its next gradient, or leave where its budget is spent."""
+        if not is_finite(sent.model):
+            self.stop("diverged")
+            return
+        worker = self.by_id[sent.edge_id]
+        cap = self.world.caps[worker.index]
+        if cap is None or worker.sequence < cap:
+            self.arrivals.send(worker.index, self.now, worker.receive(sent))
+            return
+        for effect in self.server.receive(Leave(sent.edge_id, "budget")):
+            self.perform(effect)
+
+    def stop(self, reason: str) -> None:
+        for effect in self.server.halt(reason):
+            self.perform(effect)
+
+    def diagnosed(self, edge: int, n: int, norm: float) -> None:
+        """Record ‖g‖ before clipping and noise; only where the scenario asks for it in so many words."""
+        if self.journal is not None:
+            self.journal.write("diagnostic", {"edge": edge, "sequence": n, "gradient_norm": norm})
+
+    def evaluate(self, x: Vector, updates: int, stage: int) -> None:
+        evaluation = self.world.evaluator.evaluate(x, updates, stage)
+        self.tally.evaluated(evaluation)
+        if self.journal is not None:
+            self.journal.evaluated(evaluation, self.now if self.timed else None)
+
+    def outcome(self) -> Outcome:
+        server, evaluations = self.server, self.tally.evaluations
+        if not evaluations or evaluations[-1].updates != server.updates:
+            self.evaluate(server.result, server.updates, server.stage)
+        reason = self.halt.reason if self.halt is not None else "starved"
+        if self.journal is not None:
+            self.journal.write("halted", {"t": server.updates, "reason": reason})
+        return Outcome(
+            tally=self.tally,
+            x=server.result,
+            releases=[worker.sequence for worker in self.workers],
+            reason=reason,
+            virtual_seconds=self.now if self.timed else None,
+        )

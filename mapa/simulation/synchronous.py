@@ -1,0 +1,151 @@
+"""The synchronous twin: the same edges, batches, noise and links, in rounds that wait for the slowest.
+
+The K gradients of a round are averaged into one update, so its noise variance is Δ_b/K and nothing is
+stale: the schedule is the algorithm's own with τ_max = 0, σ/√K and v/K. T counts gradients, as in the
+asynchronous run, so both do the same work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cloud.algorithm import Algorithm, StepSchedule, Update, descend
+from cloud.assembly import algorithm_for, noised_slice
+from cloud.server import edge_joined
+from common.errors import ConfigurationError
+from common.messages import Fact, GradientApplied, SendModel
+from common.quantities import Vector, is_finite
+from common.randomness import Purpose
+from common.records.journal import Journal
+from common.records.tally import Evaluation, Tally
+from edge.worker import EdgeWorker
+from mapa.simulation.delays import drawn_trips
+from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
+from mapa.simulation.world import World
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What came out; `updates` of the tally and of an evaluation counts gradients."""
+
+    outcome: Outcome
+    seconds: list[float]  # of each evaluation
+    rounds: int
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        return self.outcome.tally.evaluations
+
+
+def simulate_synchronously(
+    world: World, journal: Journal | None = None, progress: Progress | None = None
+) -> Rounds:
+    """Run the scenario's T gradients in rounds of K."""
+    check_synchronous(world)
+    scenario, model = world.scenario, world.model
+    workers = world.workers()
+    count, rounds = len(workers), _rounds(world)
+    schedule = _schedule(world, workers)
+    trip = drawn_trips(scenario.delays, world.streams)
+    x = model.initial(world.streams.at(0, Purpose.INITIAL_MODEL, 0))
+    sheet = _Sheet(world, journal)
+    sheet.joined(workers)
+    due = scenario.evaluation.every or scenario.iterations
+    r, reason = 0, "finished"
+    with interrupt_between_events() as interrupted, quiet_overflow():
+        while r < rounds and is_finite(x) and not interrupted():
+            r += 1
+            total = np.zeros(model.dimension, np.float32)
+            for worker in workers:
+                sent = SendModel(worker.edge_id, r, schedule.sensitivity, r - 1, x)
+                total += worker.receive(sent).gradient
+            sheet.now += max(sum(trip(k, r)) for k in range(count))
+            sheet.applied(workers, r, schedule)
+            x, following = _update(schedule, x, total, r, count)
+            if r * count >= due or r == rounds:
+                sheet.evaluate(following.result(x), r * count, schedule.stage)
+                due += scenario.evaluation.every or scenario.iterations
+            schedule = following
+            if progress is not None:
+                progress(sheet.tally)
+        if not is_finite(x):
+            reason = "diverged"
+        elif r < rounds:
+            reason = "interrupted"
+        if not sheet.tally.evaluations or sheet.tally.evaluations[-1].updates != r * count:
+            sheet.evaluate(schedule.result(x), r * count, schedule.stage)
+    if journal is not None:
+        journal.write("halted", {"t": r * count, "reason": reason})
+    releases = [worker.sequence for worker in workers]
+    outcome = Outcome(sheet.tally, schedule.result(x), releases, reason, virtual_seconds=sheet.now)
+    return Rounds(outcome, sheet.seconds, r)
+
+
+def check_synchronous(world: World) -> None:
+    """Refuse what cannot be run in rounds, before anything is written."""
+    kind = world.scenario.delays.kind
+    if kind in ("cyclic", "recorded"):
+        raise ConfigurationError(f"delays.kind = {kind!r}: a synchronous round needs drawn times")
+    if any(cap is not None and cap < _rounds(world) for cap in world.caps):
+        raise ConfigurationError(
+            "engine = 'synchronous': an edge's budget ends before T; use the events engine"
+        )
+
+
+def _rounds(world: World) -> int:
+    return max(1, world.scenario.iterations // world.scenario.workers)
+
+
+def _update(schedule: Algorithm, x: Vector, total: Vector, r: int, count: int) -> tuple[Vector, Algorithm]:
+    """Change x by the mean of a round's gradients, none of them stale."""
+    if isinstance(schedule, StepSchedule) and schedule.can_be_planned:
+        return descend(x, total, schedule.learning_rate(r) / count), schedule.after(r, 0)
+    mean = total / np.float32(count)
+    made = (schedule.stage, schedule.sensitivity)
+    changed, following = schedule.apply(x, Update(mean, r, r, 0, 0, None, 0.0, *made))
+    return np.asarray(changed, np.float32), following
+
+
+def _schedule(world: World, workers: list[EdgeWorker]) -> Algorithm:
+    scenario, model, count = world.scenario, world.model, len(workers)
+    start, stop, _ = noised_slice(scenario, model).indices(model.dimension)
+    laws = [worker.recipe.law for worker in workers]
+    moment = max((law.relative_second_moment(stop - start) for law in laws if law is not None), default=0.0)
+    problem = replace(scenario.problem, tau_max=0, sigma=scenario.problem.sigma / math.sqrt(count))
+    return algorithm_for(scenario).begin(problem, moment / count)
+
+
+class _Sheet:
+    """Tally, journal and clock of the rounds."""
+
+    def __init__(self, world: World, journal: Journal | None) -> None:
+        self.tally, self.journal = Tally(), journal
+        self.now = 0.0
+        self.seconds: list[float] = []
+        self._evaluator = world.evaluator
+
+    def joined(self, workers: list[EdgeWorker]) -> None:
+        for worker in workers:
+            self._fact(edge_joined(worker.index, worker.edge_id, 1, worker.recipe.law, returned=False))
+
+    def applied(self, workers: list[EdgeWorker], r: int, schedule: Algorithm) -> None:
+        """Record the K gradients of round r, none of them stale."""
+        for k, worker in enumerate(workers):
+            t = (r - 1) * len(workers) + k + 1
+            made = (schedule.stage, schedule.sensitivity)
+            self._fact(GradientApplied(worker.index, worker.edge_id, worker.sequence, r, t, 0, *made))
+
+    def evaluate(self, x: Vector, updates: int, stage: int) -> None:
+        evaluation = self._evaluator.evaluate(x, updates, stage)
+        self.tally.evaluated(evaluation)
+        self.seconds.append(self.now)
+        if self.journal is not None:
+            self.journal.evaluated(evaluation, self.now)
+
+    def _fact(self, fact: Fact) -> None:
+        self.tally.observe(fact)
+        if self.journal is not None:
+            self.journal.fact(fact, self.now)

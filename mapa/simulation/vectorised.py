@@ -1,0 +1,207 @@
+"""The cyclic delay in whole rounds: linear models only, many runs at once.
+
+In a round the K gradients depend only on models of the round before, so a stretch of a round is one
+batched product followed by a cumulative sum, which adds in the very order of the event-driven engine.
+With the same random numbers the two agree to float32's rounding; `block` streams draw faster instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import ConfigurationError
+from common.models.linear import LinearModel
+from common.noise import Clipping
+from common.quantities import Indices, Vector, is_finite
+from common.records.journal import Journal
+from common.scenario.scenario import Scenario
+from mapa.simulation.plan import check_plannable
+from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
+from mapa.simulation.vectorised_run import Matrix, VectorisedRun
+from mapa.simulation.world import World
+
+_BATCH_BYTES = 1 << 20  # of gathered samples in one stretch: about what stays in the cache
+
+
+def simulate_rounds(
+    world: World, journal: Journal | None = None, progress: Progress | None = None, *, blocks: bool = False
+) -> Outcome:
+    """Run one scenario on the vectorised path."""
+    return simulate_many([world], journals=[journal], progress=progress, blocks=blocks)[0]
+
+
+def simulate_many(
+    worlds: Sequence[World],
+    journals: Sequence[Journal | None] | None = None,
+    progress: Progress | None = None,
+    *,
+    blocks: bool = False,
+) -> list[Outcome]:
+    """Run scenarios that differ in seed, algorithm, ε or bound, but share data, model, K, b and T."""
+    check_vectorised(worlds, blocks=blocks)
+    sheets = journals or [None] * len(worlds)
+    last = worlds[0].scenario.iterations
+    with interrupt_between_events() as interrupted, quiet_overflow():
+        runs = [
+            VectorisedRun.of(world, journal, blocks) for world, journal in zip(worlds, sheets, strict=True)
+        ]
+        rounds = _Rounds(runs)
+        while rounds.done < last and rounds.running and not interrupted():
+            rounds.stretch()
+            if progress is not None:
+                progress(runs[0].tally)
+        reason = "finished" if rounds.done >= last else "interrupted"
+        return [
+            run.outcome(*rounds.diverged.get(r, (rounds.x[r], rounds.done, reason)))
+            for r, run in enumerate(runs)
+        ]
+
+
+def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
+    """Refuse what the vectorised path cannot run, before anything is written."""
+    first = worlds[0].scenario
+    for world in worlds:
+        s = world.scenario
+        if not isinstance(world.model, LinearModel):
+            raise ConfigurationError(f"engine = 'vectorised': needs a linear model, not {s.model.name!r}")
+        check_plannable(world)
+        if s.delays.kind != "cyclic" or s.records.diagnostics:
+            raise ConfigurationError("engine = 'vectorised': needs delays.kind = 'cyclic' and no diagnostics")
+        if blocks and s.data.sampler == "shuffled":
+            raise ConfigurationError(
+                "data.sampler = 'shuffled': block streams know with-replacement and poisson, no epochs"
+            )
+        if any(cap is not None and cap < _releases(s, k) for k, cap in enumerate(world.caps)):
+            raise ConfigurationError(
+                "engine = 'vectorised': an edge's budget ends before T; use the events engine"
+            )
+        if _shape(s) != _shape(first) or world.features is not worlds[0].features:
+            raise ConfigurationError(
+                "runs of one sweep must share data, model, edges, batch_size and iterations"
+            )
+
+
+def _releases(s: Scenario, k: int) -> int:
+    """Return how many gradients edge k makes: those applied, and one on its way unless it made the last."""
+    applied = -(-(s.iterations - k) // s.workers)
+    return applied + ((s.iterations - 1) % s.workers != k)
+
+
+def _shape(s: Scenario) -> tuple[object, ...]:
+    return s.data.set, s.model, s.workers, s.batch_size, s.iterations, s.evaluation.every
+
+
+class _Rounds:
+    """x and the K held models of every run, advanced a stretch of edges at a time."""
+
+    def __init__(self, runs: Sequence[VectorisedRun]) -> None:
+        world = runs[0].world
+        assert isinstance(world.model, LinearModel)
+        self.runs = runs
+        self.model: LinearModel = world.model
+        self.features, self.targets = world.features, world.targets
+        self.row_norms = np.sqrt(np.vecdot(self.features, self.features))
+        self.workers = world.scenario.workers
+        self.batch_size = world.scenario.batch_size
+        self.iterations = world.scenario.iterations
+        self.done = 0
+        self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
+        self.clips = [run.clips for run in runs]
+        self.rates = np.stack([run.plan.rates for run in runs])  # R × (T+1)
+        self.sensitivities = np.stack([run.plan.sensitivities for run in runs])
+        self.x: Matrix = np.stack([run.plan.first_model for run in runs])  # R × N
+        self.held: npt.NDArray[np.float32] = np.repeat(self.x[:, None], self.workers, axis=1)  # R × K × N
+        sample_bytes = self.model.inputs * 4 * self.batch_size * len(runs)
+        self.width = max(1, min(self.workers, _BATCH_BYTES // sample_bytes))
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is left that has not diverged."""
+        return len(self.diverged) < len(self.runs)
+
+    def stretch(self) -> None:
+        """Advance by edges first … first+count−1 of the round in progress."""
+        n, first = self.done // self.workers + 1, self.done % self.workers
+        count = min(self.width, self.workers - first, self.iterations - self.done)
+        gradients = self._gradients(n, first, count)
+        steps = np.empty((len(self.runs), count + 1, self.model.dimension), np.float32)
+        steps[:, 0] = self.x
+        times = slice(self.done + 1, self.done + 1 + count)
+        np.multiply(gradients, -self.rates[:, times, None], out=steps[:, 1:])
+        for i in range(count):  # cumsum along this axis takes ten times as long, and adds in the same order
+            np.add(steps[:, i], steps[:, i + 1], out=steps[:, i + 1])
+        self.held[:, first : first + count] = steps[:, 1:]
+        self.x = steps[:, -1].copy()
+        start = self.done + 1
+        self.done += count
+        for r, run in enumerate(self.runs):
+            if r in self.diverged:
+                continue
+            kept = self._finite(r, steps[r], start)
+            run.applied(first, n, start, steps[r, 1 : kept + 1])
+
+    def _finite(self, r: int, steps: Matrix, start: int) -> int:
+        """Return how many of a stretch's updates run r makes: all, or up to the first infinite model."""
+        count = len(steps) - 1
+        if is_finite(steps[-1]):  # what is infinite once stays so
+            return count
+        i = next(i for i in range(1, count + 1) if not is_finite(steps[i]))
+        self.diverged[r] = (steps[i].copy(), start + i - 1, "diverged")
+        return i
+
+    def _gradients(self, n: int, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Return R × count × N released gradients."""
+        shape = (len(self.runs), count)
+        rows, present = self._batches(n, first, count)
+        samples = self.features[rows]
+        held = self.held[:, first : first + count]
+        weights = held.reshape(*shape, self.model.outputs, self.model.inputs)
+        scores = np.matmul(samples, weights.swapaxes(-1, -2))
+        d = self.model.score_gradient(scores, self.targets[rows])
+        if present is not None:
+            d *= present[..., None]
+        sensitivities = self._sensitivities(n, count)
+        per_sample = [r for r, clips in enumerate(self.clips) if clips is Clipping.PER_SAMPLE]
+        if per_sample:
+            bounds = (self.batch_size * sensitivities[per_sample, :, None] / 2).astype(np.float32)
+            norms = np.sqrt(np.vecdot(d[per_sample], d[per_sample])) * self.row_norms[rows[per_sample]]
+            d[per_sample] *= (bounds / np.maximum(norms, bounds))[..., None]
+        gradients: npt.NDArray[np.float32] = np.matmul(d.swapaxes(-1, -2), samples)
+        gradients = gradients.reshape(*shape, self.model.dimension)
+        gradients /= np.float32(self.batch_size)
+        for r, clips in enumerate(self.clips):
+            if clips is Clipping.BATCH_MEAN:
+                bounds = (self.batch_size * sensitivities[r] / 2).astype(np.float32)
+                norms = np.sqrt(np.vecdot(gradients[r], gradients[r]))
+                gradients[r] *= (bounds / np.maximum(norms, bounds))[:, None]
+        gradients += np.float32(self.runs[0].world.scenario.model.regularization) * held
+        for r, run in enumerate(self.runs):
+            run.perturb(gradients[r], first, n, sensitivities[r])
+        return gradients
+
+    def _sensitivities(self, n: int, count: int) -> npt.NDArray[np.float64]:
+        """Return R × count ΔS, each sent with the model that the gradient was made of."""
+        if n == 1:
+            return np.repeat(self.sensitivities[:, 1:2], count, axis=1)
+        oldest = self.done + 2 - self.workers
+        return self.sensitivities[:, oldest : oldest + count]
+
+    def _batches(self, n: int, first: int, count: int) -> tuple[Indices, Matrix | None]:
+        """Return the rows R × count × width, and for batches of differing size which of them are there."""
+        drawn = [run.batches(first, n, count) for run in self.runs]
+        alike = [batches for batches in drawn if isinstance(batches, np.ndarray)]
+        if len(alike) == len(drawn):
+            return np.stack(alike), None
+        width = max(len(batch) for run in drawn for batch in run)
+        if all(len(batch) == width for run in drawn for batch in run):
+            return np.array(drawn).reshape(len(drawn), count, width), None
+        rows = np.zeros((len(drawn), count, width), np.int64)
+        present = np.zeros(rows.shape, np.float32)
+        for r, run in enumerate(drawn):
+            for i, batch in enumerate(run):
+                rows[r, i, : len(batch)] = batch
+                present[r, i, : len(batch)] = 1
+        return rows, present

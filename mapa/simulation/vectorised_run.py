@@ -1,0 +1,175 @@
+"""One of the runs that advance together: its plan, its random numbers, and what is recorded of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from common.messages import GradientApplied
+from common.noise import Clipping, NoiseLaw, Sampling
+from common.quantities import EdgeId, Indices, Vector
+from common.randomness import Purpose
+from common.records.journal import Journal
+from common.records.tally import Tally
+from edge.samplers import draw_batch
+from mapa.simulation.blocks import BlockStreams, noise_block
+from mapa.simulation.plan import Plan, plan_for, read_version
+from mapa.simulation.simulator import Outcome
+from mapa.simulation.world import World
+
+Matrix = npt.NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class VectorisedRun:
+    world: World
+    journal: Journal | None
+    plan: Plan
+    laws: list[NoiseLaw | None]
+    tally: Tally
+    blocks: BlockStreams | None
+    clips: Clipping | None  # None: nothing is clipped
+    places: tuple[Indices, Indices, Indices]  # all shards, where each begins, its size
+    round: tuple[int, Indices] | None = None  # n, and the batches of all edges in it
+
+    @classmethod
+    def of(cls, world: World, journal: Journal | None, blocks: bool) -> VectorisedRun:
+        scenario = world.scenario
+        laws = [scenario.law(k) for k in range(scenario.workers)]
+        run = cls(
+            world,
+            journal,
+            plan_for(world, laws),
+            laws,
+            Tally(),
+            BlockStreams(scenario.seed) if blocks else None,
+            Clipping(scenario.privacy.clipping) if scenario.private else None,
+            _places(world.rows),
+        )
+        for fact in run.plan.joins:
+            run.tally.observe(fact)
+            if journal is not None:
+                journal.fact(fact)
+        run._open_stages(1)
+        return run
+
+    def batches(self, first: int, n: int, count: int) -> Indices | list[Indices]:
+        """Return the n-th batch of edges first, first+1, …: rows of a matrix where all are of one size."""
+        s = self.world.scenario
+        sampling = Sampling(s.data.sampler)
+        if self.blocks is not None and sampling is Sampling.WITH_REPLACEMENT:
+            if self.round is None or self.round[0] != n:
+                rows, starts, sizes = self.places
+                drawn = self.blocks.batches(sizes, s.batch_size)
+                self.round = n, rows[starts[:, None] + drawn]
+            return self.round[1][first : first + count]
+        shards = self.world.rows[first : first + count]
+        if self.blocks is not None:
+            return [shard[self.blocks.batch(sampling, len(shard), s.batch_size)] for shard in shards]
+        streams = self.world.streams
+        return [
+            shard[draw_batch(sampling, streams, first + i, n, len(shard), s.batch_size)]
+            for i, shard in enumerate(shards)
+        ]
+
+    def perturb(self, gradients: Matrix, first: int, n: int, sensitivities: npt.NDArray[np.float64]) -> None:
+        """Add η to the gradients of edges first, first+1, … in place."""
+        if self.laws[first] is None:
+            return
+        if self.blocks is not None:
+            laws = [law for law in self.laws[first : first + len(gradients)] if law is not None]
+            noise_block(gradients, laws, sensitivities, self.blocks)
+            return
+        for i, gradient in enumerate(gradients):
+            law = self.laws[first + i]
+            assert law is not None
+            eta = law.draw(
+                float(sensitivities[i]), gradient.size, self.world.streams.at(first + i, Purpose.NOISE, n)
+            )
+            eta += gradient
+            gradient[:] = eta
+
+    def applied(self, first: int, n: int, start: int, models: Matrix) -> None:
+        """Record the updates from `start` on that edges first, first+1, … made, and the models they led to."""
+        every = self.world.scenario.evaluation.every
+        if self.journal is not None:
+            self._write(self.journal, first, n, start, models)
+            return
+        self._count(first, n, start, len(models))
+        if every:
+            for t in range(start + -start % every, start + len(models), every):
+                self.evaluate(models[t - start], t)
+
+    def _write(self, journal: Journal, first: int, n: int, start: int, models: Matrix) -> None:
+        """Write in the order of the event-driven engine: an update, its evaluation, the stage that opens after it."""
+        plan, scenario = self.plan, self.world.scenario
+        for i, x in enumerate(models):
+            k, t = first + i, start + i
+            version = read_version(t, scenario.workers)
+            fact = GradientApplied(
+                k,
+                EdgeId(f"edge-{k}"),
+                n,
+                version,
+                t,
+                t - version,
+                int(plan.stages[version]),
+                float(plan.sensitivities[version]),
+            )
+            self.tally.observe(fact)
+            journal.fact(fact)
+            if scenario.evaluation.every and t % scenario.evaluation.every == 0:
+                self.evaluate(x, t)
+            self._open_stages(t + 1)
+
+    def _count(self, first: int, n: int, start: int, count: int) -> None:
+        """Add to the tally what the facts would: a fact for each update costs as much as its gradient."""
+        tally, workers = self.tally, self.world.scenario.workers
+        tally.updates = start + count - 1
+        for i in range(count):
+            staleness = start + i - 1 if n == 1 else workers - 1
+            tally.staleness[staleness] += 1
+            edge = tally.edges[first + i]
+            edge.applied += 1
+            edge.last_sequence = n
+            edge.staleness_sum += staleness
+            edge.staleness_max = max(edge.staleness_max, staleness)
+            self._open_stages(start + i + 1)
+
+    def evaluate(self, x: Vector, t: int) -> None:
+        evaluation = self.world.evaluator.evaluate(x, t, int(self.plan.stages[t]))
+        self.tally.evaluated(evaluation)
+        if self.journal is not None:
+            self.journal.evaluated(evaluation)
+
+    def _open_stages(self, t: int) -> None:
+        fact = self.plan.openings.get(t)
+        if fact is not None and t <= self.world.scenario.iterations:
+            self.tally.observe(fact)
+            if self.journal is not None:
+                self.journal.fact(fact)
+
+    def outcome(self, x: Vector, done: int, reason: str) -> Outcome:
+        workers = self.world.scenario.workers
+        if not self.tally.evaluations or self.tally.evaluations[-1].updates != done:
+            self.evaluate(x, done)
+        if self.journal is not None:
+            self.journal.write("halted", {"t": done, "reason": reason})
+        releases = [self.tally.edges[k].applied + 1 for k in range(workers)]
+        if reason in ("finished", "diverged"):
+            releases[(done - 1) % workers] -= 1  # the edge of the last update was told to halt
+        return Outcome(tally=self.tally, x=x.copy(), releases=releases, reason=reason)
+
+
+def _places(shards: list[Indices]) -> tuple[Indices, Indices, Indices]:
+    """Return the rows of all shards in one array, where each begins there, and its size.
+
+    Shards that are one and the same (partition `shared`) are there once.
+    """
+    distinct = list({id(shard): shard for shard in shards}.values())
+    ends = np.cumsum([len(shard) for shard in distinct]).tolist()
+    begins = {id(shard): end - len(shard) for shard, end in zip(distinct, ends, strict=True)}
+    starts = np.array([begins[id(shard)] for shard in shards])
+    return np.concatenate(distinct), starts, np.array([len(shard) for shard in shards])

@@ -1,0 +1,101 @@
+"""A run's directory without a summary: its cloud was killed, or is still at work. What its events prove."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.accounting.releases import ReleaseKind
+from common.errors import ConfigurationError
+from common.noise import noise_law
+from common.scenario.scenario import parse_scenario
+from mapa.run_reader import read_events, read_manifest
+from mapa.statement import EdgeReleases
+
+_TAIL = 1 << 16  # bytes from the end in which the last update is looked for
+_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what new_run_id puts after the name
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A run that has a manifest or events, and no summary."""
+
+    path: Path
+    updates: int  # t of the last update on record
+
+    def __str__(self) -> str:
+        return f"{self.path}: unfinished: events up to t = {self.updates}, no summary: the cloud did not end"
+
+
+def unfinished(path: Path) -> Unfinished | None:
+    """Return what there is of a run without a summary; None where it has one, or is no run."""
+    if (path / "summary.json").exists() or not (path / "manifest.json").is_file():
+        return None
+    return Unfinished(path, _last_update(path / "events.jsonl"))
+
+
+def unfinished_runs(name: str, runs: Path) -> Iterator[Unfinished]:
+    """Yield the unfinished runs of this name under `runs`, oldest first."""
+    for path in sorted(runs.glob(f"{name}-*")):
+        found = unfinished(path) if _STAMP.fullmatch(path.name.removeprefix(name)) else None
+        if found is not None:
+            yield found
+
+
+def releases_on_record(path: Path) -> list[EdgeReleases]:
+    """Return what the events prove that each edge has released: at least that, for the last ones may be missing."""
+    manifest = read_manifest(path)
+    scenario, sizes = parse_scenario(manifest["scenario"]), manifest.get("shard_sizes")
+    if sizes is None:
+        raise ConfigurationError(
+            f"{path}: its manifest has no shard_sizes, so events alone state no ε; ask the edges' ledgers"
+        )
+    joined: dict[int, dict[str, Any]] = {}
+    last: dict[int, int] = {}
+    for record in read_events(path):
+        if record["event"] == "edge_joined":
+            joined[record["edge"]] = record
+        elif record["event"] == "gradient_applied":
+            last[record["edge"]] = max(last.get(record["edge"], 0), record["sequence"])
+    if not last:
+        raise ConfigurationError(
+            f"{path}: unfinished, and no gradient is on record: nothing is proved to be released"
+        )
+    return [
+        EdgeReleases(
+            edge=k,
+            edge_id=joined[k]["edge_id"],
+            kind=ReleaseKind(_law(joined[k]), scenario.mechanism, sizes[k]),
+            releases=last[k],
+            reproducible=scenario.seed is not None,
+        )
+        for k in sorted(last)
+    ]
+
+
+def _law(joined: dict[str, Any]) -> Any:
+    if joined["noise"] == "none":
+        return None
+    return noise_law(joined["noise"], epsilon=joined["epsilon"], noise_multiplier=joined["noise_multiplier"])
+
+
+def _last_update(path: Path) -> int:
+    """Return t of the last whole line that applies a gradient, from the end of the file; 0: none there."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - _TAIL))
+            lines = stream.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:  # torn, or begun before the tail
+            continue
+        if isinstance(record, dict) and record.get("event") == "gradient_applied":
+            return int(record["t"])
+    return 0

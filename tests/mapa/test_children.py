@@ -1,0 +1,69 @@
+"""Programs that we start: from a directory with modules of the same names they are ours, and a signal ends them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.quantities import RunId
+from common.transport.connection import BrokerAddress
+from mapa import cli
+from mapa.brokers import embedded_broker
+from mapa.children import interruptible
+from mapa.local_run import edge_arguments
+from mapa.scenario_files import load_scenario
+from tests.program_support import PATIENCE, SIGINT_IGNORED
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The caller's directory, with packages that end whoever imports them."""
+    for room in ("common", "edge", "mapa", "experiments"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise SystemExit('not ours')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_an_edge_process_is_ours(elsewhere: Path) -> None:
+    _, scenario = load_scenario("quickstart")
+    command = edge_arguments(
+        scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
+    )
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_the_embedded_broker_is_ours(elsewhere: Path) -> None:
+    with embedded_broker(elsewhere / "broker") as broker:
+        assert broker.kind == "embedded"
+
+
+@pytest.mark.slow
+def test_a_program_that_may_be_interrupted_hears_a_sigint_that_we_ignore() -> None:
+    asks = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    told = [sys.executable, "-c", asks]
+    for command, heard in ((told, "False"), (interruptible(told), "True")):
+        done = subprocess.run([*SIGINT_IGNORED, *command], capture_output=True, text=True, timeout=PATIENCE)
+        assert done.stdout.strip() == heard, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_ends_by_either_signal_whatever_it_inherited(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "build", lambda _: lambda: signal.raise_signal(number))
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 130
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)

@@ -1,0 +1,493 @@
+"""mapa on the command line: what goes to stdout, exit codes, and that a mistake writes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from common.scenario.scenario import parse_scenario
+from mapa.cli import build
+from mapa.command_help import HELP
+from mapa.figure_lines import about_line, line_names
+from mapa.scenario_files import load_scenario, shipped_names
+from tests.program_support import Mapa
+
+EXAMPLE = (
+    "schedule --batch-size 12 --sigma 30 --smoothness 10 --delta 1e-3 --theta 0.5 --epsilon 0.1 "
+    "--tau-max 5 --loss-gap 2.302585 --iterations 25000"
+)
+KEYS = [
+    "stage",
+    "sensitivity",
+    "clip",
+    "variance",
+    "p_raw",
+    "p",
+    "learning_rate",
+    "length_raw",
+    "length",
+    "start",
+]
+SMALL = """
+edges = 3
+iterations = 30
+batch_size = 4
+seed = 1
+[data]
+set = "experiments.examples.custom:TwoBlobs"
+sampler = "with-replacement"
+[model]
+name = "experiments.examples.custom:HuberHinge"
+[algorithm]
+smoothness = 8.0
+sigma = 4.2
+loss_gap = 0.75
+radius = 3.4
+first_clip = 4.7
+[privacy]
+noise = "exponential-norm"
+epsilon = 1.0
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> str:
+    (tmp_path / "small.toml").write_text(SMALL)
+    return str(tmp_path / "small.toml")
+
+
+# -- schedule ---------------------------------------------------------------------------------------------
+
+
+def by_hand(
+    *,
+    moment: float,
+    first: float,
+    b: int,
+    sigma: float,
+    level: float,
+    theta: float,
+    tau: int,
+    gap: float,
+    total: int,
+) -> list[dict[str, float]]:
+    rows, start, sensitivity = [], 1, first
+    while start <= total:
+        variance = sigma**2 / b + sensitivity**2 * moment
+        p_raw = 8 * variance / ((tau + 1) * b**2 * sensitivity**2 * theta**2)
+        p = max(p_raw, 1)
+        length_raw = 4 * p**2 * level * (tau + 1) ** 2 * gap / variance
+        values = (
+            len(rows) + 1,
+            sensitivity,
+            b * sensitivity / 2,
+            variance,
+            p_raw,
+            p,
+            1 / (2 * p * level * (tau + 1)),
+            length_raw,
+            max(1, math.ceil(length_raw)),
+            start,
+        )
+        rows.append(dict(zip(KEYS, values, strict=True)))
+        start += rows[-1]["length"]
+        sensitivity *= theta
+    return rows
+
+
+PAPER: dict[str, Any] = {
+    "b": 12,
+    "sigma": 30,
+    "level": 10,
+    "theta": 0.5,
+    "tau": 5,
+    "gap": 2.302585,
+    "total": 25000,
+}
+FIRST = 2 * 30 / (12 * math.sqrt(1 - math.sqrt(1 - 1e-3)))
+BARE = EXAMPLE.replace("--epsilon 0.1 ", "").split()
+
+
+def assert_rows(rows: list[dict[str, Any]], wanted: list[dict[str, float]]) -> None:
+    assert [list(row) for row in rows] == [KEYS] * len(wanted)
+    for row, values in zip(rows, wanted, strict=True):
+        assert row == pytest.approx(values, rel=1e-9)
+        assert all(isinstance(row[key], int) for key in ("stage", "length", "start"))
+
+
+def test_the_documented_schedule(mapa: Mapa) -> None:
+    rows = mapa.rows(*EXAMPLE.split())
+    assert_rows(rows, by_hand(moment=2 / 0.1**2, first=FIRST, **PAPER))
+    assert rows[0]["sensitivity"] == pytest.approx(223.57883816103106, rel=1e-12)
+    assert len(rows) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "moment"),
+    [
+        ("--epsilon 0.5 --epsilon 0.1 --epsilon 0.3", 2 / 0.1**2),
+        ("--noise gamma-norm --dimension 785 --epsilon 5 --epsilon 8", 785 * 786 / 5**2),
+        ("--noise gaussian --dimension 785 --noise-multiplier 1 --noise-multiplier 2.5", 785 * 2.5**2 / 4),
+    ],
+)
+def test_the_noisiest_edge_decides_in_every_law(mapa: Mapa, options: str, moment: float) -> None:
+    assert_rows(mapa.rows(*BARE, *options.split()), by_hand(moment=moment, first=FIRST, **PAPER))
+
+
+def test_a_first_clipping_bound_and_a_clamped_p(mapa: Mapa) -> None:
+    options = ["--epsilon", "100", "--first-clip", "600", "--tau-max", "50", "--sigma", "0.5"]
+    rows = mapa.rows(*BARE, *options)
+    changed = {**PAPER, "tau": 50, "sigma": 0.5}
+    assert_rows(rows, by_hand(moment=2 / 100**2, first=100.0, **changed))
+    assert rows[0]["p_raw"] < 1
+    assert rows[0]["p"] == 1
+
+
+def test_the_tables_rule_by_name(mapa: Mapa) -> None:
+    options = [
+        "--epsilon",
+        "100",
+        "--first-clip",
+        "600",
+        "--tau-max",
+        "50",
+        "--sigma",
+        "0.5",
+        "--loss-gap",
+        "0.001",
+    ]
+    theta, table = mapa.rows(*BARE, *options), mapa.rows(*BARE, *options, "--rule", "table")
+    shrunk = 2 * math.sqrt(2 * table[0]["variance"] / 51) / 12
+    assert table[1]["sensitivity"] == pytest.approx(shrunk, rel=1e-9)
+    assert table[1]["sensitivity"] < theta[1]["sensitivity"]
+
+
+def test_a_stage_that_is_cut_off_is_a_warning_beside_the_json(mapa: Mapa) -> None:
+    done = mapa(*EXAMPLE.split(), "--json")
+    last = json.loads(done.out)[-1]
+    assert last["start"] + last["length"] - 1 > 25000
+    assert "warning" in done.err
+    assert f"{last['length']:,}" in done.err
+    exact = mapa(*EXAMPLE.split(), "--iterations", str(last["start"] + last["length"] - 1), "--json")
+    assert exact.err == ""
+
+
+def test_the_table_for_people_has_the_same_columns(mapa: Mapa) -> None:
+    done = mapa(*EXAMPLE.split())
+    assert done.code == 0
+    for key in KEYS:
+        assert key in done.out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", ["epsilon", "required"]),
+        ("--epsilon 0", ["epsilon = 0.0", "from 1e-09 to 1e+09"]),
+        ("--epsilon nan", ["epsilon = nan", "from 1e-09"]),
+        ("--epsilon 0.1 --epsilon -1", ["epsilon = -1.0"]),
+        ("--epsilon 1e-200", ["epsilon = 1e-200", "from 1e-09"]),
+        (
+            "--epsilon 0.1 --noise gaussian --dimension 5 --noise-multiplier 1",
+            ["epsilon", "--noise-multiplier"],
+        ),
+        ("--epsilon 0.1 --noise gaussian --dimension 5", ["epsilon"]),
+        ("--noise gaussian --dimension 5", ["noise_multiplier", "required"]),
+        ("--noise gaussian --noise-multiplier 1", ["dimension", "required"]),
+        ("--noise gamma-norm --epsilon 1", ["dimension", "required"]),
+        ("--noise gamma-norm --epsilon 1 --dimension 0", ["dimension = 0", "at least 1"]),
+        ("--noise-multiplier 1", ["noise_multiplier", "gaussian"]),
+        ("--noise laplace --epsilon 1", ["laplace", "exponential-norm"]),
+        ("--epsilon 0.1 --theta 1", ["theta = 1.0", "between 0 and 1"]),
+        ("--epsilon 0.1 --delta 0", ["delta = 0.0", "between 0 and 1"]),
+        ("--epsilon 0.1 --tau-max -1", ["tau_max = -1", "at least 0"]),
+        ("--epsilon 0.1 --batch-size 0", ["batch_size = 0", "at least 1"]),
+        ("--epsilon 0.1 --sigma 1e200", ["float64"]),
+        ("--epsilon 0.1 --rule halve", ["rule = 'halve'", "theta", "table"]),
+        ("--noise laplace", ["noise = 'laplace'", "exponential-norm"]),
+        ("--epsilon 0.1 --batch-size many", ["--batch-size", "integer"]),
+        ("--epsilon 0.1 --colour red", ["--colour"]),
+    ],
+)
+def test_a_wrong_schedule_exits_with_2_and_says_why(mapa: Mapa, options: str, words: list[str]) -> None:
+    done = mapa(*BARE, *options.split(), "--json")
+    assert done.code == 2
+    assert done.out == ""
+    for word in words:
+        assert word in done.err
+
+
+# -- simulate ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["events", "vectorised", "block"])
+def test_json_is_the_summary_and_nothing_else(mapa: Mapa, scenario: str, tmp_path: Path, engine: str) -> None:
+    done = mapa("simulate", scenario, "--json", "--engine", engine)
+    assert done.code == 0, done.err
+    summary = json.loads(done.out)
+    assert done.out.lstrip().startswith("{")
+    assert 0 <= summary["final_accuracy"] <= 1
+    assert (summary["updates"], summary["engine"], summary["seed"]) == (30, engine, 1)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert summary == json.loads((run / "summary.json").read_text())
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert ("block" in manifest["random_stream"]) is (engine == "block")
+
+
+def test_a_person_gets_a_table_and_where_the_records_are(mapa: Mapa, scenario: str, tmp_path: Path) -> None:
+    done = mapa("simulate", scenario, "--runs-dir", str(tmp_path / "elsewhere"))
+    assert done.code == 0
+    assert "final accuracy" in done.out
+    (run,) = (tmp_path / "elsewhere").iterdir()
+    assert run.name in done.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_set_changes_any_field_and_the_flags_win(mapa: Mapa, scenario: str, tmp_path: Path) -> None:
+    done = mapa(
+        "simulate", scenario, "--json", "--set", "iterations=12", "--set", "algorithm.name=audp",
+        "--set", "seed=9", "--set", "privacy.epsilon=[0.5, 2]", "--edges", "2", "--seed", "3",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    summary = json.loads(done.out)
+    assert (summary["updates"], summary["algorithm"], summary["seed"]) == (12, "audp", 3)
+    (run,) = (tmp_path / "runs").iterdir()
+    resolved = json.loads((run / "manifest.json").read_text())["scenario"]
+    assert resolved["privacy"]["epsilon"] == [0.5, 2]
+    assert (resolved["edges"], resolved["algorithm"]["theta"]) == (2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "edge=5"], ["edge = 5", "unknown key", "edges"]),
+        (["--set", "edges=0"], ["edges = 0", "≥ 1"]),
+        (["--set", "edges=five"], ["edges = 'five'", "integer"]),
+        (["--set", "edges=true"], ["edges = True", "integer"]),
+        (["--set", "algorithm.theta=2"], ["algorithm.theta = 2", "< 1"]),
+        (["--set", "algorithm.name=fedavg"], ["algorithm.name = 'fedavg'", "'csgd'"]),
+        (["--set", "privacy.noise=laplace"], ["privacy.noise = 'laplace'", "'gaussian'"]),
+        (["--set", "privacy.noise=gaussian"], ["noise_multiplier"]),
+        (["--set", "iterations="], ["iterations: missing"]),
+        (["--set", "iterations"], ["--set 'iterations'", "KEY=VALUE"]),
+        (["--set", "iterations.many=1"], ["iterations is not a table"]),
+        (["--set", "delays.kind=recorded", "--set", "delays.file=no.csv"], ["delays.file = 'no.csv'"]),
+        (["--set", "batch_size=5000", "--set", "data.sampler=poisson"], ["batch_size = 5000", "shard"]),
+        (["--set", "privacy.epsilon_floor=2"], ["epsilon = 1.0", "floor"]),
+        (["--set", "algorithm.first_clip=1e-200"], ["algorithm.first_clip = 1e-200", "≥ 1e-09"]),
+        (["--set", "model.name=nobody"], ["model.name = 'nobody'", "lr"]),
+        (["--set", "data.set=nobody"], ["data.set = 'nobody'", "mnist-5k"]),
+        (["--engine", "quick"], ["engine = 'quick'", "vectorised"]),
+        (["--engine", "vectorised", "--set", "delays.kind=constant"], ["engine = 'vectorised'", "cyclic"]),
+        (["--engine", "block", "--set", "data.sampler=shuffled"], ["data.sampler = 'shuffled'"]),
+        (["--seed", "-1"], ["seed = -1", "≥ 0"]),
+        (["--edges", "0"], ["edges = 0", "≥ 1"]),
+    ],
+)
+def test_a_mistake_exits_with_2_names_itself_and_writes_nothing(
+    mapa: Mapa, scenario: str, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    done = mapa("simulate", scenario, "--json", *arguments)
+    assert done.code == 2, (done.out, done.err)
+    for word in words:
+        assert word in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("nowhere.toml", None, ["nowhere.toml", "no such file"]),
+        ("quickly", None, ["quickly", "quickstart"]),
+        ("broken.toml", b"edges = = 3", ["broken.toml", "not valid TOML"]),
+        ("latin.toml", b"# \xff\n", ["latin.toml", "not valid TOML"]),
+    ],
+)
+def test_a_scenario_that_cannot_be_read_exits_with_2(
+    mapa: Mapa, tmp_path: Path, name: str, content: bytes | None, words: list[str]
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = mapa("simulate", name)
+    assert done.code == 2
+    for word in words:
+        assert word in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_recorded_delays_lie_beside_the_scenario_that_names_them(mapa: Mapa, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "delays.csv").write_text("edge,compute,up,down\n0,1,0,0\n1,0.25,0,0\n2,1,0,0\n")
+    (folder / "own.toml").write_text(SMALL + '[delays]\nkind = "recorded"\nfile = "delays.csv"\n')
+    done = mapa("simulate", "folder/own.toml", "--json")
+    assert done.code == 0, done.err
+    counts = [edge["applied"] for edge in json.loads(done.out)["edges"]]
+    assert counts[1] == pytest.approx(4 * counts[0], abs=4)
+
+
+# -- scenario ---------------------------------------------------------------------------------------------
+
+
+def test_the_schema_is_json_and_knows_every_table(mapa: Mapa) -> None:
+    done = mapa("scenario", "schema")
+    assert done.code == 0
+    schema = json.loads(done.out)
+    assert {"edges", "iterations", "batch_size", "seed", "data", "privacy"} <= set(schema["properties"])
+
+
+def test_the_list_names_every_shipped_scenario_and_says_what_it_is(mapa: Mapa) -> None:
+    rows = mapa.rows("scenario", "list")
+    assert [row["name"] for row in rows] == shipped_names()
+    assert "quickstart" in shipped_names()
+    assert all(row["about"] for row in rows)
+    assert "quickstart" in mapa("scenario", "list").out
+
+
+def test_the_lines_of_the_figures_are_listed_with_what_they_are_and_shown_as_toml(mapa: Mapa) -> None:
+    rows = mapa.rows("scenario", "list", "--figures")
+    assert [row["name"] for row in rows] == [f"figures/{line}" for line in line_names()]
+    assert len({row["about"] for row in rows}) == len(rows) == 135
+    assert about_line("heldout-cnn-usps-audp-0.5") == (
+        "Ours: bounds chosen on held-out training records, CNN on USPS: AUDP at ε = 0.5"
+    )
+    shown = mapa("scenario", "show", "figures/sensitivity-cnn-mnist-mapa")
+    assert parse_scenario(tomllib.loads(shown.out)) == load_scenario("figures/sensitivity-cnn-mnist-mapa")[1]
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_show_prints_values_that_resolve_to_the_same_scenario(mapa: Mapa, name: str) -> None:
+    _, wanted = load_scenario(name)
+    shown = mapa("scenario", "show", name)
+    assert shown.code == 0
+    assert parse_scenario(tomllib.loads(shown.out)) == wanted
+    as_json = mapa("scenario", "show", name, "--json")
+    assert parse_scenario(json.loads(as_json.out)) == wanted
+
+
+def test_show_takes_changes_and_drops_the_other_laws_parameter(mapa: Mapa) -> None:
+    change = ["--set", "privacy.noise=gamma-norm", "--set", "privacy.epsilon=2.5", "--set", "seed=4"]
+    done = mapa("scenario", "show", "quickstart", "--json", *change)
+    assert done.code == 0, done.err
+    values = json.loads(done.out)
+    assert (values["seed"], values["privacy"]["noise"]) == (4, "gamma-norm")
+    assert (values["privacy"]["epsilon"], values["privacy"]["noise_multiplier"]) == ([2.5], None)
+
+
+def test_links_are_shown_in_a_form_that_can_be_read_back(mapa: Mapa, tmp_path: Path) -> None:
+    text = SMALL + '[[links]]\nname = "wifi"\npartitions = [[1.0, 2.0]]\n[[links]]\ndelay_ms = 5.0\n'
+    (tmp_path / "linked.toml").write_text(text)
+    shown = mapa("scenario", "show", "linked.toml")
+    assert shown.code == 0, shown.err
+    assert parse_scenario(tomllib.loads(shown.out)) == parse_scenario(tomllib.loads(text))
+
+
+def test_the_default_scenario_is_sound_and_the_replicas_are_named_so() -> None:
+    for name in shipped_names():
+        privacy = load_scenario(name)[1].privacy
+        sound = (privacy.noise, privacy.clipping, privacy.scope) == ("gaussian", "per-sample", "all")
+        assert sound or name.startswith("paper-"), name
+
+
+# -- the program ------------------------------------------------------------------------------------------
+
+
+def test_without_a_command_it_says_what_there_is(mapa: Mapa) -> None:
+    done = mapa()
+    for command in ("schedule", "simulate", "scenario", "data"):
+        assert command in done.out + done.err
+
+
+def test_an_unknown_command_exits_with_2(mapa: Mapa) -> None:
+    assert mapa("fly").code == 2
+
+
+def test_a_budget_is_replaced_by_another_one_only(mapa: Mapa) -> None:
+    done = mapa("edge", "--broker", "127.0.0.1:1", "--run", "lab", "--replace-budget")
+    assert done.code == 2
+    assert "--total-epsilon" in done.err
+
+
+def listed() -> Iterator[tuple[str, Any]]:
+    """Yield every command and group with the words that call it."""
+    root: Any = typer.main.get_command(build([]))
+    yield "mapa", root
+    for name, command in root.commands.items():
+        yield name, command
+        yield from ((f"{name} {inner}", one) for inner, one in getattr(command, "commands", {}).items())
+
+
+def test_every_command_is_helped_by_an_example_and_its_exit_codes() -> None:
+    found = dict(listed())
+    assert set(found) == set(HELP)
+    for name, command in found.items():
+        assert command.epilog.startswith("Example: mapa "), name
+        assert "Exit codes: 0 " in command.epilog
+        assert "2 " in command.epilog
+
+
+def test_every_example_is_taken_by_its_command() -> None:
+    for name, command in listed():
+        words = shlex.split(HELP[name][0])
+        assert words[0] == "mapa"
+        if hasattr(command, "commands"):  # of a group: the example of one of its commands
+            assert words[1] in {*command.commands, name}
+            continue
+        own = name.split()
+        assert words[1 : 1 + len(own)] == own
+        command.make_context(name, words[1 + len(own) :])  # exits where an option is unknown or wrong
+
+
+def test_help_names_version_and_gather_in_plain_words(mapa: Mapa) -> None:
+    assert "show the version" in mapa("--help").out
+    said = mapa("cloud", "--help").out
+    assert "start with the edges present after N idle seconds" in said
+    assert "3 no edge has budget left" in said
+
+
+def test_the_short_options_of_a_scenario_are_its_fields(mapa: Mapa, scenario: str, tmp_path: Path) -> None:
+    done = mapa(
+        "simulate", scenario, "--json", "--iterations", "12", "--epsilon", "[0.5, 2]", "--edges", "2",
+        "--seed", "3", "--links", "lan, wan", "--set", "iterations=15",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (run,) = (tmp_path / "runs").iterdir()
+    resolved = json.loads((run / "manifest.json").read_text())["scenario"]
+    assert resolved["privacy"]["noise"] == "exponential-norm"  # only a gaussian law gives way to ε
+    assert resolved["privacy"]["epsilon"] == [0.5, 2]
+    assert [link["name"] for link in resolved["links"]] == ["lan", "wan"]
+    assert (resolved["iterations"], resolved["edges"], resolved["seed"]) == (15, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["data", "get"], ["names or --scenario", "mnist-5k"]),
+        (["data", "get", "mnist", "--scenario", "quickstart"], ["names or --scenario"]),
+        (["data", "get", "mnist", "--set", "data.set=usps"], ["--set", "--scenario"]),
+        (
+            ["cloud", "quickstart", "--broker", "b", "--run", "r", "--connect-timeout", "nan"],
+            ["nan", "at least 0"],
+        ),
+        (["observe", "--broker", "b:0", "--run", "r", "--out", "o"], ["'b:0'", "HOST:PORT"]),
+        (["observe", "--broker", "b", "--run", "r", "--out", "o", "--cert", "c"], ["cert and key"]),
+    ],
+)
+def test_wrong_shared_options_exit_with_2(
+    mapa: Mapa, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    done = mapa(*arguments)
+    assert done.code == 2, done.err
+    for word in words:
+        assert word in done.err
+    assert list(tmp_path.iterdir()) == []
