@@ -32,7 +32,7 @@ def test_nobody_starts_a_cloud_again_under_the_same_run(file: str, never: str) -
 
 def test_a_cloud_on_swarm_waits_for_data_and_broker_by_itself() -> None:
     text = cloud_service("docker/stack.yml")
-    steps = re.findall(r"experiments\.container (\w+)", text)
+    steps = re.findall(r"mapa\.container (\w+)", text)
     assert steps == ["data", "cloud"]
     assert set(steps) <= set(SERVICES)
     patience = re.search(r'CONNECT_TIMEOUT: "(\d+)"', text)

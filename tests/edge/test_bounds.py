@@ -20,7 +20,8 @@ from common.messages import Welcome
 from common.models import scattering_softmax
 from common.models.registry import make_model
 from common.quantities import EdgeId, RunId
-from common.scenario.scenario import explanation, parse_scenario, parse_welcome
+from common.scenario import explanation
+from common.scenario.scenario import parse_scenario, parse_welcome
 from common.transport.connection import BrokerAddress
 from common.wire.codec import Admission, decode_answer
 from common.wire.topics import EdgeTopic

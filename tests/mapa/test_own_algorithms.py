@@ -18,7 +18,7 @@ from common.quantities import Vector
 from common.records.journal import Journal
 from common.scenario.scenario import parse_scenario, parse_welcome
 from mapa.cli import main
-from mapa.container import cloud_arguments
+from mapa.container import service
 from mapa.recording import record_simulation
 from mapa.scenario_files import load_scenario
 from mapa.simulation.plan import check_plannable
@@ -189,7 +189,7 @@ def test_a_mistake_about_the_algorithm_exits_with_2_before_anything_is_written_o
 
 @pytest.mark.parametrize("name", ["mapaa", "no.such:Thing"])
 def test_a_container_is_refused_the_same(name: str) -> None:
-    arguments = cloud_arguments({"SET": f"algorithm.name={name}"})
+    arguments, _ = service("cloud", {"SET": f"algorithm.name={name}"})
     changes = [after for flag, after in pairwise(arguments) if flag == "--set"]
     with pytest.raises(ConfigurationError, match=f"algorithm.name = '{name}'"):
         load_scenario(arguments[1], changes)
