@@ -1,0 +1,92 @@
+"""What a file of your own needs: algorithms, models and data sets, and the types that they speak.
+
+    import mapa
+
+    class MyModel(mapa.TwoWayModel): ...
+
+Every name is loaded when it is first used, so `import mapa` is quick and never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cloud.algorithm import Algorithm, StepSchedule, Update, descend, option
+    from cloud.stages import initial_sensitivity
+    from common.datasets.dataset import Dataset, Samples
+    from common.errors import ConfigurationError, MapaError
+    from common.metrics import ACCURACY, CLASSIFICATION, LOSS, Better, Metric
+    from common.models.gradients import OuterGradients
+    from common.models.linear import LinearModel, TwoWayModel
+    from common.models.model import Block, Features, Images, Labels, Model, Targets, check_labels, layout
+    from common.problem import Problem
+    from common.quantities import PerSampleGradients, Vector
+
+_PLACES = {
+    "cloud.algorithm": ("Algorithm", "StepSchedule", "Update", "descend", "option"),
+    "cloud.stages": ("initial_sensitivity",),
+    "common.datasets.dataset": ("Dataset", "Samples"),
+    "common.errors": ("ConfigurationError", "MapaError"),
+    "common.metrics": ("ACCURACY", "CLASSIFICATION", "LOSS", "Better", "Metric"),
+    "common.models.gradients": ("OuterGradients",),
+    "common.models.linear": ("LinearModel", "TwoWayModel"),
+    "common.models.model": (
+        "Block",
+        "Features",
+        "Images",
+        "Labels",
+        "Model",
+        "Targets",
+        "check_labels",
+        "layout",
+    ),
+    "common.problem": ("Problem",),
+    "common.quantities": ("PerSampleGradients", "Vector"),
+}
+_HOME = {name: module for module, names in _PLACES.items() for name in names}
+
+__all__ = [
+    "ACCURACY",
+    "CLASSIFICATION",
+    "LOSS",
+    "Algorithm",
+    "Better",
+    "Block",
+    "ConfigurationError",
+    "Dataset",
+    "Features",
+    "Images",
+    "Labels",
+    "LinearModel",
+    "MapaError",
+    "Metric",
+    "Model",
+    "OuterGradients",
+    "PerSampleGradients",
+    "Problem",
+    "Samples",
+    "StepSchedule",
+    "Targets",
+    "TwoWayModel",
+    "Update",
+    "Vector",
+    "check_labels",
+    "descend",
+    "initial_sensitivity",
+    "layout",
+    "option",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'mapa' has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

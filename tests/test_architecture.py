@@ -50,6 +50,7 @@ ONLY_IN = {
     "docker": {"mapa/container_run.py"},
     "torch": {"common/models/cnn.py"},
 }
+PUBLIC_FACE = "mapa/__init__.py"
 MAY_MEASURE = "experiments/bench"  # the benches write down what others do, with the libraries they do it with
 
 
@@ -133,7 +134,27 @@ def test_every_init_is_there_and_empty(room: str) -> None:
     for folder in folders:
         marker = folder / "__init__.py"
         assert marker.is_file(), named(folder)
-        assert marker.read_bytes() == b"", named(marker)
+        if named(marker) != PUBLIC_FACE:
+            assert marker.read_bytes() == b"", named(marker)
+
+
+def test_the_public_face_names_what_exists_and_imports_nothing_before_it_is_asked() -> None:
+    probe = (
+        "import sys, mapa\n"
+        "assert not {'numpy', 'torch', 'pydantic', 'common', 'cloud'} & set(sys.modules), 'imported at once'\n"
+        "assert set(mapa._HOME) == set(mapa.__all__), set(mapa._HOME) ^ set(mapa.__all__)\n"
+        "for name in mapa.__all__: getattr(mapa, name)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_application_names_research_only_where_commands_are_looked_up() -> None:
+    """`mapa attack` and its like are loaded by name when they are called; nothing else knows experiments."""
+    for path in sources("mapa"):
+        if named(path) != "mapa/cli.py":
+            assert "experiments." not in path.read_text(encoding="utf-8"), named(path)
 
 
 def test_every_shipped_scenario_parses_and_says_what_it_is() -> None:

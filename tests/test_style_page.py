@@ -78,16 +78,16 @@ def test_rooms_are_ours(page: ModuleType) -> None:
 
 
 def tree_entries(text: str) -> list[str]:
-    """Return the paths, or globs, that the page's tree names."""
+    """Return the paths, or globs, that the page's tree names; two spaces a level."""
     tree = text.split("## A. The tree")[1].split("```")[1]
-    entries, folder = [], ""
+    entries: list[str] = []
+    folders: list[str] = []  # one a level
     for line in tree.strip().splitlines():
+        level = (len(line) - len(line.lstrip())) // 2
         names = re.split(r"\s{2,}", line.strip())[0].split(", ")
-        if not line.startswith(" "):
-            folder = names[0] if names[0].endswith("/") else ""
-            entries += names
-        else:
-            entries += [folder + name for name in names]
+        del folders[level:]
+        entries += ["".join(folders) + name for name in names]
+        folders.append(names[0] if names[0].endswith("/") else "")
     return entries
 
 

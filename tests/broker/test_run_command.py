@@ -52,6 +52,16 @@ def test_simulate_and_run_of_one_scenario_reach_the_same_accuracy_within_seed_no
 
 
 @pytest.mark.usefixtures("mosquitto")
+def test_a_model_a_data_set_and_an_algorithm_of_ones_own_run_over_mqtt(tmp_path: Path) -> None:
+    own = Path(__file__).parents[2] / "experiments" / "examples" / "own.toml"
+    ran = summary(mapa("run", str(own), "--broker", "mosquitto", "--runs-dir", str(tmp_path), "--json"))
+    assert (ran["reason"], ran["updates"]) == ("finished", 400)
+    assert ran["algorithm"] == "experiments.examples.own:Damped"
+    assert ran["final_accuracy"] > 0.95
+    assert 0 < ran["privacy"]["epsilon"] <= 4
+
+
+@pytest.mark.usefixtures("mosquitto")
 def test_the_edges_of_a_local_run_take_no_option_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,3 +98,16 @@ def test_the_example_scenario_simulates(tmp_path: Path) -> None:
     assert summary["reason"] == "finished"
     assert summary["final_accuracy"] > 0.95
     assert summary["privacy"]["epsilon"] > 0
+
+
+OWN = EXAMPLE.with_name("own.toml")
+
+
+def test_a_model_a_data_set_and_an_algorithm_are_one_short_file(tmp_path: Path) -> None:
+    """tests/broker and tests/stack run the very same file over MQTT and in containers."""
+    assert len(OWN.with_suffix(".py").read_text(encoding="utf-8").splitlines()) < 60
+    name, scenario = load_scenario(str(OWN), seed=1)
+    summary = record_simulation(World.of(scenario, tmp_path), name=name, runs=tmp_path)
+    assert (summary["reason"], summary["updates"]) == ("finished", 400)
+    assert summary["final_accuracy"] > 0.95
+    assert summary["privacy"]["epsilon"] <= 4

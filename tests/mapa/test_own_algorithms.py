@@ -98,7 +98,7 @@ def test_the_result_may_be_another_model_than_the_edges_get(tmp_path: Path) -> N
     last = simulate(small_world(algorithm={**AVERAGED, "name": "asgd", "rate": None})).x
     assert not np.array_equal(last, mean)
     summary = record_simulation(small_world(algorithm=AVERAGED), name="own", runs=tmp_path)
-    assert summary["final_accuracy"] == pytest.approx(outcome.tally.evaluations[-1].accuracy)
+    assert summary["final_accuracy"] == pytest.approx(outcome.tally.evaluations[-1]["accuracy"])
 
 
 @OWN

@@ -34,6 +34,20 @@ def test_three_edges_train_to_the_end_and_nothing_is_left(engine: Any, tmp_path:
         assert project.leftovers() == []
 
 
+def test_a_model_a_data_set_and_an_algorithm_of_ones_own_run_in_containers(
+    engine: Any, tmp_path: Path
+) -> None:
+    own = "experiments.examples.own"
+    places = {"SCENARIO": "own", "SCENARIOS_DIR": str(ROOT / "experiments" / "examples"), "EDGES": "4"}
+    places |= {"EDGE_IMAGE": "mapa-edge-cnn", "EDGE_TARGET": "edge-cnn"}  # a budget needs the accountant
+    with compose(engine, tmp_path / "runs", ALLOW=f"{own}:TwoRings {own}:SquaredHinge", **places) as project:
+        project.up(4)
+        summary = project.finish()
+        assert_applied_exactly_once(project.records, 400)
+        assert summary["algorithm"] == f"{own}:Damped"
+        assert summary["final_accuracy"] > 0.95
+
+
 def test_a_second_run_goes_on_the_same_broker_with_the_same_ledgers(engine: Any, tmp_path: Path) -> None:
     """Another scenario, so the ledgers hold two accounts; the first run's halt does not end the second."""
     with compose(engine, tmp_path / "runs", EDGES="2", ITERATIONS="100") as project:
