@@ -16,7 +16,7 @@ from experiments.audit.many import ManyCanaries
 
 LAYERS = 4
 _NORMS = (1.05, 1.5, 3.0, 8.0, 15.0, 19.0)  # between C and 20 C
-_CROWD = (256, 1024, 128)  # b, n_k and N where the numbers that draw a batch would show in noise
+_CROWD = (128, 1024, 64)  # b, n_k and N where the numbers that draw a batch would show in noise
 
 
 def battery(
@@ -46,17 +46,19 @@ def battery(
     above = replace(spread, canary=loud * (1.5 / float(LOUD)), releases=composed)
     signs = np.array([1.0, -1.0, 1.0, -1.0])[:, None] * np.ones(dimension)
     games: list[Playable] = [
-        LaggedGame(name="two releases whose noise is most alike", design=spread, rounds=max(600, rounds // 20)),
+        LaggedGame(
+            name="two releases whose noise is most alike", design=spread, rounds=max(600, rounds // 20)
+        ),
         replace(spread, releases=4, steer=signs).game(
             "four releases, canary to and fro", rounds // 8, fresh_runs=True
         ),
         replace(spread, canary=np.ones(dimension), steer=_in_turn(dimension)).game(
             "coordinates, layers and norms to 20 C in turn", rounds
         ),
-        spread.game("one release, spread canary, exactness", rounds, exact=True),
+        spread.exact("one release, spread canary, exactly there", 2 * rounds),
         above.game(
             f"{composed} release{'s' * (composed > 1)}, canary just above C",
-            max(1000, rounds // 10) if composed > 1 else rounds,
+            rounds // 8 if composed > 1 else rounds,
             fresh_runs=True,
         ),
     ]
@@ -66,19 +68,27 @@ def battery(
     last[-1] = 1.0
     against = replace(spread, shard_size=batch_size + 1, canary=-LOUD * last, others=last)
     games += [
-        replace(spread, shard_size=2 * batch_size).game("one release, sampled at rate 1/2", rounds),
+        replace(spread, shard_size=2 * batch_size).likely("one release, sampled at rate 1/2", 2 * rounds),
         against.game("one release, the others pull against the canary", rounds),
     ]
     if isinstance(law, Gaussian):
         b, n, size = _CROWD
-        crowd = replace(
-            spread, batch_size=b, shard_size=n, canary=np.full(size, float(LOUD) / size**0.5)
-        )
+        crowd = replace(spread, batch_size=b, shard_size=n, canary=np.full(size, float(LOUD) / size**0.5))
         games += [
             ManyCanaries(name="a run with many canaries", law=law, runs=40, plant=plant),
-            crowd.game("one release, sampled at rate 1/4 from many", 2 * rounds),
+            replace(
+                crowd.game("one release, sampled from many", _crowd_rounds(law, rounds)),
+                score=None,
+                threshold=0.0,
+                learning=0.25,
+            ),
         ]
     return games
+
+
+def _crowd_rounds(law: Gaussian, rounds: int) -> int:
+    """Return enough for an excess of 0.02 over the claim at μ = 1/4, and of 0.012 at μ = 1."""
+    return int(15 * rounds * min(1.0, max(0.4, 1 / law.noise_multiplier)))
 
 
 def _in_turn(dimension: int) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 
 from common.accounting.releases import ReleaseKind
 from common.models.gradients import Matrix
-from common.noise import Clipping, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
+from common.noise import Clipping, Mechanism, NoiseLaw, Sampling, Scope
 from common.quantities import EdgeId
 from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Recipe, Shard
@@ -83,9 +83,7 @@ class Design:
             regularization=0.0,
         )
         model = GivenGradients(self.canary.size)
-        return self.plant(
-            EdgeWorker(EdgeId("audited"), 0, model, shard, recipe, CounterStreams.seeded(seed))
-        )
+        return self.plant(EdgeWorker(EdgeId("audited"), 0, model, shard, recipe, CounterStreams.seeded(seed)))
 
     @property
     def aim(self) -> Aim:
@@ -98,7 +96,7 @@ class Design:
         law = self.law
         return Aim(law, self.sensitivity, zeroed, there, self.kind.sampling_rate)
 
-    def game(self, name: str, rounds: int, *, fresh_runs: bool = False, exact: bool = False) -> Game:
+    def game(self, name: str, rounds: int, *, fresh_runs: bool = False) -> Game:
         """Return the game: the score is the likelihood ratio or what is learned, whichever does better at first."""
         aim = self.aim
         return Game(
@@ -106,25 +104,24 @@ class Design:
             claim=self.claim,
             worker=self.worker,
             sensitivity=self.sensitivity,
-            score=aim.exact if exact else aim.ratio,
-            learner=None if exact else aim.learned,
+            score=aim.ratio,
+            learner=aim.learned,
             rounds=rounds,
             releases_per_round=self.releases,
             steer=None if self.steer is None else self.steer.astype(np.float32),
             fresh_runs=fresh_runs,
         )
 
-    def sampled(self, shard_size: int) -> Design:
-        """Return it with another shard."""
-        return replace(self, shard_size=shard_size)
+    def likely(self, name: str, rounds: int) -> Game:
+        """Return the game of the likelihood ratio, fixed: above 1 says "there"."""
+        return replace(self.game(name, rounds), learner=None, threshold=0.0)
+
+    def exact(self, name: str, rounds: int) -> Game:
+        """Return the game of exact coincidence, fixed: more with the canary's place than with the other."""
+        return replace(self.game(name, rounds), score=self.aim.exact, learner=None, threshold=0.5)
 
 
 def _clipped(rows: Floats) -> Floats:
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     clipped: Floats = CLIP * rows / np.maximum(norms, 1)
     return clipped
-
-
-def noise_multiplier(law: NoiseLaw | None) -> float | None:
-    """Return z of Gaussian noise, or None."""
-    return law.noise_multiplier if isinstance(law, Gaussian) else None

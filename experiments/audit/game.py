@@ -1,8 +1,8 @@
 """The distinguishing game: was the canary's contribution there, or set to zero?
 
 An adversary sees releases of either world and scores them. Everything that is chosen by looking (a learned
-score, which score, the threshold) is chosen on the first half of the rounds and judged on the second, so
-that it cannot profit from chance.
+score, which score, the threshold) is chosen on the first rounds and judged on the others, so that it cannot
+profit from chance; where all of it is fixed beforehand, every round is judged.
 """
 
 from __future__ import annotations
@@ -55,11 +55,15 @@ class Game:
     claim: Claim  # of a round
     worker: Callable[[bool, int], EdgeWorker]  # (canary there?, seed) → the edge that releases
     sensitivity: float  # ΔS
-    score: Score
+    score: Score | None  # None: what is learned alone
     rounds: int  # of each world
     releases_per_round: int = 1
     learner: Learner | None = None
-    steer: Matrix | None = None  # release n is of x = row n−1, from the start again when they end; None: x = 1
+    threshold: float | None = None  # fixed beforehand; None: chosen on the first rounds
+    learning: float = 0.5  # share of the rounds to learn and choose on
+    steer: Matrix | None = (
+        None  # release n is of x = row n−1, from the start again when they end; None: x = 1
+    )
     fresh_runs: bool = False
     lag: int = 1
 
@@ -67,25 +71,24 @@ class Game:
         """Play every round of both worlds and bound the claim's figure from below at level α."""
         zeroed, there = (_released(self, there, seed) for there in (False, True))
         firsts = 1, 1 if self.fresh_runs else 1 + _count(self)
-        candidates = [self.score]
+        candidates = [] if self.score is None else [self.score]
+        seen = int(self.rounds * self.learning)
         if self.learner is not None:
-            seen = self.rounds // 4
-            candidates.append(self.learner(zeroed[:seen], there[:seen], *firsts))
-        half, best, chosen = self.rounds // 2, -1.0, None
-        for score in candidates:
-            pair = score(zeroed, firsts[0]), score(there, firsts[1])
-            if not all(np.isfinite(scores).all() for scores in pair):
-                raise ValueError(f"{self.name}: a score is not finite")
-            if len(candidates) > 1:
-                quarter = slice(self.rounds // 4, half)
-                trial = judge(self.name, self.claim, pair[0][quarter], pair[1][quarter], alpha)
-                value = trial.lower_bound - trial.false_positives - trial.false_negatives  # breaks ties
-            else:
-                value = 0.0
-            if chosen is None or value > best:
-                best, chosen = value, pair
-        assert chosen is not None
-        return judge(self.name, self.claim, *chosen, alpha)
+            taught = seen // 2 if candidates else seen
+            candidates.append(self.learner(zeroed[:taught], there[:taught], *firsts))
+        pairs = [(score(zeroed, firsts[0]), score(there, firsts[1])) for score in candidates]
+        if not all(np.isfinite(scores).all() for pair in pairs for scores in pair):
+            raise ValueError(f"{self.name}: a score is not finite")
+
+        def promise(pair: tuple[Floats, Floats]) -> float:
+            quarter = slice(seen // 2, seen)
+            trial = judge(self.name, self.claim, pair[0][quarter], pair[1][quarter], alpha)
+            return trial.lower_bound - trial.false_positives - trial.false_negatives  # errors break ties
+
+        chosen = pairs[0] if len(pairs) == 1 else max(pairs, key=promise)
+        if self.threshold is not None and self.learner is not None:
+            chosen = chosen[0][seen:], chosen[1][seen:]
+        return judge(self.name, self.claim, *chosen, alpha, learning=self.learning, threshold=self.threshold)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ class Finding:
     figure: str  # ε or μ
     claimed: float
     lower_bound: float
-    false_positives: float  # measured on the second half
+    false_positives: float  # measured on the rounds that are judged
     false_negatives: float
     rounds: int
     alpha: float
@@ -112,14 +115,24 @@ def play(game: Playable, *, alpha: float, seed: int) -> Finding:
     return game.play(alpha=alpha, seed=seed)
 
 
-def judge(name: str, claim: Claim, zeroed: Floats, present: Floats, alpha: float) -> Finding:
+def judge(
+    name: str,
+    claim: Claim,
+    zeroed: Floats,
+    present: Floats,
+    alpha: float,
+    *,
+    learning: float = 0.5,
+    threshold: float | None = None,
+) -> Finding:
     """Bound a claim's figure from the scores of both worlds, equally many of each."""
     rounds = len(zeroed)
-    half = rounds // 2
-    threshold = _best_threshold(claim, zeroed[:half], present[:half], alpha)
-    trials = rounds - half
-    positives = int((zeroed[half:] > threshold).sum())
-    negatives = int((present[half:] <= threshold).sum())
+    seen = 0 if threshold is not None else int(rounds * learning)
+    if threshold is None:
+        threshold = _best_threshold(claim, zeroed[:seen], present[:seen], alpha)
+    trials = rounds - seen
+    positives = int((zeroed[seen:] > threshold).sum())
+    negatives = int((present[seen:] <= threshold).sum())
     bounds = (upper_rate(errors, trials, alpha / 2) for errors in (positives, negatives))
     return Finding(
         name=name,
@@ -152,7 +165,7 @@ def _released(game: Game, there: bool, seed: int) -> Releases:
         return released
     count = _count(game)
     first = 1 + count * there  # likewise
-    line = np.empty((count, size))
+    line: Releases = np.empty((count, size))
     for place in range(count):
         line[place] = worker.gradient(
             steer[(first + place - 1) % len(steer)], game.sensitivity, first + place

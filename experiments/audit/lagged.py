@@ -46,7 +46,5 @@ class LaggedGame:
             [worker.gradient(x, self.design.sensitivity, n + 1) for n in range(_LEARNING)], np.float64
         )
         noise -= noise.mean(axis=0)
-        alike: Floats = np.array(
-            [(noise[:-lag] * noise[lag:]).mean() for lag in range(1, LONGEST_LAG + 1)]
-        )
+        alike: Floats = np.array([(noise[:-lag] * noise[lag:]).mean() for lag in range(1, LONGEST_LAG + 1)])
         return int(np.argmax(np.abs(alike))) + 1

@@ -1,8 +1,8 @@
 """How an adversary scores a round: the likelihood ratio of the claimed law, and what the first rounds teach.
 
 An exact coincidence is an event as any other: under a claim with a density, two releases that differ by
-exactly what the canary would do have probability 0 in both worlds. `nearness` scores it, the threshold is
-judged as every other, and the claim says how often it may happen.
+exactly what the canary would do have probability 0 in both worlds. `exact` counts such coincidences; its
+errors are counted as every other score's, against the same claim.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from experiments.audit.bounds import Floats
 from experiments.audit.canary import log_likelihood_ratio
 from experiments.audit.game import Releases, Score
 
-_WIDTHS = (1e-6, 0.01, 0.05, 0.2)  # in units of C/b; the least is above the rounding of float32
+_ROUNDING = 1e-6  # in units of C/b: above what float32 rounds
+_WIDTHS = (0.005, 0.01, 0.02, 0.05)  # in units of the noise
 _MOST_COORDINATES = 64  # of a round, to learn from one by one
 _RIDGE = 1e-12
 
@@ -52,29 +53,32 @@ class Aim:
         total: Floats = ratios.sum(axis=1)
         return total
 
-    def nearness(self, releases: Releases, first: int, width: float) -> Floats:
-        """Return how much nearer each coordinate is to where the canary would put it: high where noise is missing."""
-        zeroed, there = self.centres(releases.shape, first)
-        soft = width * self.sensitivity / 2
-        nearer = np.log(np.abs(releases - zeroed) + soft) - np.log(np.abs(releases - there) + soft)
-        total: Floats = nearer.sum(axis=(1, 2))
-        return total
-
     def exact(self, releases: Releases, first: int) -> Floats:
-        """Return the nearness at the width of rounding."""
-        return self.nearness(releases, first, _WIDTHS[0])
+        """Return how many coordinates lie exactly where the canary would put them, less those where none would."""
+        return self._hits(releases, first, _ROUNDING * self.sensitivity / 2)
+
+    def _hits(self, releases: Releases, first: int, width: float) -> Floats:
+        zeroed, there = self.centres(releases.shape, first)
+        hits = (np.abs(releases - there) < width).sum(axis=(1, 2), dtype=np.int64)
+        misses = (np.abs(releases - zeroed) < width).sum(axis=(1, 2), dtype=np.int64)
+        more: Floats = (hits - misses).astype(np.float64)
+        return more
 
     def learned(self, zeroed: Releases, there: Releases, first_zeroed: int, first_there: int) -> Score:
-        """Return Fisher's discriminant of ratio, nearness and single coordinates, as these rounds teach it."""
+        """Return Fisher's discriminant of ratio, hits and single coordinates; a fifth of the zeroed is below 0."""
         known = self._features(zeroed, first_zeroed), self._features(there, first_there)
         return discriminant(*known, self._features)
 
     def _features(self, releases: Releases, first: int) -> Floats:
-        columns = [self.ratio(releases, first)]
-        columns += [self.nearness(releases, first, width) for width in _WIDTHS]
+        columns = [self.ratio(releases, first), self.exact(releases, first)]
+        if self.law is not None:
+            size = releases.shape[-1]
+            spread = self.sensitivity * (self.law.relative_second_moment(size) / size) ** 0.5
+            columns += [self._hits(releases, first, width * spread) for width in _WIDTHS]
         features = np.stack(columns, axis=1)
         alike = len(self.zeroed) == 1 or releases.shape[1] > 1
-        if alike and releases[0].size <= _MOST_COORDINATES:
+        # where the canary is seldom there, so many weights would be learned from chance
+        if alike and self.rate == 1 and releases[0].size <= _MOST_COORDINATES:
             features = np.hstack((features, releases.reshape(len(releases), -1)))
         return features
 
@@ -87,9 +91,12 @@ def discriminant(zeroed: Floats, there: Floats, features: Callable[[Releases, in
     apart = (there.mean(axis=0) - zeroed.mean(axis=0)) / scale
     weights = np.linalg.solve(within + _RIDGE * np.eye(len(scale)), apart) / scale
     weights /= np.abs(weights).max() or 1.0
+    # A canary in few batches can hardly be ruled out, and the claim of a sampled release knows that: evidence
+    # against it stands out the most.
+    middle = float(np.quantile(zeroed @ weights, 0.2))
 
     def score(releases: Releases, first: int) -> Floats:
-        scores: Floats = features(releases, first) @ weights
+        scores: Floats = features(releases, first) @ weights - middle
         return scores
 
     return score
