@@ -26,10 +26,10 @@ from experiments.audit.game import Finding
 
 DELTA = 1e-10
 _CANARIES = 256  # of a run, each on a coordinate of its own; all of the shard
-_BATCH = 16
-_CLEAR = 6.0  # distance of a canary that is in every batch, in standard deviations of the run's sum
+_BATCH = 4
+_CLEAR = 7.0  # distance of a canary that is in every batch, in standard deviations of the run's sum
 _MOST_RELEASES = 1024
-_SHARES = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5)  # of canaries that are guessed at
+_SHARE = 0.0075  # of canaries that are guessed at: nearly those that are there and in a first batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,20 @@ class RunClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManyCanaries:
-    """Runs of R releases at rate 1/16; a canary that is in every batch or in none stands out."""
+    """Runs of R releases at rate 1/64; a canary that is in every batch or in none stands out."""
 
     name: str
     law: Gaussian
-    runs: int
     plant: Plant = field(default=honest)
 
     @property
     def releases(self) -> int:
-        """R: where a canary in every batch is six standard deviations away."""
+        """R: where a canary in every batch is seven standard deviations away."""
         return min(_MOST_RELEASES, math.ceil((_CLEAR * self.law.noise_multiplier) ** 2))
+
+    @property
+    def runs(self) -> int:
+        return min(320, max(28, 16_000 // self.releases))
 
     @property
     def claim(self) -> RunClaim:
@@ -66,35 +69,22 @@ class ManyCanaries:
         return RunClaim(rdp([group], DELTA))
 
     def play(self, *, alpha: float, seed: int) -> Finding:
-        learning = max(1, self.runs // 4)
         played = [self._run(run, seed) for run in range(self.runs)]
         scores, coins = (np.concatenate(part) for part in zip(*played, strict=True))
-        split = learning * _CANARIES
-        share = max(_SHARES, key=lambda one: self._bound(scores[:split], coins[:split], one, alpha)[0])
-        bound, guesses, correct = self._bound(scores[split:], coins[split:], share, alpha)
-        wrong = (guesses - correct) / max(1, guesses)
+        guesses = int(_SHARE * len(scores))  # "there", of the highest scores; fixed before
+        correct = int(coins[np.argsort(scores)[-guesses:]].sum())
         return Finding(
             name=self.name,
             figure="ε",
             claimed=self.claim.value,
-            lower_bound=bound,
-            false_positives=wrong,
-            false_negatives=1 - correct / max(1, int(coins[split:].sum())),
+            lower_bound=one_run_epsilon(
+                canaries=len(scores), guesses=guesses, correct=correct, delta=DELTA, alpha=alpha
+            ),
+            false_positives=(guesses - correct) / max(1, int((~coins).sum())),
+            false_negatives=1 - correct / max(1, int(coins.sum())),
             rounds=len(scores),
             alpha=alpha,
         )
-
-    @staticmethod
-    def _bound(
-        scores: Floats, coins: npt.NDArray[np.bool_], share: float, alpha: float
-    ) -> tuple[float, int, int]:
-        """Guess "there" of the highest scores; their number is fixed before."""
-        guesses = max(1, int(share * len(scores)))
-        correct = int(coins[np.argsort(scores)[-guesses:]].sum())
-        bound = one_run_epsilon(
-            canaries=len(scores), guesses=guesses, correct=correct, delta=DELTA, alpha=alpha
-        )
-        return bound, guesses, correct
 
     def _run(self, run: int, seed: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
         coins = np.random.default_rng([seed, run]).random(_CANARIES) < 0.5

@@ -41,9 +41,7 @@ FOUND_BY = {  # the game that refutes it at either z, without those before it
 }
 COSTLY = {CROWD}
 CASES = [
-    pytest.param(
-        name, z, place, id=f"{name}, z={z:g}", marks=[pytest.mark.slow] if place in COSTLY else []
-    )
+    pytest.param(name, z, place, id=f"{name}, z={z:g}", marks=[pytest.mark.slow] if place in COSTLY else [])
     for name, place in FOUND_BY.items()
     for z in MULTIPLIERS
 ]
@@ -114,7 +112,12 @@ def test_a_round_of_several_releases_claims_their_composition() -> None:
 def test_where_a_release_lies_before_noise_is_what_the_edge_makes() -> None:
     steer = np.array([[1.0, 0, 0, 0], [-3.0, -3, -3, -3], [0.1, 0, 0, 0]])
     design = Design(
-        law=Gaussian(1e-9), batch_size=4, shard_size=4, canary=np.full(4, 2.0), steer=steer, others=np.eye(4)[1]
+        law=Gaussian(1e-9),
+        batch_size=4,
+        shard_size=4,
+        canary=np.full(4, 2.0),
+        steer=steer,
+        others=np.eye(4)[1],
     )
     aim = design.aim
     for there, centres in ((False, aim.zeroed), (True, aim.there)):
@@ -139,7 +142,9 @@ def test_a_game_that_learns_is_judged_on_rounds_it_has_not_seen() -> None:
 
         return recalls
 
-    learning = Game(**{slot: getattr(game, slot) for slot in Game.__slots__} | {"learner": learner, "score": None})
+    learning = Game(
+        **{slot: getattr(game, slot) for slot in Game.__slots__} | {"learner": learner, "score": None}
+    )
     finding = learning.play(alpha=0.05, seed=1)
     assert seen == [200]
     assert finding.lower_bound == 0
@@ -160,9 +165,9 @@ def test_the_rounds_of_a_lag_are_so_far_apart() -> None:
 
 
 def test_a_run_of_many_canaries_claims_what_the_accountant_composes() -> None:
-    game = ManyCanaries(name="many", law=Gaussian(1.0), runs=4)
-    assert game.releases == 36
-    assert game.claim.value > ManyCanaries(name="many", law=Gaussian(2.0), runs=4).claim.value > 0
+    game = ManyCanaries(name="many", law=Gaussian(1.0))
+    assert game.releases == 49
+    assert game.claim.value > ManyCanaries(name="many", law=Gaussian(2.0)).claim.value > 0
 
 
 def test_noise_of_the_batch_is_planted_where_the_edge_draws_it() -> None:
