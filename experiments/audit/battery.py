@@ -89,7 +89,7 @@ def battery(
 
 def _crowd_rounds(law: Gaussian, rounds: int) -> int:
     """Return enough for an excess of 0.02 over the claim at μ = 1/4, and of 0.012 at μ = 1."""
-    return int(15 * rounds * min(1.0, max(0.5, 1 / law.noise_multiplier)))
+    return int(20 * rounds * min(1.0, max(0.5, 1 / law.noise_multiplier)))
 
 
 def _in_turn(dimension: int) -> Floats:

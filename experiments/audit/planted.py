@@ -28,12 +28,11 @@ from common.randomness import CounterStreams, Purpose
 from edge.privacy import clip_per_sample, perturb
 from edge.samplers import draw_batch
 from edge.worker import EdgeWorker
-from experiments.audit.battery import battery
 from experiments.audit.bounds import Floats
 from experiments.audit.canary import CLIP, GivenGradients, Setting, log_likelihood_ratio
 from experiments.audit.claims import Claim, claim_for
-from experiments.audit.defects import MUTATIONS, Scaled
-from experiments.audit.game import Finding, Game, Playable, Releases
+from experiments.audit.defects import Scaled
+from experiments.audit.game import Game, Releases
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,51 +104,6 @@ class ClipsWithoutLimits(EdgeWorker):
         gradients = self.model.gradients(x, shard.features[rows], shard.targets[rows])
         clipped = clip_per_sample(gradients, recipe.batch_size * sensitivity / 2, recipe.batch_size)
         return perturb(clipped, recipe.law, sensitivity, recipe.noised, self.streams.at(0, Purpose.NOISE, n))
-
-
-MULTIPLIERS = (1.0, 4.0)  # z of every mutation
-BATTERY_ROUNDS = 8000
-
-# What no observer of the releases could see, each with the reason; the list is empty.
-INVISIBLE: dict[str, str] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planted:
-    """A defect with the claim of its author, and the games that are played until one refutes it."""
-
-    name: str
-    games: tuple[Playable, ...]
-
-
-def planted(rounds: int = BATTERY_ROUNDS) -> list[Planted]:
-    """Return every defect: those that a game was made for, and those that the battery of any scenario must find."""
-    made_for = [Planted(name=game.name, games=(game,)) for game in planted_games()]
-    found = [
-        Planted(
-            name=f"{name}, z = {z:g}",
-            games=tuple(
-                battery(Gaussian(z), batch_size=4, dimension=16, rounds=rounds, plant=plant),
-            ),
-        )
-        for name, plant in MUTATIONS.items()
-        for z in MULTIPLIERS
-    ]
-    return [*found, *made_for]
-
-
-def put_to_test(
-    defect: Planted, *, alpha: float, seed: int, progress: Callable[[str], None] | None = None
-) -> list[Finding]:
-    """Play the games in order until one refutes; α is of each game, played or not."""
-    findings: list[Finding] = []
-    for place, game in enumerate(defect.games):
-        if progress is not None:
-            progress(f"{defect.name}: {game.name}")
-        findings.append(game.play(alpha=alpha, seed=seed + place))
-        if findings[-1].violated:
-            break
-    return findings
 
 
 def planted_games(rounds: int = 3000) -> list[Game]:

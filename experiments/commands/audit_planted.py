@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from experiments.audit.game import Finding, familywise, finite
-from experiments.audit.planted import INVISIBLE, Planted, planted, put_to_test
+from experiments.audit.trial import INVISIBLE, Planted, planted, put_to_test
 
 
 def audit_planted(*, confidence: float, rounds: int, seed: int, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ from experiments.audit.battery import battery
 from experiments.audit.claims import GdpClaim, PureClaim
 from experiments.audit.defects import MUTATIONS
 from experiments.audit.design import Design
-from experiments.audit.game import Game, Playable, familywise
+from experiments.audit.game import Playable, _released, familywise
 from experiments.audit.many import ManyCanaries
-from experiments.audit.planted import INVISIBLE, MULTIPLIERS, Planted, planted, put_to_test
+from experiments.audit.trial import INVISIBLE, MULTIPLIERS, Planted, planted, put_to_test
 from experiments.commands.audit import audit_command
 
 ROUNDS = 8000
@@ -142,9 +143,7 @@ def test_a_game_that_learns_is_judged_on_rounds_it_has_not_seen() -> None:
 
         return recalls
 
-    learning = Game(
-        **{slot: getattr(game, slot) for slot in Game.__slots__} | {"learner": learner, "score": None}
-    )
+    learning = replace(game, learner=learner, score=None)
     finding = learning.play(alpha=0.05, seed=1)
     assert seen == [200]
     assert finding.lower_bound == 0
@@ -153,10 +152,7 @@ def test_a_game_that_learns_is_judged_on_rounds_it_has_not_seen() -> None:
 def test_the_rounds_of_a_lag_are_so_far_apart() -> None:
     design = Design(law=Gaussian(1.0), batch_size=1, shard_size=1, canary=np.ones(1), releases=2)
     game = design.game("lagged", 7)
-    lagged = Game(**{slot: getattr(game, slot) for slot in Game.__slots__} | {"lag": 3})
-    from experiments.audit.game import _released
-
-    pairs = _released(lagged, False, 5)
+    pairs = _released(replace(game, lag=3), False, 5)
     worker = design.worker(False, 5)
     line = [float(worker.gradient(np.ones(1, np.float32), design.sensitivity, n)[0]) for n in range(1, 19)]
     assert [(round(a, 6), round(b, 6)) for a, b in pairs[:, :, 0]] == [
