@@ -1,4 +1,4 @@
-"""Worst-case shards: a loss whose gradient is the sample itself, so the auditor chooses every gradient.
+"""Worst-case shards: a loss whose gradient is ξ∘x, so the auditor chooses every gradient of every release.
 
 The rest is the real edge: its sampler, its clipping, its division by b, its noise.
 """
@@ -25,7 +25,7 @@ LOUD = np.float32(1000.0)  # norm of a canary before clipping, in units of C
 
 
 class GivenGradients:
-    """F(x; ξ) = ⟨x, ξ⟩, whose gradient is ξ at every x."""
+    """F(x; ξ) = ½ Σ ξ_i x_i², whose gradient is ξ∘x: ξ at x = 1, and x may turn, scale or mask it."""
 
     name = "given-gradients"
 
@@ -37,7 +37,7 @@ class GivenGradients:
         self._form = form
 
     def initial(self, rng: np.random.Generator) -> Vector:  # noqa: ARG002
-        return np.zeros(self.dimension, np.float32)
+        return np.ones(self.dimension, np.float32)
 
     def features(self, images: Images) -> Features:
         return images
@@ -46,10 +46,10 @@ class GivenGradients:
         return labels
 
     def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:  # noqa: ARG002
-        return self._form(features)
+        return self._form(features * x)
 
     def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:  # noqa: ARG002
-        return {"loss": float((features @ x).mean())}
+        return {"loss": float((features @ (x * x)).mean()) / 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

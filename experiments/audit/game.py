@@ -1,7 +1,8 @@
 """The distinguishing game: was the canary's contribution there, or set to zero?
 
-An adversary sees releases of either world and scores them. The threshold is chosen on one half of the
-rounds and judged on the other, so that it cannot profit from chance.
+An adversary sees releases of either world and scores them. Everything that is chosen by looking (a learned
+score, which score, the threshold) is chosen on the first rounds and judged on the others, so that it cannot
+profit from chance; where all of it is fixed beforehand, every round is judged.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from common.models.gradients import Matrix
 from edge.worker import EdgeWorker
 from experiments.audit.bounds import Floats, upper_rate
 from experiments.audit.claims import Claim
@@ -21,22 +24,71 @@ Releases = npt.NDArray[np.float64]  # rounds × releases of a round × N
 Score = Callable[
     [Releases, int], Floats
 ]  # given the releases and the sequence of the first; high: canary there
+Learner = Callable[[Releases, Releases, int, int], Score]  # zeroed, there, and the sequence of each first
 
 _THRESHOLDS = 400
 _WARY = 0.02  # factor of α while choosing: bounds that owe much to chance are not chosen
 
 
+class Playable(Protocol):
+    """A game of any kind: a claim, and a test of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def claim(self) -> Claim: ...
+
+    def play(self, *, alpha: float, seed: int) -> Finding:
+        """Bound the claim's figure from below; the bound is too high with probability α at most."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """Two neighbouring shards behind one mechanism, what is claimed of it, and how to attack it."""
+    """Two neighbouring shards behind one mechanism, what is claimed of it, and how to attack it.
+
+    The rounds follow each other in one run of the edge, or each is a run of its own from n = 1. A round
+    is `releases_per_round` releases; `lag` apart where they are two of a long run.
+    """
 
     name: str
-    claim: Claim
+    claim: Claim  # of a round
     worker: Callable[[bool, int], EdgeWorker]  # (canary there?, seed) → the edge that releases
     sensitivity: float  # ΔS
-    score: Score
+    score: Score | None  # None: what is learned alone
     rounds: int  # of each world
     releases_per_round: int = 1
+    learner: Learner | None = None
+    threshold: float | None = None  # fixed beforehand; None: chosen on the first rounds
+    learning: float = 0.5  # share of the rounds to learn and choose on
+    steer: Matrix | None = (
+        None  # release n is of x = row n−1, from the start again when they end; None: x = 1
+    )
+    fresh_runs: bool = False
+    lag: int = 1
+
+    def play(self, *, alpha: float, seed: int) -> Finding:
+        """Play every round of both worlds and bound the claim's figure from below at level α."""
+        zeroed, there = (_released(self, there, seed) for there in (False, True))
+        firsts = 1, 1 if self.fresh_runs else 1 + _count(self)
+        candidates = [] if self.score is None else [self.score]
+        seen = int(self.rounds * self.learning)
+        if self.learner is not None:
+            taught = seen // 2 if candidates else seen
+            candidates.append(self.learner(zeroed[:taught], there[:taught], *firsts))
+        pairs = [(score(zeroed, firsts[0]), score(there, firsts[1])) for score in candidates]
+        if not all(np.isfinite(scores).all() for pair in pairs for scores in pair):
+            raise ValueError(f"{self.name}: a score is not finite")
+
+        def promise(pair: tuple[Floats, Floats]) -> float:
+            quarter = slice(seen // 2, seen)
+            trial = judge(self.name, self.claim, pair[0][quarter], pair[1][quarter], alpha)
+            return trial.lower_bound - trial.false_positives - trial.false_negatives  # errors break ties
+
+        chosen = pairs[0] if len(pairs) == 1 else max(pairs, key=promise)
+        if self.threshold is not None and self.learner is not None:
+            chosen = chosen[0][seen:], chosen[1][seen:]
+        return judge(self.name, self.claim, *chosen, alpha, learning=self.learning, threshold=self.threshold)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +99,7 @@ class Finding:
     figure: str  # ε or μ
     claimed: float
     lower_bound: float
-    false_positives: float  # measured on the second half
+    false_positives: float  # measured on the rounds that are judged
     false_negatives: float
     rounds: int
     alpha: float
@@ -58,20 +110,29 @@ class Finding:
         return self.lower_bound > self.claimed
 
 
-def play(game: Game, *, alpha: float, seed: int) -> Finding:
-    """Play every round of both worlds and bound the claim's figure from below at level α."""
-    zeroed, present = (_scores(game, there, seed) for there in (False, True))
-    return judge(game.name, game.claim, zeroed, present, alpha)
+def play(game: Playable, *, alpha: float, seed: int) -> Finding:
+    """Play a game at level α."""
+    return game.play(alpha=alpha, seed=seed)
 
 
-def judge(name: str, claim: Claim, zeroed: Floats, present: Floats, alpha: float) -> Finding:
+def judge(
+    name: str,
+    claim: Claim,
+    zeroed: Floats,
+    present: Floats,
+    alpha: float,
+    *,
+    learning: float = 0.5,
+    threshold: float | None = None,
+) -> Finding:
     """Bound a claim's figure from the scores of both worlds, equally many of each."""
     rounds = len(zeroed)
-    half = rounds // 2
-    threshold = _best_threshold(claim, zeroed[:half], present[:half], alpha)
-    trials = rounds - half
-    positives = int((zeroed[half:] > threshold).sum())
-    negatives = int((present[half:] <= threshold).sum())
+    seen = 0 if threshold is not None else int(rounds * learning)
+    if threshold is None:
+        threshold = _best_threshold(claim, zeroed[:seen], present[:seen], alpha)
+    trials = rounds - seen
+    positives = int((zeroed[seen:] > threshold).sum())
+    negatives = int((present[seen:] <= threshold).sum())
     bounds = (upper_rate(errors, trials, alpha / 2) for errors in (positives, negatives))
     return Finding(
         name=name,
@@ -85,18 +146,33 @@ def judge(name: str, claim: Claim, zeroed: Floats, present: Floats, alpha: float
     )
 
 
-def _scores(game: Game, there: bool, seed: int) -> Floats:
+def _count(game: Game) -> int:
+    """Return how many releases of one world are made; at a lag, whole blocks of twice the lag."""
+    block = game.lag * game.releases_per_round if game.lag > 1 else 1
+    return -(-game.rounds * game.releases_per_round // block) * block
+
+
+def _released(game: Game, there: bool, seed: int) -> Releases:
     worker = game.worker(there, seed)
-    x = np.zeros(worker.model.dimension, np.float32)
-    count = game.rounds * game.releases_per_round
-    first = 1 + count * there  # the two worlds share no batch and no noise
-    released = np.empty((count, x.size))
+    steer = np.ones((1, worker.model.dimension), np.float32) if game.steer is None else game.steer
+    of_round, size = game.releases_per_round, worker.model.dimension
+    if game.fresh_runs:
+        released = np.empty((game.rounds, of_round, size))
+        for place in range(game.rounds):
+            worker.index = place + game.rounds * there  # the two worlds share no batch and no noise
+            for n in range(of_round):
+                released[place, n] = worker.gradient(steer[n % len(steer)], game.sensitivity, n + 1)
+        return released
+    count = _count(game)
+    first = 1 + count * there  # likewise
+    line: Releases = np.empty((count, size))
     for place in range(count):
-        released[place] = worker.gradient(x, game.sensitivity, first + place)
-    scores = game.score(released.reshape(game.rounds, game.releases_per_round, x.size), first)
-    if not np.isfinite(scores).all():
-        raise ValueError(f"{game.name}: a score is not finite")
-    return scores
+        line[place] = worker.gradient(
+            steer[(first + place - 1) % len(steer)], game.sensitivity, first + place
+        )
+    if game.lag > 1:
+        line = line.reshape(-1, of_round, game.lag, size).swapaxes(1, 2)
+    return line.reshape(-1, of_round, size)[: game.rounds]
 
 
 def _best_threshold(claim: Claim, zeroed: Floats, present: Floats, alpha: float) -> float:
@@ -117,7 +193,7 @@ def _best_threshold(claim: Claim, zeroed: Floats, present: Floats, alpha: float)
 
 
 def play_all(
-    games: Sequence[Game], *, confidence: float, seed: int, progress: Callable[[str], None] | None = None
+    games: Sequence[Playable], *, confidence: float, seed: int, progress: Callable[[str], None] | None = None
 ) -> list[Finding]:
     """Play several games, whose bounds then hold together with this confidence; each has draws of its own."""
     alpha = familywise(confidence, len(games))
@@ -125,7 +201,7 @@ def play_all(
     for place, game in enumerate(games):
         if progress is not None:
             progress(game.name)
-        findings.append(play(game, alpha=alpha, seed=1000 * seed + place))
+        findings.append(game.play(alpha=alpha, seed=1000 * seed + place))
     return findings
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from common.errors import ConfigurationError
-from common.noise import GammaNorm, Sampling, Scope
+from common.noise import Clipping, GammaNorm, Gaussian, Sampling, Scope
 from common.scenario.scenario import Scenario
+from experiments.audit.battery import battery
 from experiments.audit.canary import Setting
-from experiments.audit.game import Game
+from experiments.audit.game import Playable
 from experiments.audit.sound import honest_game
 from mapa.simulation.world import World
 
 
-def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | None = None) -> list[Game]:
-    """Return the release whose batch has the canary for certain, and, where it differs, as sampled.
+def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | None = None) -> list[Playable]:
+    """Return the release whose batch has the canary for certain, as sampled where it differs, and the battery.
 
+    The battery needs per-sample clipping and noise on every coordinate: a clipped mean, or a part in the
+    clear, claims nothing that it could refute.
     The guarantee holds for every N, so the audit takes an N where the law is easiest to tell: gamma-norm
     noise hides a direction among many.
     """
@@ -29,12 +32,21 @@ def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | Non
         alone = replace(
             alone, sampling=Sampling.SHUFFLED, shard_size=setting.batch_size
         )  # needs others in the batch
-    games = [honest_game("one release, canary in the batch", alone, rounds)]
+    games: list[Playable] = [honest_game("one release, canary in the batch", alone, rounds)]
     if setting.sampling is Sampling.POISSON and setting.shard_size > setting.batch_size:
         games.append(honest_game("one release, as sampled", setting, rounds))
     if setting.sampling is Sampling.SHUFFLED:
         epoch = replace(setting, shard_size=2 * setting.batch_size)
         games.append(honest_game("an epoch of two releases", epoch, rounds))
+    everywhere = setting.clipping is Clipping.PER_SAMPLE and not setting.first_layer_only
+    if everywhere and isinstance(setting.law, Gaussian | GammaNorm):
+        games += battery(
+            setting.law,
+            batch_size=setting.batch_size,
+            dimension=setting.dimension,
+            rounds=rounds,
+            sampling=setting.sampling,
+        )
     return games
 
 

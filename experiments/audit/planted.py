@@ -31,6 +31,7 @@ from edge.worker import EdgeWorker
 from experiments.audit.bounds import Floats
 from experiments.audit.canary import CLIP, GivenGradients, Setting, log_likelihood_ratio
 from experiments.audit.claims import Claim, claim_for
+from experiments.audit.defects import Scaled
 from experiments.audit.game import Game, Releases
 
 
@@ -72,22 +73,6 @@ class EachLayer(RowGradients):
 
     def norms(self) -> npt.NDArray[np.float32]:
         return np.zeros(len(self._rows), np.float32)  # clipped already
-
-
-class Scaled(RowGradients):
-    """A sum that is to be divided by b, made so that something else comes out."""
-
-    def __init__(self, rows: Matrix, factor: float) -> None:
-        super().__init__(rows)
-        self._factor = np.float32(factor)
-
-    @classmethod
-    def realised(cls, rows: Matrix, batch_size: int) -> Scaled:
-        """Divide by the number of samples at hand; a zeroed record is none."""
-        return cls(rows, batch_size / max(1, int(rows.any(axis=1).sum())))
-
-    def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
-        return super().weighted_sum(weights) * self._factor
 
 
 class RepeatedNoise(CounterStreams):

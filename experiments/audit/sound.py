@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from common.accounting.releases import ReleaseKind
 from common.noise import Adjacency, Clipping, GammaNorm, Gaussian, Sampling
+from experiments.audit.battery import battery
 from experiments.audit.canary import Setting
 from experiments.audit.claims import claim_for
-from experiments.audit.game import Game
+from experiments.audit.game import Game, Playable
 
 _SHUFFLED, _REPLACED = Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT
 
@@ -28,7 +29,15 @@ def honest_game(name: str, setting: Setting, rounds: int, adjacency: Adjacency =
 def sound_games(rounds: int = 3000) -> list[Game]:
     """Return Gaussian and gamma-norm noise behind every sampler and clipping, at several strengths."""
     games = []
-    for z, b, n in ((0.5, 4, 4), (1.0, 4, 4), (4.0, 4, 4), (0.5, 4, 8), (1.0, 2, 8)):
+    for z, b, n in (
+        (0.5, 4, 4),
+        (1.0, 4, 4),
+        (4.0, 4, 4),
+        (0.5, 4, 8),
+        (1.0, 2, 8),
+        (1.0, 4, 8),
+        (4.0, 4, 8),
+    ):
         setting = Setting(law=Gaussian(z), batch_size=b, shard_size=n, dimension=16)
         games.append(honest_game(f"gaussian z={z:g} poisson {b}/{n}", setting, rounds))
     for epsilon, b, n in ((1.0, 4, 4), (4.0, 4, 4), (4.0, 4, 8)):
@@ -51,3 +60,19 @@ def sound_games(rounds: int = 3000) -> list[Game]:
         setting = Setting(law=law, batch_size=4, shard_size=4, dimension=dimension, opposed=True)
         games.append(honest_game(f"{law.name} replace-one", setting, rounds, Adjacency.REPLACE_ONE))
     return games
+
+
+def sound_batteries(rounds: int = 8000) -> dict[str, list[Playable]]:
+    """Return the battery of sound mechanisms, sampled and not, by name."""
+    batteries: dict[str, list[Playable]] = {
+        f"gaussian z={z:g} poisson": battery(Gaussian(z), batch_size=4, dimension=16, rounds=rounds)
+        for z in (1.0, 4.0)
+    }
+    batteries["gaussian z=1 shuffled"] = battery(
+        Gaussian(1.0), batch_size=4, dimension=16, rounds=rounds, sampling=_SHUFFLED
+    )
+    batteries["gaussian z=4 with-replacement"] = battery(
+        Gaussian(4.0), batch_size=4, dimension=16, rounds=rounds, sampling=_REPLACED
+    )
+    batteries["gamma-norm ε=2 poisson"] = battery(GammaNorm(2.0), batch_size=4, dimension=2, rounds=rounds)
+    return batteries

@@ -17,11 +17,12 @@ from rich.table import Table
 
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
-from experiments.audit.game import Finding, Game, finite, play_all
+from experiments.audit.game import Finding, Playable, finite, play_all
 from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
 from experiments.audit.planted import planted_games
 from experiments.audit.sound import sound_games
+from experiments.commands.audit_planted import audit_planted
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
 
@@ -29,10 +30,12 @@ _MIN_ROUNDS = 1000
 
 
 def audit_command(
-    scenario: Annotated[str, typer.Argument(help="a shipped scenario's name, or a TOML file")],
+    scenario: Annotated[
+        str | None, typer.Argument(help="a shipped scenario's name, or a TOML file; not with --planted")
+    ] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any field")] = None,
     confidence: Annotated[float, typer.Option(help="of all games together (Bonferroni)")] = 0.95,
-    rounds: Annotated[int, typer.Option(help="releases of each world in a game")] = 20000,
+    rounds: Annotated[int, typer.Option(help="of each world in a game")] = 8000,
     edge: Annotated[int, typer.Option(min=0, help="k, the edge whose ε_k, z_k and shard are audited")] = 0,
     dimension: Annotated[
         int | None, typer.Option(min=1, help="N of a game; default: 2 for gamma-norm, else 16")
@@ -48,6 +51,10 @@ def audit_command(
         bool,
         typer.Option("--variants", help="also play sound and planted unsound mechanisms: audits the audit"),
     ] = False,
+    planted: Annotated[
+        bool,
+        typer.Option("--planted", help="put planted defects to the games instead; exit 1 if one is missed"),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="of the audit's own draws")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="instead of MAPA_DATA_DIR")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
@@ -57,11 +64,20 @@ def audit_command(
         raise ConfigurationError(f"confidence = {confidence}: must be greater than 0 and less than 1")
     if rounds < _MIN_ROUNDS:
         raise ConfigurationError(f"rounds = {rounds}: must be at least {_MIN_ROUNDS}")
+    if planted:
+        if scenario is not None or changes or variants:
+            raise ConfigurationError(
+                "--planted takes no scenario, --set or --variants: its mechanisms are its own"
+            )
+        audit_planted(confidence=confidence, rounds=rounds, seed=seed, as_json=as_json)
+        return
+    if scenario is None:
+        raise ConfigurationError("scenario: name a shipped scenario or a TOML file, or pass --planted")
     name, resolved = load_scenario(scenario, changes or [])
     world = World.of(resolved, data_dir or data_directory(os.environ))
     own = scenario_games(world, edge=edge, rounds=rounds, dimension=dimension)
-    sound, planted = (sound_games(), planted_games()) if variants else ([], [])
-    games = [*own, *sound, *planted]
+    sound, unsound = (sound_games(), planted_games()) if variants else ([], [])
+    games: list[Playable] = [*own, *sound, *unsound]
     findings = _play_all(games, confidence, seed)
     whole = (
         audit_one_run(world, edge=edge, canaries=canaries, iterations=iterations, confidence=confidence)
@@ -90,7 +106,7 @@ def audit_command(
         raise typer.Exit(1)
 
 
-def _play_all(games: Sequence[Game], confidence: float, seed: int) -> list[Finding]:
+def _play_all(games: Sequence[Playable], confidence: float, seed: int) -> list[Finding]:
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -104,7 +120,7 @@ def _kind(place: int, own: int, sound: int) -> str:
     return "scenario" if place < own else "sound" if place < own + sound else "planted"
 
 
-def _row(game: Game, finding: Finding, delta: float, kind: str) -> dict[str, Any]:
+def _row(game: Playable, finding: Finding, delta: float, kind: str) -> dict[str, Any]:
     claim = game.claim
     return {
         "kind": kind,
@@ -161,9 +177,7 @@ def _print_report(
         console.print(
             "The scenario has a seed: whoever knows it takes the noise off. Audited as if nobody did."
         )
-    table = Table(
-        title=f"single releases, {confidence:.0%} for all rows together, ε at δ = {delta:g}", box=box.SIMPLE
-    )
+    table = Table(title=f"games, {confidence:g} for all rows together, ε at δ = {delta:g}", box=box.SIMPLE)
     for column in ("", "game", "claimed", "at least", "claimed ε", "ε at least", "verdict"):
         table.add_column(column, justify="left" if column in ("", "game", "verdict") else "right")
     for row in rows:
