@@ -19,9 +19,10 @@ import pytest
 
 from common.datasets.catalogue import data_directory
 from mapa.brokers import Broker
-from tests.broker.test_run_command import environment, mapa
 from tests.broker.test_run_endings import eventually, only_run, trained
 from tests.broker.testbed_support import PATIENCE, ROOT
+from tests.program_support import environment
+from tests.program_support import run_mapa as mapa
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 LIMIT = 40_000  # bytes of a file
