@@ -29,9 +29,9 @@ from common.wire.codec import (
 )
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
 from edge.client import EdgeClient
+from edge.conversation import EXIT_FAILED, EXIT_REFUSED
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
-from edge.session import EXIT_FAILED, EXIT_REFUSED
 from edge.worker import EdgeWorker
 from tests.core_support import small_dataset, small_scenario
 
