@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar, assert_never
+from typing import assert_never
 
 from common.datasets.dataset import Dataset
-from common.errors import RemoteProtocolError
 from common.messages import Leave
 from common.quantities import EdgeId, RunId
 from common.transport.channel import Channel, Loop
 from common.transport.connection import SIZE_HINT
 from common.transport.link import LinkProfile
-from common.wire.codec import decode_halt, decode_presence, encode_hello, encode_leave, new_nonce
-from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
+from common.wire.codec import encode_hello, encode_leave, new_nonce
+from common.wire.topics import EdgeTopic, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.conversation import (
     Connected,
     Disconnected,
     DropOutbox,
     GivenUp,
-    IdentityKept,
     IdentityRenewed,
     LeaveWanted,
     MakeGradient,
@@ -38,6 +36,7 @@ from edge.conversation import (
     Stop,
     Unanswered,
 )
+from edge.inbox import Inbox
 from edge.joining import Joining
 from edge.ledger import Ledger
 from edge.line import Line
@@ -45,10 +44,7 @@ from edge.outbox import Outbox
 from edge.patience import Patience
 from edge.policy import OperatorPolicy
 from edge.preparation import Preparation
-from edge.reading import read_answer, read_model
 from edge.session import EdgeSession
-
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -68,26 +64,26 @@ class EdgeClient:
     on_stop: Callable[[int], None]
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     nonce: str = field(default_factory=new_nonce)
-    dropped: Counter[str] = field(default_factory=Counter)
     pushed: int = 0
     resent: int = 0
     exit_code: int | None = None
     session: EdgeSession = field(init=False)
     patience: Patience = field(init=False)
+    inbox: Inbox = field(init=False)
     _joining: Joining = field(init=False)
     _outbox: Outbox = field(init=False)
     _line: Line = field(init=False)
     _events: deque[SessionEvent] = field(default_factory=deque)  # what the session is still to be told
     _telling: bool = False
     _looked_at: int = -1  # the last sequence when `well` was last asked
-    _early: bytes | None = None  # a model that came before the welcome
 
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
-        self._joining = Joining(self.run, self.policy, self.ledger, self.load)
+        self._joining = Joining(self.run, self.policy, self.ledger, self.load, renewable=self.renewable)
         self._outbox = Outbox(self.run, self.ledger)
         self._line = Line(self.loop, self._open)
         self.session = self._outbox.session()
+        self.inbox = Inbox(self.run, self.nonce, self._joining, self.session, self._tell, self.say)
 
     @property
     def edge_id(self) -> EdgeId:
@@ -96,6 +92,11 @@ class EdgeClient:
     @property
     def preparation(self) -> Preparation | None:
         return self._joining.preparation
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Messages that broke the protocol, by kind."""
+        return self.inbox.dropped
 
     @property
     def channel(self) -> Channel | None:
@@ -109,11 +110,7 @@ class EdgeClient:
 
     def _open(self, link: LinkProfile | None) -> Channel:
         channel = self.connect(self, link)
-        channel.subscribe(self._topic(EdgeTopic.MODEL), self.on_model)
-        channel.subscribe(self._topic(EdgeTopic.WELCOME), self.on_answer, qos=1)
-        # before the halt: a retained one is then judged by who is there
-        channel.subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
-        channel.subscribe(halt_topic(self.run), self.on_halt, qos=1, retained=True)
+        self.inbox.subscribe(channel)
         if self.preparation is not None:
             channel.allow(_largest_packet(self.preparation))
         return channel
@@ -147,52 +144,11 @@ class EdgeClient:
         waiting = self.session.phase is not Phase.PUSHING or self._online is False
         return waiting or self._looked_at != before
 
-    # -- messages -------------------------------------------------------------------------------------
-
-    def on_model(self, topic: str, payload: bytes) -> None:  # noqa: ARG002 - the topic is ours alone
-        if self.preparation is None or not self.session.welcomed:
-            self._early = payload  # QoS 0 may overtake the welcome's QoS 1
-            return
-        worker = self.preparation.worker
-        self._tell(self._decoded("model", lambda: read_model(self.edge_id, payload, worker, self.session)))
-
-    def on_answer(self, topic: str, payload: bytes) -> None:
-        answer = self._decoded(
-            "welcome", lambda: read_answer(self.edge_id, payload, self.nonce, self.session)
-        )
-        if answer is None:
-            return
-        self._tell(answer)
-        if self._early is not None and self.session.welcomed:
-            early, self._early = self._early, None
-            self.on_model(topic, early)
-
-    def on_halt(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
-        if (
-            payload
-        ):  # an empty one says that the broker keeps none; the cloud is asked about one that was heard
-            self._tell(self._decoded("halt", lambda: decode_halt(payload)))
-
-    def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
-        presence = self._decoded("presence", lambda: decode_presence(payload))
-        before = self._online
-        self._tell(presence)
-        if before not in (None, presence.online) and self.session.phase is not Phase.DONE:
-            back = "is back" if presence.online else "is away; waiting for it"
-            self.say(f"{self.edge_id}: the cloud {back}")
-
     @property
     def _online(self) -> bool | None:
         """Whether the cloud is there; None: nothing was heard of it."""
         presence = self.session.cloud.presence
         return None if presence is None else presence.online
-
-    def _decoded(self, kind: str, decode: Callable[[], _T]) -> _T:
-        try:
-            return decode()
-        except RemoteProtocolError:
-            self.dropped[kind] += 1
-            raise
 
     def _unanswered(self) -> None:
         phase, pending = self.session.phase, self.session.pending
@@ -249,7 +205,7 @@ class EdgeClient:
             case DropOutbox():
                 self._outbox.drop(effect.sequence)
             case RenewIdentity():
-                self._tell(self._renewed(effect.detail))
+                self._renew(effect.detail)
             case SayLeave():
                 leave = encode_leave(Leave(self.edge_id, effect.reason, self.nonce))
                 self._line.publish(self._topic(EdgeTopic.LEAVE), leave, qos=1)
@@ -276,20 +232,16 @@ class EdgeClient:
             self.resent += self.patience.tries > 0
             self._line.publish(self._topic(EdgeTopic.GRADIENT), payload, qos=0)
 
-    def _renewed(self, detail: str) -> IdentityRenewed | IdentityKept:
-        """Go on as a newcomer: the old id has debts that this ledger does not know.
-
-        Not with a copy that knows some of them, whose shard the newcomer would leave without charging the rest.
-        """
+    def _renew(self, detail: str) -> None:
         old = self.edge_id
-        if not self.renewable or self.ledger.account(self.run) is not None:
-            return IdentityKept(f"its ledger is lost or an older copy ({detail}); restore the newest one")
-        new = self.ledger.renew_identity()
-        self.say(f"{old}: its ledger was lost ({detail}); goes on as {new}, on a shard that nobody has used")
-        self._joining.forget()
-        self._outbox.forget()
-        self._early = None
-        return IdentityRenewed()
+        outcome = self._joining.renew(detail)
+        if isinstance(outcome, IdentityRenewed):
+            self.say(
+                f"{old}: its ledger was lost ({detail}); goes on as {self.edge_id}, on a shard that nobody has used"
+            )
+            self._outbox.forget()
+            self.inbox.forget()
+        self._tell(outcome)
 
     def _stop(self, code: int, text: str) -> None:
         self.patience.end()

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from common.datasets.dataset import Dataset
 from common.errors import MapaError
 from common.messages import Hello
-from common.quantities import RunId
+from common.quantities import EdgeId, RunId
 from common.wire.codec import Admission
-from edge.conversation import OtherShardHeld, Prepared, SayHello, WelcomeDeclined
+from edge.conversation import (
+    IdentityKept,
+    IdentityRenewed,
+    OtherShardHeld,
+    Prepared,
+    SayHello,
+    WelcomeDeclined,
+)
 from edge.ledger import Ledger, OtherShardError
 from edge.policy import OperatorPolicy
 from edge.preparation import Preparation, difference, prepare
@@ -25,12 +32,17 @@ class Joining:
     ledger: Ledger
     load: Callable[[str], Dataset]
     preparation: Preparation | None = None
+    renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     _admission: Admission | None = None  # the welcome that the preparation follows
     _wanted: int | None = None  # the shard that the ledger holds of the run's cut
 
+    @property
+    def edge_id(self) -> EdgeId:
+        return self.ledger.edge_id
+
     def hello(self, effect: SayHello, nonce: str) -> Hello:
         return Hello(
-            edge_id=self.ledger.edge_id,
+            edge_id=self.edge_id,
             noise=self.policy.law,
             epsilon=self.policy.epsilon,
             noise_multiplier=self.policy.noise_multiplier,
@@ -57,9 +69,16 @@ class Joining:
         self._admission = admission
         return Prepared(rerouted=self.preparation.link is not None)
 
-    def forget(self) -> None:
-        """Join as a newcomer."""
+    def renew(self, detail: str) -> IdentityRenewed | IdentityKept:
+        """Join as a newcomer: the old id has debts that this ledger does not know.
+
+        Not with a copy that knows some of them, whose shard the newcomer would leave without charging the rest.
+        """
+        if not self.renewable or self.ledger.account(self.run) is not None:
+            return IdentityKept(f"its ledger is lost or an older copy ({detail}); restore the newest one")
+        self.ledger.renew_identity()
         self.preparation = self._admission = self._wanted = None
+        return IdentityRenewed()
 
     def _compare(self, first: Admission, later: Admission) -> Prepared | WelcomeDeclined:
         """Go on under the first welcome's terms, or not at all: a cloud started anew may have dealt our shard again."""

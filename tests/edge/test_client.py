@@ -105,14 +105,16 @@ class Stage:
         if self.edge.session.answered == self.edge.session.hellos:
             self.edge.on_connected()  # only a new hello has a new answer
             fields["number"] = self.edge.session.hellos
-        self.edge.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
+        self.edge.inbox.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
         self.broker.settle()
 
     def model(self, sensitivity: float = 0.4, acknowledged: int | None = None, value: float = 0.0) -> None:
         assert self.edge.preparation is not None
         x = np.full(self.edge.preparation.worker.model.dimension, value, np.float32)
         awaited = self.edge.session.awaited if acknowledged is None else acknowledged
-        self.edge.on_model("m", encode_model(SendModel(self.edge.edge_id, 1, sensitivity, awaited, x, LIFE)))
+        self.edge.inbox.on_model(
+            "m", encode_model(SendModel(self.edge.edge_id, 1, sensitivity, awaited, x, LIFE))
+        )
         self.broker.settle()
 
     def published(self, leaf: EdgeTopic) -> list[bytes]:
@@ -520,7 +522,7 @@ def lost(stage: Stage) -> None:
     words = "the ledger knows 0 releases, 5 were applied"
     answered = (stage.edge.nonce, stage.edge.session.hellos)
     refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered)
-    stage.edge.on_answer("welcome", encode_refuse(refuse))
+    stage.edge.inbox.on_answer("welcome", encode_refuse(refuse))
     stage.broker.settle()
 
 
@@ -568,7 +570,7 @@ def test_hellos_do_not_pile_up_while_the_broker_is_away() -> None:
 
 def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
     stage = Stage(private_scenario(links=[{"delay_ms": 5.0}]))
-    stage.edge.on_answer(
+    stage.edge.inbox.on_answer(
         "welcome",
         encode_welcome(
             Admission(
