@@ -48,7 +48,7 @@ class Outbox:
         payload = encode_gradient(made)
         try:
             self.ledger.debit(self.run, sequence, payload)
-        except BudgetExhausted:
+        except BudgetExhausted:  # asked here alone: what was made for nothing is thrown away, once in a run
             return BudgetSpent()
         self._kept = (sequence, payload)
         return GradientDebited(sequence)

@@ -63,6 +63,8 @@ class Stage:
     said: list[str] = field(default_factory=list)
     channels: list[MemoryChannel] = field(default_factory=list)
     failure: BaseException | None = None  # what loading the data set ends with
+    started: bool = True
+    stops: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.edge = EdgeClient(
@@ -73,13 +75,14 @@ class Stage:
             loop=self.broker,
             connect=self._connect,
             say=self.said.append,
-            on_stop=lambda code: None,  # noqa: ARG005
+            on_stop=self.stops.append,
             renewable=self.renewable,
         )
         cloud = encode_presence(Presence(True, CLOUD, LIFE))
         self.broker.route(presence_topic(self.run), cloud, retain=True)
-        self.edge.start()
-        self.broker.settle()
+        if self.started:
+            self.edge.start()
+            self.broker.settle()
 
     def _load(self, name: str) -> Dataset:  # noqa: ARG002
         if self.failure is not None:
@@ -586,6 +589,43 @@ def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
     stage.edge.leave("shutdown")
     stage.broker.advance(HOUR)
     assert [channel.closed for channel in stage.channels] == [True]
+
+
+@pytest.mark.parametrize("connecting", [False, True])
+@pytest.mark.parametrize("code", [0, EXIT_FAILED])
+def test_an_edge_that_ends_before_its_first_connection_says_nothing_and_ends_once(
+    code: int, connecting: bool
+) -> None:
+    stage = Stage(started=False)
+    if connecting:
+        stage.edge.start()
+    for _ in range(2):  # a signal may follow an end
+        if code == 0:
+            stage.edge.leave("shutdown")
+        else:
+            stage.edge.give_up(code, "no connection")
+    stage.broker.advance(HOUR)
+    assert (stage.edge.exit_code, stage.stops) == (code, [code])
+    assert (stage.hellos, stage.leaves) == ([], [])
+    assert all(channel.closed for channel in stage.channels)
+
+
+def test_a_connection_that_comes_back_while_a_gradient_is_made_is_told_in_its_turn() -> None:
+    """Its hello names the gradient that was debited meanwhile; the next welcome calls for its bytes."""
+    stage = Stage()
+
+    class Interrupted(MemoryLedger):
+        def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
+            stage.edge.on_connected()
+            super().debit(run, sequence, payload)
+
+    stage = Stage(ledger=Interrupted())
+    stage.welcome()
+    stage.model()
+    assert [hello.last_sequence for hello in stage.hellos] == [0, 1]
+    assert stage.published(EdgeTopic.GRADIENT) == []
+    stage.welcome()
+    assert [payload for _, payload in stage.ledger.pending(RUN)] == stage.published(EdgeTopic.GRADIENT)
 
 
 # -- sizes --------------------------------------------------------------------------------------------
