@@ -29,7 +29,7 @@ from common.wire.codec import (
 )
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
 from edge.client import EdgeClient
-from edge.conversation import EXIT_FAILED, EXIT_REFUSED
+from edge.conversation import EXIT_FAILED, EXIT_REFUSED, SessionEffect
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
 from edge.worker import EdgeWorker
@@ -626,6 +626,28 @@ def test_a_connection_that_comes_back_while_a_gradient_is_made_is_told_in_its_tu
     assert stage.published(EdgeTopic.GRADIENT) == []
     stage.welcome()
     assert [payload for _, payload in stage.ledger.pending(RUN)] == stage.published(EdgeTopic.GRADIENT)
+
+
+def test_no_effect_is_performed_inside_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[str] = []
+    performed: list[str] = []
+    perform = EdgeClient._perform
+
+    def watched(client: EdgeClient, effect: SessionEffect) -> None:
+        assert under_way == []
+        under_way.append(type(effect).__name__)
+        perform(client, effect)
+        performed.append(under_way.pop())
+
+    monkeypatch.setattr(EdgeClient, "_perform", watched)
+    stage = Stage()
+    lost(stage)
+    stage.welcome()
+    stage.release(2)
+    stage.edge.leave("shutdown")
+    made = ["MakeGradient", "PushOutbox"]
+    joined = ["SayHello", "RenewIdentity", "Reroute", "SayHello", "Prepare"]
+    assert performed == [*joined, *made, *made, "SayLeave", "Stop"]
 
 
 # -- sizes --------------------------------------------------------------------------------------------
