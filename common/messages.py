@@ -175,6 +175,10 @@ class EvaluationDue:
     model: Vector
 
 
+# The same two values from the edge's side, which makes what arrives and receives what is sent.
+GradientMade = GradientArrived
+ModelReceived = SendModel
+
 Event = Hello | GradientArrived | Leave
 Fact = EdgeJoined | EdgeGone | GradientApplied | GradientRefused | StageOpened
 Effect = Welcome | Refuse | SendModel | Halt | EvaluationDue | Fact

@@ -28,9 +28,9 @@ from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import max_charges_apart
 from edge.claims import ClaimsBook
 from edge.client import EdgeClient
+from edge.conversation import EXIT_FAILED, EXIT_REFUSED
 from edge.memory import memory_limit
 from edge.policy import OperatorPolicy
-from edge.session import EXIT_FAILED, EXIT_REFUSED
 from edge.slots import Slot, take_slot
 from edge.sqlite_ledger import SqliteLedger
 

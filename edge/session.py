@@ -7,276 +7,274 @@ when it is of the run's present incarnation and acknowledges the last gradient m
 Whatever comes may be late, come twice, or be of another life of the cloud. So an answer counts only for the
 hello that it names by number, and a halt is believed when the cloud that it is of has said goodbye, or says so
 when it is asked.
+
+Every change of phase happens here. What comes from the network never raises; an outcome that no effect asked for
+is a mistake of the shell, and does.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import assert_never
+from dataclasses import dataclass, field
 
-from common.messages import Halt, Refuse, SendModel
+from common.errors import LocalProtocolError
+from common.messages import Halt, ModelReceived, Refuse
 from common.wire.codec import Admission, Presence
-
-EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_FULL = 0, 1, 2, 4
-_TRIES = 3  # hellos without an answer until the halt of a life that this edge has no part in is believed
-
-
-class Phase(Enum):
-    GREETING = "greeting"  # hello is out, no welcome yet
-    WAITING = "waiting"  # for a model
-    PUSHING = "pushing"  # a gradient is out, no model yet
-    DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """The broker is there, for the first time or again."""
-
-
-@dataclass(frozen=True, slots=True)
-class OtherShardWanted:
-    """The welcome deals a shard that the ledger does not hold: ask for the one that it holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    """What the edge last sent has had no answer for too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class GradientDebited:
-    """A gradient was made, debited and put into the outbox."""
-
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetSpent:
-    """The ledger permits no further release."""
-
-
-SessionEvent = (
-    Connected
-    | OtherShardWanted
-    | Unanswered
-    | Admission
-    | Refuse
-    | SendModel
-    | Presence
-    | Halt
-    | GradientDebited
-    | BudgetSpent
+from edge.cloud_watch import CloudWatch
+from edge.conversation import (
+    BUSY,
+    EXIT_DONE,
+    EXIT_FULL,
+    EXIT_REFUSED,
+    BudgetSpent,
+    Connected,
+    Disconnected,
+    DropOutbox,
+    GivenUp,
+    GradientDebited,
+    IdentityKept,
+    IdentityRenewed,
+    LeaveWanted,
+    MakeGradient,
+    OtherShardHeld,
+    Outcome,
+    Phase,
+    Prepare,
+    Prepared,
+    PushOutbox,
+    RenewIdentity,
+    Reroute,
+    SayHello,
+    SayLeave,
+    SessionEffect,
+    SessionEvent,
+    Stop,
+    Unanswered,
+    WelcomeDeclined,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class SayHello:
-    last_sequence: int
-    number: int
-    incarnation: int  # of the run that it is meant for
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Take the shard and the recipe that the welcome names; nothing to do where they are taken."""
-
-    admission: Admission
-
-
-@dataclass(frozen=True, slots=True)
-class MakeGradient:
-    sequence: int
-    sent: SendModel
-
-
-@dataclass(frozen=True, slots=True)
-class PushOutbox:
-    """Publish the bytes of this sequence, as they stand in the outbox."""
-
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class DropOutbox:
-    """Never send the bytes up to this sequence again: they are of another life of the run. The debit stays."""
-
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class SayLeave:
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NewIdentity:
-    """The ledger of this edge id is lost: go on as a newcomer, on a shard that nobody has used."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    code: int
-    text: str
-
-
-SessionEffect = SayHello | Prepare | MakeGradient | PushOutbox | DropOutbox | SayLeave | NewIdentity | Stop
+_TRIES = 3  # hellos without an answer until the halt of a life that this edge has no part in is believed
+_LISTENING = frozenset({Phase.GREETING, Phase.WAITING, Phase.PUSHING})  # answers to a hello count
 
 
 @dataclass(slots=True)
 class EdgeSession:
-    """The conversation of one edge id in one run."""
+    """The conversation of one edge in one run. Only `receive` changes it."""
 
     last_sequence: int = 0  # of the last gradient debited
     pending: int | None = None  # sequence in the outbox without acknowledgement
     pending_incarnation: int | None = None  # that its bytes name
-    awaited: int = 0  # what a model must acknowledge to count
-    phase: Phase = Phase.GREETING
-    incarnation: int | None = None  # of the run, by the last welcome
-    heard: int | None = None  # incarnation that a hello is meant for: the last one that the cloud named
-    hellos: int = 0  # said so far: the number of the newest
-    answered: int = 0  # number of the hello that the last welcome answered
-    tries: int = 0  # since something was last answered
-    cloud: Presence | None = None  # what was last heard of it
-    online: int | None = None  # incarnation of the last cloud that said it was online
-    halt: Halt | None = None  # heard, and neither believed nor disproved
-    halt_after: int = 0  # number of the newest hello when it was heard
+    _phase: Phase = field(default=Phase.GREETING, init=False)
+    connected: bool = field(default=False, init=False)
+    overtaken: bool = field(default=False, init=False)  # while the shell was busy a hello fell due
+    incarnation: int | None = field(default=None, init=False)  # of the run, by the last welcome
+    applied: int = field(default=0, init=False)  # last sequence that the cloud applied, by the last welcome
+    awaited: int = field(default=0, init=False)  # what a model must acknowledge to count
+    hellos: int = field(default=0, init=False)  # said so far: the number of the newest
+    answered: int = field(default=0, init=False)  # number of the hello that the last welcome answered
+    tries: int = field(default=0, init=False)  # since something was last answered
+    late: int = field(default=0, init=False)  # models of another life that came and did not count
+    cloud: CloudWatch = field(default_factory=CloudWatch, init=False)
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def welcomed(self) -> bool:
+        """Whether models can be read: a welcome is followed."""
+        return self._phase in (Phase.WAITING, Phase.MAKING, Phase.PUSHING)
 
     def receive(self, event: SessionEvent) -> list[SessionEffect]:
-        if self.phase is Phase.DONE:
+        """Change by one event; return what the shell must perform, in this order."""
+        if self._phase is Phase.DONE:
             return []
         match event:
-            case Connected() | OtherShardWanted():
-                return self._greet()
+            case Connected():
+                return self._connected()
+            case Disconnected():
+                self.connected = False
+                return []
             case Unanswered():
                 return self._again()
             case Admission():
                 return self._admitted(event)
-            case SendModel():
+            case Refuse():
+                return self._refused(event)
+            case ModelReceived():
                 return self._model(event)
-            case GradientDebited():
-                self.last_sequence = self.pending = self.awaited = event.sequence
-                self.pending_incarnation = self.incarnation
-                self.phase = Phase.PUSHING
-                return [PushOutbox(event.sequence)]
-            case BudgetSpent():
-                self.phase = Phase.DONE
-                return [SayLeave("budget"), Stop(EXIT_DONE, "the privacy budget is spent")]
             case Presence():
                 return self._presence(event)
             case Halt():
                 return self._halt(event)
-            case Refuse():
-                return self._refused(event)
+            case LeaveWanted():
+                told = self.hellos > 0  # else nobody knows of this edge
+                return self._done(EXIT_DONE, f"left: {event.reason}", event.reason if told else None)
+            case GivenUp():
+                told = self.connected and self.hellos > 0  # lest the cloud wait; an end by failure does not
+                return self._done(event.code, event.text, "failed" if told else None)
             case _:
-                assert_never(event)
+                return self._outcome(event)
+
+    def _outcome(self, event: Outcome) -> list[SessionEffect]:
+        """Go on after an effect whose outcome only the shell can know."""
+        match event, self._phase:
+            case Prepared(rerouted=rerouted), Phase.PREPARING:
+                return self._reroute() if rerouted else self._settled()
+            case OtherShardHeld(), Phase.PREPARING:
+                return self._greet_now()
+            case WelcomeDeclined(text=text), Phase.PREPARING:
+                return self._done(EXIT_REFUSED, text, "refused")
+            case GradientDebited(sequence=sequence), Phase.MAKING:
+                self.last_sequence = self.pending = self.awaited = sequence
+                self.pending_incarnation = self.incarnation
+                return self._push(sequence)
+            case BudgetSpent(), Phase.MAKING:
+                return self._done(EXIT_DONE, "the privacy budget is spent", "budget")
+            case IdentityRenewed(), Phase.RENEWING:
+                return self._renewed()
+            case IdentityKept(text=text), Phase.RENEWING:
+                return self._done(EXIT_REFUSED, text)
+            case _:
+                raise LocalProtocolError(f"{event} in phase {self._phase.value}: nothing asked for it")
+
+    def _done(self, code: int, text: str, leave: str | None = None) -> list[SessionEffect]:
+        self._phase = Phase.DONE
+        stop = Stop(code, text)
+        return [stop] if leave is None else [SayLeave(leave), stop]
+
+    # -- hellos and connections -----------------------------------------------------------------------
+
+    def _connected(self) -> list[SessionEffect]:
+        self.connected = True
+        if self._phase is Phase.REROUTING:
+            return self._greet_now()
+        return self._greet()
 
     def _greet(self) -> list[SessionEffect]:
-        """Say hello; nothing else counts before it is answered."""
-        self.phase = Phase.GREETING
+        """Say hello as soon as it can be answered; nothing else counts before it is."""
+        if self._phase in BUSY:
+            self.overtaken = True
+        if self._phase in BUSY or self._phase is Phase.REROUTING:
+            return []  # the end of that phase begins with a hello
+        return self._greet_now()
+
+    def _greet_now(self) -> list[SessionEffect]:
+        self._phase, self.overtaken = Phase.GREETING, False
         return self._hello()
 
     def _hello(self) -> list[SessionEffect]:
-        """Say hello to the cloud that was heard of; where none was there is nobody to say it to."""
-        if self.heard is None:
+        """Say hello to the cloud that was heard of; where none was there is nobody to say it to.
+
+        Without a connection it would wait in a queue with all that follow; the next one begins with a hello.
+        """
+        if self.cloud.incarnation is None or not self.connected:
             return []
         self.hellos += 1
-        return [SayHello(self.last_sequence, self.hellos, self.heard)]
+        return [SayHello(self.last_sequence, self.hellos, self.cloud.incarnation)]
 
     def _again(self) -> list[SessionEffect]:
         self.tries += 1
-        if self._ended(self.halt) and self.tries >= _TRIES:
+        if self.cloud.ended and self.tries >= _TRIES:
             return self._over()  # of a life that began and ended while this edge was away
-        if self.phase is Phase.PUSHING and self.pending is not None:
+        if self._phase in BUSY or not self.connected:
+            return []
+        if self._phase is Phase.PUSHING and self.pending is not None:
             return [PushOutbox(self.pending)]
         return self._hello()  # it is answered with the model too
 
+    def _reroute(self) -> list[SessionEffect]:
+        self._phase, self.connected, self.overtaken = Phase.REROUTING, False, False
+        return [Reroute()]
+
+    def _renewed(self) -> list[SessionEffect]:
+        """Begin anew under another id, with what is known of the cloud."""
+        self.last_sequence = self.applied = self.awaited = self.hellos = self.answered = self.tries = 0
+        self.pending = self.pending_incarnation = self.incarnation = None
+        self.cloud.forget_halt()
+        return self._reroute()
+
+    # -- answers --------------------------------------------------------------------------------------
+
     def _admitted(self, admission: Admission) -> list[SessionEffect]:
-        if admission.number <= self.answered:
+        if self._phase not in _LISTENING or admission.number <= self.answered:
             return []  # it answers an older hello, or has come before
         self.answered, self.tries = admission.number, 0
-        if admission.number > self.halt_after:
-            self.halt = None  # the cloud was asked after it was heard, and serves
-        self.incarnation = admission.incarnation
-        applied = admission.welcome.last_sequence
-        effects: list[SessionEffect] = [Prepare(admission)]
-        if self.pending is not None and self.pending_incarnation != admission.incarnation:
+        self.cloud.answered(admission.number)
+        self.incarnation, self.applied = admission.incarnation, admission.welcome.last_sequence
+        self._phase = Phase.PREPARING
+        return [Prepare(admission)]
+
+    def _settled(self) -> list[SessionEffect]:
+        """Send what the cloud of the welcome lacks, or wait for its model."""
+        effects: list[SessionEffect] = []
+        if self.pending is not None and self.pending_incarnation != self.incarnation:
             effects.append(DropOutbox(self.pending))
             self.pending = None
-        if self.pending is not None and self.pending > applied:
-            self.phase, self.awaited = Phase.PUSHING, self.pending
-            return [*effects, PushOutbox(self.pending)]
-        self.awaited = applied  # a cloud that was started anew knows less than the ledger
+        if self.pending is not None and self.pending > self.applied:
+            self.awaited = self.pending
+            return [*effects, *self._push(self.pending)]
+        self.awaited = self.applied  # a cloud that was started anew knows less than the ledger
         self.pending = None
-        self.phase = Phase.WAITING
-        return effects
+        self._phase = Phase.WAITING
+        return effects + (self._greet_now() if self.overtaken else [])
 
-    def _model(self, sent: SendModel) -> list[SessionEffect]:
-        if self.phase is Phase.GREETING or sent.acknowledged < self.awaited:
-            return []  # an answer to something older; what is owed is still owed
-        if sent.incarnation != self.incarnation:
+    def _push(self, sequence: int) -> list[SessionEffect]:
+        self._phase = Phase.PUSHING
+        return self._greet_now() if self.overtaken else [PushOutbox(sequence)]
+
+    def _refused(self, refuse: Refuse) -> list[SessionEffect]:
+        if refuse.nonce is None:  # it answers a gradient: the worst that it can ask for is another hello
+            asked = refuse.reason != "stranger" or self._phase is Phase.GREETING
+            return [] if asked else self._greet()
+        if self._phase not in _LISTENING:
             return []
+        if refuse.number != self.hellos or refuse.number <= self.answered:
+            return []  # it answers an older hello, the newest gets an answer of its own; or another cloud has welcomed
+        match refuse.reason:
+            case "incarnation":
+                self.cloud.incarnation = refuse.incarnation
+                return self._greet_now()
+            case "ledger-lost":
+                self._phase = Phase.RENEWING
+                return [RenewIdentity(refuse.detail)]
+            case "halted":
+                return self._done(EXIT_DONE, f"the run has ended: {refuse.detail}")
+            case "fleet-full":
+                return self._done(EXIT_FULL, f"the fleet is full: {refuse.detail}")
+            case _:
+                return self._done(EXIT_REFUSED, f"refused, {refuse.reason}: {refuse.detail}")
+
+    def _model(self, received: ModelReceived) -> list[SessionEffect]:
+        if self._phase not in (Phase.WAITING, Phase.PUSHING):
+            return []
+        if received.incarnation != self.incarnation:
+            self.late += 1
+            return []
+        if received.acknowledged < self.awaited:
+            return []  # an answer to something older; what is owed is still owed
         self.pending, self.tries = None, 0
-        return [MakeGradient(self.last_sequence + 1, sent)]
+        self._phase = Phase.MAKING
+        return [MakeGradient(self.last_sequence + 1, received)]
 
     # -- the cloud's comings and goings ---------------------------------------------------------------
 
     def _presence(self, presence: Presence) -> list[SessionEffect]:
-        before, self.cloud = self.cloud, presence
-        self.heard = presence.incarnation
-        if not presence.online:
-            return self._over() if self._concerns(self.halt) else []
-        self.online = presence.incarnation
-        if before is not None and before.online and before.nonce == presence.nonce:
-            return []
-        return self._greet()  # it is here, back, or another one: nobody there may know us
+        if self.cloud.see(presence):
+            return self._greet()  # it is here, back, or another one: nobody there may know us
+        return self._over() if self.cloud.ended_for(self.incarnation) else []
 
     def _halt(self, halt: Halt) -> list[SessionEffect]:
         """Believe a halt whose cloud has gone; else ask: anybody may have sent it, or it is of an earlier life."""
-        asked = self.halt == halt and self.phase is Phase.GREETING
-        self.halt = halt
-        if self._concerns(halt):
+        asked = self.cloud.halt == halt and self._phase is Phase.GREETING
+        self.cloud.halt = halt
+        if self.cloud.ended_for(self.incarnation):
             return self._over()
         if asked:
             return []
-        self.halt_after = self.hellos
+        self.cloud.halt_after = self.hellos
         return self._greet()
 
-    def _ended(self, halt: Halt | None) -> bool:
-        """Tell whether the last cloud heard of has said goodbye, and is the one that this halt is of."""
-        cloud = self.cloud
-        said = cloud is not None and cloud.over and not cloud.online
-        return said and halt is not None and cloud is not None and cloud.incarnation == halt.incarnation
-
-    def _concerns(self, halt: Halt | None) -> bool:
-        """Tell whether a halt is of the life that this edge has a part in, or of the only one that it knows."""
-        if halt is None or not self._ended(halt):
-            return False
-        ours = self.incarnation if self.incarnation is not None else self.online
-        return ours is None or ours == halt.incarnation
-
     def _over(self) -> list[SessionEffect]:
-        assert self.halt is not None
-        self.phase = Phase.DONE
-        return [Stop(EXIT_DONE, f"the run has ended: {self.halt.reason} after {self.halt.updates} updates")]
-
-    def _refused(self, refuse: Refuse) -> list[SessionEffect]:
-        if refuse.nonce is None:  # it answers a gradient: the worst that it can ask for is another hello
-            return self._greet() if refuse.reason == "stranger" and self.phase is not Phase.GREETING else []
-        if refuse.number != self.hellos or refuse.number <= self.answered:
-            return []  # it answers an older hello, the newest gets an answer of its own; or another cloud has welcomed
-        if refuse.reason == "incarnation":
-            self.heard = refuse.incarnation
-            return self._greet()
-        if refuse.reason == "ledger-lost":
-            return [NewIdentity(refuse.detail)]
-        self.phase = Phase.DONE
-        match refuse.reason:
-            case "halted":
-                return [Stop(EXIT_DONE, f"the run has ended: {refuse.detail}")]
-            case "fleet-full":
-                return [Stop(EXIT_FULL, f"the fleet is full: {refuse.detail}")]
-            case _:
-                return [Stop(EXIT_REFUSED, f"refused, {refuse.reason}: {refuse.detail}")]
+        halt = self.cloud.halt
+        assert halt is not None
+        return self._done(EXIT_DONE, f"the run has ended: {halt.reason} after {halt.updates} updates")

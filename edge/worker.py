@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.messages import GradientArrived, SendModel
+from common.messages import GradientMade, ModelReceived
 from common.models.model import Features, Model, Targets
 from common.noise import Clipping, NoiseLaw, Sampling
 from common.quantities import EdgeId, Indices, NoisyGradient, Vector
@@ -55,17 +55,22 @@ class EdgeWorker:
         None  # given n and ‖g‖ before clipping and noise: NOT private
     )
 
-    def check(self, sent: SendModel) -> None:
-        """Raise RemoteProtocolError where no release could be private under the ΔS that was sent."""
+    def check(self, received: ModelReceived) -> None:
+        """Raise RemoteProtocolError where no release could be private under the ΔS that was received."""
         if self.recipe.law is not None:
-            check_bound(self.recipe.batch_size * sent.sensitivity / 2)
+            check_bound(self.recipe.batch_size * received.sensitivity / 2)
 
-    def receive(self, sent: SendModel) -> GradientArrived:
-        """Lines 3-8: make the next gradient on the model that was sent."""
+    def receive(self, received: ModelReceived) -> GradientMade:
+        """Lines 3-8: make the next gradient on the model that was received."""
         self.sequence += 1
-        gradient = self.gradient(sent.model, sent.sensitivity, self.sequence)
-        return GradientArrived(
-            self.edge_id, self.sequence, sent.version, sent.sensitivity, gradient, sent.incarnation
+        gradient = self.gradient(received.model, received.sensitivity, self.sequence)
+        return GradientMade(
+            self.edge_id,
+            self.sequence,
+            received.version,
+            received.sensitivity,
+            gradient,
+            received.incarnation,
         )
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:

@@ -26,7 +26,10 @@ ALLOWED: dict[str, set[str]] = {
 PURE = [
     *(f"cloud/{name}.py" for name in ("stages", "algorithm", "fifo", "openings", "terms", "server")),
     *(f"cloud/algorithms/{name}.py" for name in ("csgd", "asgd", "audp", "mapa", "constant")),
-    *(f"edge/{name}.py" for name in ("policy", "privacy", "worker", "samplers", "session")),
+    *(
+        f"edge/{name}.py"
+        for name in ("policy", "privacy", "worker", "samplers", "session", "conversation", "cloud_watch")
+    ),
     *(f"common/{name}.py" for name in ("noise", "problem", "quantities", "messages", "errors", "options")),
 ]
 FORBIDDEN_IN_PURE = {

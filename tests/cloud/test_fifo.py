@@ -1,4 +1,4 @@
-"""The gradient buffer: order, bound, and no gradient twice."""
+"""The gradient buffer: order and bound."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from common.messages import GradientArrived
 from common.quantities import EdgeId, NoisyGradient
 
 
-def arrived(edge: str, sequence: int, value: float = 0.0) -> GradientArrived:
-    gradient = NoisyGradient(np.full(2, value, np.float32))
+def arrived(edge: str, sequence: int) -> GradientArrived:
+    gradient = NoisyGradient(np.zeros(2, np.float32))
     return GradientArrived(EdgeId(edge), sequence, 1, 1.0, gradient)
 
 
@@ -26,22 +26,11 @@ def test_gradients_leave_in_the_order_in_which_they_came() -> None:
     assert not fifo
 
 
-def test_a_gradient_that_waits_is_refused_the_second_time_whatever_it_holds() -> None:
-    fifo = GradientFifo(10)
-    assert fifo.offer(arrived("a", 1, 1.0)) is None
-    assert fifo.offer(arrived("a", 1, 2.0)) == "duplicate"
-    assert fifo.offer(arrived("b", 1)) is None
-    assert fifo.offer(arrived("a", 2)) is None
-    assert len(fifo) == 3
-    assert fifo.take().gradient[0] == 1.0
-
-
 def test_a_full_buffer_refuses_until_one_was_taken() -> None:
     fifo = GradientFifo(2)
     fifo.offer(arrived("a", 1))
     fifo.offer(arrived("a", 2))
     assert fifo.offer(arrived("a", 3)) == "full"
-    assert fifo.offer(arrived("a", 2)) == "duplicate"
     fifo.take()
     assert fifo.offer(arrived("a", 3)) is None
     assert [fifo.take().sequence, fifo.take().sequence] == [2, 3]
@@ -72,7 +61,7 @@ def test_it_behaves_like_a_plain_list_with_these_rules(
                 taken = fifo.take()
                 assert (taken.edge_id, taken.sequence) == model.pop(0)
             continue
-        wanted = "duplicate" if step in model else "full" if len(model) == capacity else None
+        wanted = "full" if len(model) == capacity else None
         assert fifo.offer(arrived(*step)) == wanted
         if wanted is None:
             model.append(step)

@@ -670,6 +670,18 @@ def test_the_buffer_is_not_drained_past_the_end() -> None:
     assert only(Halt, effects) == Halt("finished", 1)
 
 
+def test_nothing_waits_between_two_events_so_the_second_of_two_finds_the_first_applied() -> None:
+    """The buffer looks for no duplicates: the server alone does."""
+    server = cloud()
+    joined(server, "a", "b")
+    for edge, sequence in (("a", 1), ("b", 1), ("b", 2), ("a", 2)):
+        assert only(GradientApplied, server.receive(gradient(edge, sequence))).sequence == sequence
+        assert len(server.fifo) == 0
+        assert only(GradientRefused, server.receive(gradient(edge, sequence))).reason == "duplicate"
+        assert len(server.fifo) == 0
+    assert server.updates == 4
+
+
 def test_leaving_is_told_once_and_a_stranger_leaves_nothing() -> None:
     server = cloud()
     joined(server, "a")

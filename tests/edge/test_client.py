@@ -29,9 +29,9 @@ from common.wire.codec import (
 )
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
 from edge.client import EdgeClient
+from edge.conversation import EXIT_FAILED, EXIT_REFUSED, SessionEffect
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
-from edge.session import EXIT_FAILED, EXIT_REFUSED
 from edge.worker import EdgeWorker
 from tests.core_support import small_dataset, small_scenario
 
@@ -63,6 +63,8 @@ class Stage:
     said: list[str] = field(default_factory=list)
     channels: list[MemoryChannel] = field(default_factory=list)
     failure: BaseException | None = None  # what loading the data set ends with
+    started: bool = True
+    stops: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.edge = EdgeClient(
@@ -73,13 +75,14 @@ class Stage:
             loop=self.broker,
             connect=self._connect,
             say=self.said.append,
-            on_stop=lambda code: None,  # noqa: ARG005
+            on_stop=self.stops.append,
             renewable=self.renewable,
         )
         cloud = encode_presence(Presence(True, CLOUD, LIFE))
         self.broker.route(presence_topic(self.run), cloud, retain=True)
-        self.edge.start()
-        self.broker.settle()
+        if self.started:
+            self.edge.start()
+            self.broker.settle()
 
     def _load(self, name: str) -> Dataset:  # noqa: ARG002
         if self.failure is not None:
@@ -105,14 +108,16 @@ class Stage:
         if self.edge.session.answered == self.edge.session.hellos:
             self.edge.on_connected()  # only a new hello has a new answer
             fields["number"] = self.edge.session.hellos
-        self.edge.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
+        self.edge.inbox.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
         self.broker.settle()
 
     def model(self, sensitivity: float = 0.4, acknowledged: int | None = None, value: float = 0.0) -> None:
         assert self.edge.preparation is not None
         x = np.full(self.edge.preparation.worker.model.dimension, value, np.float32)
         awaited = self.edge.session.awaited if acknowledged is None else acknowledged
-        self.edge.on_model("m", encode_model(SendModel(self.edge.edge_id, 1, sensitivity, awaited, x, LIFE)))
+        self.edge.inbox.on_model(
+            "m", encode_model(SendModel(self.edge.edge_id, 1, sensitivity, awaited, x, LIFE))
+        )
         self.broker.settle()
 
     def published(self, leaf: EdgeTopic) -> list[bytes]:
@@ -520,7 +525,7 @@ def lost(stage: Stage) -> None:
     words = "the ledger knows 0 releases, 5 were applied"
     answered = (stage.edge.nonce, stage.edge.session.hellos)
     refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered)
-    stage.edge.on_answer("welcome", encode_refuse(refuse))
+    stage.edge.inbox.on_answer("welcome", encode_refuse(refuse))
     stage.broker.settle()
 
 
@@ -568,7 +573,7 @@ def test_hellos_do_not_pile_up_while_the_broker_is_away() -> None:
 
 def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
     stage = Stage(private_scenario(links=[{"delay_ms": 5.0}]))
-    stage.edge.on_answer(
+    stage.edge.inbox.on_answer(
         "welcome",
         encode_welcome(
             Admission(
@@ -584,6 +589,65 @@ def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
     stage.edge.leave("shutdown")
     stage.broker.advance(HOUR)
     assert [channel.closed for channel in stage.channels] == [True]
+
+
+@pytest.mark.parametrize("connecting", [False, True])
+@pytest.mark.parametrize("code", [0, EXIT_FAILED])
+def test_an_edge_that_ends_before_its_first_connection_says_nothing_and_ends_once(
+    code: int, connecting: bool
+) -> None:
+    stage = Stage(started=False)
+    if connecting:
+        stage.edge.start()
+    for _ in range(2):  # a signal may follow an end
+        if code == 0:
+            stage.edge.leave("shutdown")
+        else:
+            stage.edge.give_up(code, "no connection")
+    stage.broker.advance(HOUR)
+    assert (stage.edge.exit_code, stage.stops) == (code, [code])
+    assert (stage.hellos, stage.leaves) == ([], [])
+    assert all(channel.closed for channel in stage.channels)
+
+
+def test_a_connection_that_comes_back_while_a_gradient_is_made_is_told_in_its_turn() -> None:
+    """Its hello names the gradient that was debited meanwhile; the next welcome calls for its bytes."""
+    stage = Stage()
+
+    class Interrupted(MemoryLedger):
+        def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
+            stage.edge.on_connected()
+            super().debit(run, sequence, payload)
+
+    stage = Stage(ledger=Interrupted())
+    stage.welcome()
+    stage.model()
+    assert [hello.last_sequence for hello in stage.hellos] == [0, 1]
+    assert stage.published(EdgeTopic.GRADIENT) == []
+    stage.welcome()
+    assert [payload for _, payload in stage.ledger.pending(RUN)] == stage.published(EdgeTopic.GRADIENT)
+
+
+def test_no_effect_is_performed_inside_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[str] = []
+    performed: list[str] = []
+    perform = EdgeClient._perform
+
+    def watched(client: EdgeClient, effect: SessionEffect) -> None:
+        assert under_way == []
+        under_way.append(type(effect).__name__)
+        perform(client, effect)
+        performed.append(under_way.pop())
+
+    monkeypatch.setattr(EdgeClient, "_perform", watched)
+    stage = Stage()
+    lost(stage)
+    stage.welcome()
+    stage.release(2)
+    stage.edge.leave("shutdown")
+    made = ["MakeGradient", "PushOutbox"]
+    joined = ["SayHello", "RenewIdentity", "Reroute", "SayHello", "Prepare"]
+    assert performed == [*joined, *made, *made, "SayLeave", "Stop"]
 
 
 # -- sizes --------------------------------------------------------------------------------------------

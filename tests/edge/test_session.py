@@ -1,31 +1,47 @@
-"""EdgeSession: which answer counts, which halt is believed, what is sent again."""
+"""EdgeSession: every event in every phase, which answer counts, which halt is believed, what is sent again."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from common.messages import Halt, Refuse, SendModel, Welcome
+from common.errors import LocalProtocolError
+from common.messages import Halt, ModelReceived, Refuse, Welcome
 from common.quantities import EdgeId
 from common.wire.codec import Admission, Presence
-from edge.session import (
+from edge.conversation import (
     EXIT_DONE,
+    EXIT_FAILED,
     EXIT_FULL,
+    EXIT_REFUSED,
+    BudgetSpent,
     Connected,
+    Disconnected,
     DropOutbox,
-    EdgeSession,
+    GivenUp,
     GradientDebited,
+    IdentityKept,
+    IdentityRenewed,
+    LeaveWanted,
     MakeGradient,
+    OtherShardHeld,
     Phase,
     Prepare,
+    Prepared,
     PushOutbox,
+    Reroute,
     SayHello,
+    SayLeave,
     SessionEffect,
+    SessionEvent,
     Stop,
     Unanswered,
+    WelcomeDeclined,
 )
+from edge.session import EdgeSession
 
 EDGE, LIFE, OTHER = EdgeId("a"), 5, 6
 CLOUD, RIVAL, MINE = "c" * 16, "d" * 16, "e" * 16
@@ -55,8 +71,8 @@ def welcome(number: int, life: int = LIFE, applied: int = 0) -> Admission:
     )
 
 
-def model(acknowledged: int, life: int = LIFE) -> SendModel:
-    return SendModel(EDGE, 1, 1.0, acknowledged, np.zeros(1, np.float32), life)
+def model(acknowledged: int, life: int = LIFE) -> ModelReceived:
+    return ModelReceived(EDGE, 1, 1.0, acknowledged, np.zeros(1, np.float32), life)
 
 
 def refuse(reason: str, number: int | None, **fields: Any) -> Refuse:
@@ -72,17 +88,262 @@ def session(**fields: Any) -> EdgeSession:
     return made
 
 
+def follow(made: EdgeSession, admission: Admission) -> list[SessionEffect]:
+    """Welcome it, have the shell follow the welcome, and return what it does then."""
+    assert made.receive(admission) == [Prepare(admission)]
+    return made.receive(Prepared())
+
+
+def waiting() -> EdgeSession:
+    """Return one that waits for its first model."""
+    made = session()
+    assert follow(made, welcome(1)) == []
+    return made
+
+
+def making() -> EdgeSession:
+    made = waiting()
+    assert names(made.receive(model(0))) == ["MakeGradient"]
+    return made
+
+
 def pushing() -> EdgeSession:
     """Return one whose first gradient is out."""
-    made = session()
-    made.receive(welcome(1))
-    assert names(made.receive(model(0))) == ["MakeGradient"]
+    made = making()
     assert made.receive(GradientDebited(1)) == [PushOutbox(1)]
     return made
 
 
 def names(effects: list[SessionEffect]) -> list[str]:
     return [type(effect).__name__ for effect in effects]
+
+
+# -- every event in every phase ---------------------------------------------------------------------------
+
+
+def begun(*events: SessionEvent) -> Callable[[], EdgeSession]:
+    """Return how to make one that has said two hellos and then got these events."""
+
+    def make() -> EdgeSession:
+        made = session()
+        for event in (Unanswered(), *events):
+            made.receive(event)
+        return made
+
+    return make
+
+
+FOLLOWED = (welcome(1), Prepared())
+IN_PHASE = {
+    Phase.GREETING: begun(),
+    Phase.PREPARING: begun(welcome(1)),
+    Phase.REROUTING: begun(welcome(1), Prepared(rerouted=True)),
+    Phase.WAITING: begun(*FOLLOWED),
+    Phase.MAKING: begun(*FOLLOWED, model(0)),
+    Phase.PUSHING: begun(*FOLLOWED, model(0), GradientDebited(1)),
+    Phase.RENEWING: begun(refuse("ledger-lost", 2)),
+    Phase.DONE: begun(LeaveWanted("shutdown")),
+}
+EVENTS: dict[str, SessionEvent] = {
+    "Connected": Connected(),
+    "Disconnected": Disconnected(),
+    "Unanswered": Unanswered(),
+    "LeaveWanted": LeaveWanted("shutdown"),
+    "GivenUp": GivenUp(EXIT_FAILED, "why"),
+    "welcome": welcome(2),
+    "stale welcome": welcome(0),
+    "refuse mechanism": refuse("mechanism", 2),
+    "refuse incarnation": refuse("incarnation", 2, incarnation=OTHER),
+    "refuse ledger-lost": refuse("ledger-lost", 2),
+    "stale refuse": refuse("mechanism", 1),
+    "refuse stranger": refuse("stranger", None),
+    "refuse full": refuse("full", None),
+    "model": model(1),
+    "model of another life": model(1, OTHER),
+    "cloud still online": online(),
+    "another cloud online": online(OTHER, RIVAL),
+    "cloud away": away(),
+    "cloud over": over(),
+    "Halt": Halt("finished", 9, LIFE),
+    "Prepared": Prepared(),
+    "Prepared with a link": Prepared(rerouted=True),
+    "OtherShardHeld": OtherShardHeld(),
+    "WelcomeDeclined": WelcomeDeclined("why"),
+    "GradientDebited": GradientDebited(1),
+    "BudgetSpent": BudgetSpent(),
+    "IdentityRenewed": IdentityRenewed(),
+    "IdentityKept": IdentityKept("why"),
+}
+# A cell: `.` nothing happens; `!` a mistake of the shell; else the next phase, and the effects behind a colon.
+_ = "."
+HELLO, PREPARE, LEFT, STOPPED = "greeting:SayHello", "preparing:Prepare", "done:SayLeave,Stop", "done:Stop"
+PHASES = (
+    Phase.GREETING, Phase.PREPARING, Phase.REROUTING, Phase.WAITING,
+    Phase.MAKING, Phase.PUSHING, Phase.RENEWING, Phase.DONE,
+)  # fmt: skip
+TABLE = {
+    #                         greeting   preparing  rerouting  waiting    making     pushing    renewing   done
+    "Connected":             (HELLO,     _,         HELLO,     HELLO,     _,         HELLO,     _,         _),
+    "Disconnected":          (_,         _,         _,         _,         _,         _,         _,         _),
+    "Unanswered":            (HELLO,     _,         _,         "waiting:SayHello", _, "pushing:PushOutbox", _, _),
+    "LeaveWanted":           (LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      _),
+    "GivenUp":               (LEFT,      LEFT,      STOPPED,   LEFT,      LEFT,      LEFT,      LEFT,      _),
+    "welcome":               (PREPARE,   _,         _,         PREPARE,   _,         PREPARE,   _,         _),
+    "stale welcome":         (_,         _,         _,         _,         _,         _,         _,         _),
+    "refuse mechanism":      (STOPPED,   _,         _,         STOPPED,   _,         STOPPED,   _,         _),
+    "refuse incarnation":    (HELLO,     _,         _,         HELLO,     _,         HELLO,     _,         _),
+    "refuse ledger-lost":    ("renewing:RenewIdentity", _, _,  "renewing:RenewIdentity", _,
+                              "renewing:RenewIdentity", _, _),
+    "stale refuse":          (_,         _,         _,         _,         _,         _,         _,         _),
+    "refuse stranger":       (_,         _,         _,         HELLO,     _,         HELLO,     _,         _),
+    "refuse full":           (_,         _,         _,         _,         _,         _,         _,         _),
+    "model":                 (_,         _,         _,         "making:MakeGradient", _, "making:MakeGradient", _, _),
+    "model of another life": (_,         _,         _,         _,         _,         _,         _,         _),
+    "cloud still online":    (_,         _,         _,         _,         _,         _,         _,         _),
+    "another cloud online":  (HELLO,     _,         _,         HELLO,     _,         HELLO,     _,         _),
+    "cloud away":            (_,         _,         _,         _,         _,         _,         _,         _),
+    "cloud over":            (_,         _,         _,         _,         _,         _,         _,         _),
+    "Halt":                  (HELLO,     _,         _,         HELLO,     _,         HELLO,     _,         _),
+    "Prepared":              ("!",       "waiting:", "!",      "!",       "!",       "!",       "!",       _),
+    "Prepared with a link":  ("!",       "rerouting:Reroute", "!", "!",   "!",       "!",       "!",       _),
+    "OtherShardHeld":        ("!",       HELLO,     "!",       "!",       "!",       "!",       "!",       _),
+    "WelcomeDeclined":       ("!",       LEFT,      "!",       "!",       "!",       "!",       "!",       _),
+    "GradientDebited":       ("!",       "!",       "!",       "!",       "pushing:PushOutbox", "!", "!",  _),
+    "BudgetSpent":           ("!",       "!",       "!",       "!",       LEFT,      "!",       "!",       _),
+    "IdentityRenewed":       ("!",       "!",       "!",       "!",       "!",       "!",       "rerouting:Reroute", _),
+    "IdentityKept":          ("!",       "!",       "!",       "!",       "!",       "!",       STOPPED,   _),
+}  # fmt: skip
+CELLS = [(phase, name, cell) for name, row in TABLE.items() for phase, cell in zip(PHASES, row, strict=True)]
+
+
+def test_the_table_has_every_event_and_every_phase() -> None:
+    assert set(PHASES) == set(Phase)
+    assert set(IN_PHASE) == set(Phase)
+    assert set(TABLE) == set(EVENTS)
+    assert {type(event) for event in EVENTS.values()} == set(get_args(SessionEvent))
+
+
+@pytest.mark.parametrize(("phase", "name", "cell"), CELLS)
+def test_an_event_in_a_phase_leads_to_one_phase_and_its_effects(phase: Phase, name: str, cell: str) -> None:
+    made = IN_PHASE[phase]()
+    assert made.phase is phase
+    if cell == "!":
+        with pytest.raises(LocalProtocolError, match=f"in phase {phase.value}: nothing asked for it"):
+            made.receive(EVENTS[name])
+        assert made.phase is phase
+        return
+    effects = made.receive(EVENTS[name])
+    following, _colon, wanted = (f"{phase.value}:" if cell == "." else cell).partition(":")
+    assert (made.phase, names(effects)) == (Phase(following), wanted.split(",") if wanted else [])
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.DONE])
+def test_a_believed_halt_ends_every_phase(phase: Phase) -> None:
+    made = IN_PHASE[phase]()
+    made.receive(over())
+    assert names(made.receive(Halt("finished", 9, LIFE))) == ["Stop"]
+    assert made.phase is Phase.DONE
+
+
+def test_nobody_else_writes_the_phase() -> None:
+    with pytest.raises(AttributeError):
+        EdgeSession().phase = Phase.DONE  # type: ignore[misc]
+
+
+# -- while the shell is busy ------------------------------------------------------------------------------
+
+
+NEWS = [Connected(), online(OTHER, RIVAL), Halt("finished", 9, LIFE), refuse("stranger", None)]
+
+
+@pytest.mark.parametrize("news", NEWS)
+def test_a_hello_that_falls_due_while_a_welcome_is_followed_is_said_after_it(news: SessionEvent) -> None:
+    made = session()
+    made.receive(welcome(1))
+    assert made.receive(news) == []
+    assert names(made.receive(Prepared())) == ["SayHello"]
+    assert made.phase is Phase.GREETING
+    assert follow(made, welcome(2)) == []  # and once only
+
+
+@pytest.mark.parametrize("news", NEWS)
+def test_a_gradient_made_meanwhile_is_debited_and_pushed_after_the_next_welcome(news: SessionEvent) -> None:
+    made = making()
+    assert made.receive(news) == []
+    (hello,) = made.receive(GradientDebited(1))
+    assert isinstance(hello, SayHello)
+    assert (hello.last_sequence, hello.number) == (1, 2)
+    assert follow(made, welcome(2)) == [PushOutbox(1)]
+
+
+# -- endings and identities -------------------------------------------------------------------------------
+
+
+def test_an_edge_that_never_said_hello_ends_without_a_word_to_the_cloud() -> None:
+    for before in ([], [Connected()], [online()]):
+        for event, code in ((LeaveWanted("shutdown"), EXIT_DONE), (GivenUp(EXIT_FAILED, "why"), EXIT_FAILED)):
+            made = EdgeSession()
+            for one in before:
+                made.receive(one)
+            (stop,) = made.receive(event)
+            assert isinstance(stop, Stop)
+            assert stop.code == code
+
+
+def test_without_a_connection_a_leave_is_still_said_and_a_failure_is_not() -> None:
+    left = pushing()
+    left.receive(Disconnected())
+    assert left.receive(LeaveWanted("shutdown")) == [SayLeave("shutdown"), Stop(EXIT_DONE, "left: shutdown")]
+    failed = pushing()
+    failed.receive(Disconnected())
+    assert failed.receive(GivenUp(EXIT_FAILED, "why")) == [Stop(EXIT_FAILED, "why")]
+
+
+def test_an_end_is_told_once() -> None:
+    made = pushing()
+    made.receive(GivenUp(EXIT_FAILED, "why"))
+    assert made.receive(LeaveWanted("shutdown")) == []
+    assert made.receive(GivenUp(EXIT_FAILED, "why")) == []
+
+
+def test_without_a_connection_nothing_is_said_again() -> None:
+    for made in (session(), waiting(), pushing()):
+        made.receive(Disconnected())
+        assert made.receive(Unanswered()) == []
+        assert names(made.receive(Connected())) == ["SayHello"]
+
+
+def test_a_newcomer_begins_anew_with_what_is_known_of_the_cloud() -> None:
+    made = session(last_sequence=3, pending=3, pending_incarnation=LIFE)
+    made.receive(Halt("finished", 9, OTHER))
+    made.receive(refuse("ledger-lost", 2))
+    assert made.receive(IdentityRenewed()) == [Reroute()]
+    assert made.receive(welcome(3)) == []  # to the id before
+    assert made.receive(Connected()) == [SayHello(0, 1, LIFE)]
+    assert follow(made, welcome(1)) == []
+    (first,) = made.receive(model(0))
+    assert isinstance(first, MakeGradient)
+    assert first.sequence == 1
+
+
+def test_a_link_is_in_place_before_anything_is_pushed() -> None:
+    made = session(last_sequence=3, pending=3, pending_incarnation=LIFE)
+    made.receive(welcome(1, applied=2))
+    assert made.receive(Prepared(rerouted=True)) == [Reroute()]
+    assert made.receive(Unanswered()) == []
+    assert made.receive(Connected()) == [SayHello(3, 2, LIFE)]
+    assert follow(made, welcome(2, applied=2)) == [PushOutbox(3)]
+
+
+def test_the_reasons_of_an_end_have_their_codes() -> None:
+    declined = session()
+    declined.receive(welcome(1))
+    assert declined.receive(WelcomeDeclined("why")) == [SayLeave("refused"), Stop(EXIT_REFUSED, "why")]
+    spent = making().receive(BudgetSpent())
+    assert spent == [SayLeave("budget"), Stop(EXIT_DONE, "the privacy budget is spent")]
+    kept = session()
+    kept.receive(refuse("ledger-lost", 1))
+    assert kept.receive(IdentityKept("why")) == [Stop(EXIT_REFUSED, "why")]
 
 
 # -- hellos and answers -----------------------------------------------------------------------------------
@@ -101,7 +362,7 @@ def test_a_hello_is_meant_for_the_cloud_that_was_heard_of_and_each_has_its_numbe
 def test_a_welcome_counts_once_and_none_that_answers_an_older_hello_after_it() -> None:
     made = session()
     made.receive(Unanswered())
-    assert names(made.receive(welcome(2))) == ["Prepare"]
+    assert follow(made, welcome(2)) == []
     assert made.receive(welcome(2)) == []
     assert made.receive(welcome(1, OTHER)) == []
     assert made.incarnation == LIFE
@@ -113,12 +374,11 @@ def test_a_refuse_counts_for_the_newest_hello_alone(reason: str) -> None:
     made.receive(Unanswered())
     assert made.receive(refuse(reason, 1)) == []
     assert made.receive(refuse(reason, None)) == []
-    assert names(made.receive(refuse(reason, 2))) == ["NewIdentity" if reason == "ledger-lost" else "Stop"]
+    assert names(made.receive(refuse(reason, 2))) == ["RenewIdentity" if reason == "ledger-lost" else "Stop"]
 
 
 def test_a_refuse_of_a_hello_that_was_welcomed_by_another_cloud_is_not_obeyed() -> None:
-    made = session()
-    made.receive(welcome(1))
+    made = waiting()
     assert made.receive(refuse("fleet-full", 1)) == []
 
 
@@ -147,6 +407,7 @@ def test_a_stranger_says_hello_once() -> None:
 def test_a_model_of_another_life_or_of_an_older_gradient_does_not_count() -> None:
     made = pushing()
     assert made.receive(model(1, OTHER)) == []
+    assert made.late == 1
     assert made.receive(model(0)) == []
     assert names(made.receive(model(1))) == ["MakeGradient"]
 
@@ -154,19 +415,18 @@ def test_a_model_of_another_life_or_of_an_older_gradient_does_not_count() -> Non
 def test_the_same_life_gets_the_same_bytes_again_and_another_life_never() -> None:
     made = pushing()
     made.receive(Connected())
-    assert names(made.receive(welcome(2))) == ["Prepare", "PushOutbox"]
+    assert follow(made, welcome(2)) == [PushOutbox(1)]
     made.receive(Connected())
-    effects = made.receive(welcome(3, OTHER))
-    assert effects == [Prepare(welcome(3, OTHER)), DropOutbox(1)]
+    assert follow(made, welcome(3, OTHER)) == [DropOutbox(1)]
     (made_next,) = made.receive(model(0, OTHER))
     assert isinstance(made_next, MakeGradient)
     assert made_next.sequence == 2  # the debit of the first stays
 
 
 def test_an_outbox_of_an_earlier_process_is_sent_where_it_names_this_life_alone() -> None:
-    for life, wanted in ((LIFE, ["Prepare", "PushOutbox"]), (OTHER, ["Prepare", "DropOutbox"])):
+    for life, wanted in ((LIFE, PushOutbox(3)), (OTHER, DropOutbox(3))):
         made = session(last_sequence=3, pending=3, pending_incarnation=life)
-        assert names(made.receive(welcome(1, applied=2))) == wanted
+        assert follow(made, welcome(1, applied=2)) == [wanted]
 
 
 # -- halts ------------------------------------------------------------------------------------------------
@@ -181,7 +441,7 @@ def test_a_halt_while_the_cloud_is_there_is_asked_about_and_a_welcome_disproves_
     made = pushing()
     assert names(made.receive(Halt("finished", 9, life))) == ["SayHello"]
     assert made.receive(Halt("finished", 9, life)) == []  # asked already
-    assert names(made.receive(welcome(2))) == ["Prepare", "PushOutbox"]
+    assert follow(made, welcome(2)) == [PushOutbox(1)]
     made.receive(over(OTHER))
     made.receive(over())
     assert not halted(made)
@@ -191,7 +451,7 @@ def test_a_welcome_to_a_hello_from_before_the_halt_disproves_nothing() -> None:
     made = pushing()
     made.receive(Connected())
     made.receive(Halt("finished", 9, LIFE))
-    made.receive(welcome(2))
+    follow(made, welcome(2))
     assert names(made.receive(over())) == ["Stop"]
 
 

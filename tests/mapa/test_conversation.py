@@ -29,9 +29,9 @@ from common.transport.link import LinkProfile
 from common.wire.codec import decode_gradient, encode_leave
 from common.wire.topics import EdgeTopic, edge_topic
 from edge.client import EdgeClient
+from edge.conversation import EXIT_FULL, EXIT_REFUSED, LeaveWanted
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
-from edge.session import EXIT_FULL, EXIT_REFUSED
 from mapa.simulation.simulator import simulate
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
@@ -233,7 +233,7 @@ def test_an_edge_restarted_with_its_ledger_resends_those_very_bytes_and_keeps_it
     run.until(lambda: run.service.server.updates >= 5)
     assert isinstance(first.channel, MemoryChannel)
     first.channel.lose()
-    first.session.phase = type(first.session.phase).DONE  # the process is dead
+    first.session.receive(LeaveWanted("killed"))  # the process is dead: nothing of it is performed
     again = run.edge(ledger=first.ledger)  # type: ignore[arg-type]
     run.run()
     run.assert_exactly_once()
@@ -248,7 +248,7 @@ def test_an_edge_whose_ledger_was_lost_goes_on_as_a_newcomer_on_an_unused_shard(
     run.until(lambda: run.service.server.updates >= 5)
     assert isinstance(first.channel, MemoryChannel)
     first.channel.lose()
-    first.session.phase = type(first.session.phase).DONE
+    first.session.receive(LeaveWanted("killed"))  # the process is dead: nothing of it is performed
     impostor = run.edge(ledger=MemoryLedger(first.edge_id))
     run.run()
     assert impostor.edge_id != first.edge_id

@@ -28,9 +28,9 @@ from common.transport.link import LinkProfile
 from common.wire.codec import decode_gradient, encode_halt, encode_leave, encode_presence
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, parse_edge_topic, presence_topic
 from edge.client import EdgeClient
+from edge.conversation import LeaveWanted
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
-from edge.session import Phase
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
 from tests.mapa.test_conversation import AppliedTally, AtOnce
@@ -196,7 +196,7 @@ class Schedule:
         """End a process as SIGKILL does; another one begins with its ledger."""
         channel = client.channel
         assert isinstance(channel, MemoryChannel)
-        client.session.phase = Phase.DONE
+        client.session.receive(LeaveWanted("killed"))  # nothing of it is performed
         client.patience.end()
         if channel.connected:
             channel.lose()

@@ -13,7 +13,7 @@ from common.records.rundir import RunDirectory
 from common.records.tally import Tally
 from common.transport.channel import MemoryChannel
 from edge.client import EdgeClient
-from edge.session import Phase
+from edge.conversation import LeaveWanted
 from mapa.cloud_run import CloudRun, Setting
 from mapa.recording import record_cloud
 from mapa.simulation.world import World
@@ -33,7 +33,7 @@ def die(client: EdgeClient) -> None:
     """End an edge as SIGKILL does."""
     assert isinstance(client.channel, MemoryChannel)
     client.channel.lose()
-    client.session.phase = Phase.DONE
+    client.session.receive(LeaveWanted("killed"))  # nothing of it is performed
 
 
 def test_restarts_with_the_shuffled_sampler_are_counted(tmp_path: Path) -> None:
