@@ -19,6 +19,10 @@ class RecordsError(MapaError):
     """A run's records cannot be written: no such place, no space left. Exit code 1."""
 
 
+class LedgerUnavailableError(MapaError):
+    """An edge's ledger cannot be written any more: no space left, a failing disk. Exit code 1."""
+
+
 class LocalProtocolError(MapaError):
     """We broke the protocol: a bug; the service stops."""
 

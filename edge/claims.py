@@ -54,6 +54,8 @@ class ClaimsBook:
             self._connection = sqlite3.connect(
                 self.path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
             )
+            made = self.path.stat()
+            self._file = made.st_dev, made.st_ino
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(f"claims book {self.path}: cannot be opened: {error}") from error
         try:
@@ -75,6 +77,7 @@ class ClaimsBook:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Let nobody else read or write in between; nothing is kept where it ends with an error."""
         connection = self._connection
+        self._check_file()
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -88,6 +91,17 @@ class ClaimsBook:
                 f"claims book {self.path}: {error}. It can be made anew: end all edges of this state directory and"
                 " remove the file, never a ledger"
             ) from error
+
+    def _check_file(self) -> None:
+        """Refuse to go on with a file that others no longer find under its name: they would have another book."""
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            raise ConfigurationError(f"claims book {self.path}: {error}; end all edges first") from error
+        if (found.st_dev, found.st_ino) != self._file:
+            raise ConfigurationError(
+                f"claims book {self.path}: replaced while this process used it; end all edges of this state directory"
+            )
 
     def _prepare(self) -> None:
         """Make the tables, and enter the ledgers that the book does not know."""
@@ -144,6 +158,15 @@ class SlotClaims:
             self.held = True
         # Under a budget nobody else may debit what overlaps from here on, until the release.
         return Neighbours(budgets, tuple(self._spent(shard)) if mine.budgeted else ())
+
+    def confirm(self) -> None:
+        """Raise ConfigurationError where the claim is no longer in the book that others read."""
+        with self.book.transaction() as connection:
+            if not connection.execute("SELECT 1 FROM claim WHERE slot = ?", (self.slot,)).fetchall():
+                raise ConfigurationError(
+                    f"claims book {self.book.path}: the claim of slot {self.slot!r} is gone; end all edges of this"
+                    " state directory and start again"
+                )
 
     def keeps_budget(self, shard: ShardIdentity) -> bool:
         with self.book.transaction() as connection:

@@ -44,8 +44,11 @@ class CloudWatch:
         return cloud.over and not cloud.online and cloud.incarnation == halt.incarnation
 
     def ended_for(self, incarnation: int | None) -> bool:
-        """Tell whether the life of the run that an edge has a part in has ended; None: the only one that it knows."""
+        """Tell whether the life of the run that an edge has a part in has ended; None: it has none yet.
+
+        One that has heard of no cloud online may be earlier than its cloud: it waits before it believes.
+        """
         if self.halt is None or not self.ended:
             return False
         ours = incarnation if incarnation is not None else self.online
-        return ours is None or ours == self.halt.incarnation
+        return ours is not None and ours == self.halt.incarnation

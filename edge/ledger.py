@@ -120,6 +120,9 @@ class Siblings(Protocol):
         PolicyError where a living sibling holds records of it and either of the two has a budget.
         """
 
+    def confirm(self) -> None:
+        """Raise ConfigurationError where the claim no longer stands: the accountant may have taken long."""
+
     def keeps_budget(self, shard: ShardIdentity) -> bool:
         """Tell whether the operator set a budget for these records in another ledger, in a run without a seed."""
 
@@ -132,6 +135,9 @@ class NoSiblings:
 
     def claim(self, account: Account, *, budgeted: bool, replace_budget: bool) -> Neighbours:  # noqa: ARG002
         return Neighbours()
+
+    def confirm(self) -> None:
+        pass
 
     def keeps_budget(self, shard: ShardIdentity) -> bool:  # noqa: ARG002
         return False
@@ -270,6 +276,7 @@ class MemoryLedger:
         cap = _cap(account, budgets, spent, self._accountant)
         entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)
         entry.cap = cap
+        self._siblings.confirm()
         entry.epoch = None  # whoever opens has a new key, and with it a new shuffle
         self._save_terms([entry, *touching])
         self._entries |= {changed.key: changed for changed in (entry, *touching)}

@@ -241,8 +241,10 @@ class EdgeSession:
                 return self._done(EXIT_DONE, f"the run has ended: {refuse.detail}")
             case "fleet-full":
                 return self._done(EXIT_FULL, f"the fleet is full: {refuse.detail}")
-            case _:
+            case "epsilon-floor" | "mechanism":
                 return self._done(EXIT_REFUSED, f"refused, {refuse.reason}: {refuse.detail}")
+            case _:
+                return []  # no reason that a cloud gives: the hello is said again when its time comes
 
     def _model(self, received: ModelReceived) -> list[SessionEffect]:
         if self._phase not in (Phase.WAITING, Phase.PUSHING):
@@ -277,4 +279,9 @@ class EdgeSession:
     def _over(self) -> list[SessionEffect]:
         halt = self.cloud.halt
         assert halt is not None
-        return self._done(EXIT_DONE, f"the run has ended: {halt.reason} after {halt.updates} updates")
+        when = (
+            "the run has ended"
+            if self.incarnation is not None
+            else "the run had ended before this edge joined"
+        )
+        return self._done(EXIT_DONE, f"{when}: {halt.reason} after {halt.updates} updates")

@@ -11,7 +11,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from common.accounting.releases import Budget, ReleaseKind
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, LedgerUnavailableError
 from common.quantities import EdgeId, RunId
 from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity, Siblings, new_edge_id
 
@@ -143,7 +143,7 @@ class SqliteLedger(MemoryLedger):
             # Whether it reached the disk is unknown: only a fresh look at the file may go on.
             self._connection = None
             connection.close()
-            raise ConfigurationError(f"ledger {self.path}: {error}; nothing more is released") from error
+            raise LedgerUnavailableError(f"ledger {self.path}: {error}; nothing more is released") from error
 
     def _load(self, connection: sqlite3.Connection) -> None:
         columns = (*_TERMS, "last_sequence", "charges")

@@ -124,7 +124,9 @@ def test_what_a_killed_cloud_leaves_is_told_by_the_ledger_and_by_the_next_cloud(
         sequences = [
             e["sequence"] for e in shown if e["event"] == "gradient_applied" and e["edge"] == row["edge"]
         ]
-        assert row["releases"] >= max(sequences, default=0) >= row["releases"] - 1  # the last line may be whole
+        assert (
+            row["releases"] >= max(sequences, default=0) >= row["releases"] - 1
+        )  # the last line may be whole
     assert document["unfinished"] in stated.stderr
     with lab(mosquitto, tmp_path) as (cloud, _):
         eventually(lambda: len([*runs.glob("*/manifest.json")]) == 2, "a second run")

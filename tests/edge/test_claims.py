@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from common.accounting.overlap import total_of_records
-from common.accounting.releases import Budget, ReleaseKind
+from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.errors import ConfigurationError
 from common.noise import Clipping, GammaNorm, Mechanism, Sampling, Scope
 from common.quantities import RunId
@@ -216,6 +216,22 @@ def test_a_book_that_was_removed_is_made_anew_from_the_ledgers(fleet: Fleet) -> 
     assert again.take("1").open(account(shard(0), budget=None)).cap == 1
     again.close()
     fleet.book = ClaimsBook(fleet.directory)
+
+
+def test_an_edge_whose_book_is_removed_while_it_opens_does_not_go_on(fleet: Fleet) -> None:
+    """The accountant takes seconds: a book made anew in between would know nothing of this claim."""
+
+    def slow(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...]) -> int:  # noqa: ARG001
+        for path in fleet.directory.glob(f"{BOOK}*"):
+            path.unlink()
+        ClaimsBook(fleet.directory).close()
+        return 4
+
+    ledger = fleet.take("0")
+    ledger._accountant = slow
+    with pytest.raises(ConfigurationError, match="claims book"):
+        ledger.open(account(shard(0)))
+    assert ledger.standings() == []
 
 
 def test_a_missing_ledger_is_no_empty_one(fleet: Fleet) -> None:

@@ -11,7 +11,7 @@ import pytest
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.datasets import embedded, mnist
-from common.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from common.errors import ConfigurationError, LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
 from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
 from common.quantities import RunId
 from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, OtherShardError, ShardIdentity
@@ -404,7 +404,7 @@ def test_after_a_failed_write_nothing_more_is_released(tmp_path: Path) -> None:
     with SqliteLedger(tmp_path) as ledger:
         ledger.open(account())
         spend(ledger, 1)
-        with pytest.raises(ConfigurationError, match="nothing more is released"):
+        with pytest.raises(LedgerUnavailableError, match="nothing more is released"):
             ledger.debit(RUN, 2, object())  # type: ignore[arg-type] - a value that SQLite cannot bind
         with pytest.raises(ConfigurationError, match="closed"):
             ledger.debit(RUN, 2, b"")

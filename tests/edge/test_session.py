@@ -368,13 +368,19 @@ def test_a_welcome_counts_once_and_none_that_answers_an_older_hello_after_it() -
     assert made.incarnation == LIFE
 
 
-@pytest.mark.parametrize("reason", ["fleet-full", "mechanism", "halted", "ledger-lost", "anything"])
+@pytest.mark.parametrize("reason", ["fleet-full", "mechanism", "halted", "ledger-lost"])
 def test_a_refuse_counts_for_the_newest_hello_alone(reason: str) -> None:
     made = session()
     made.receive(Unanswered())
     assert made.receive(refuse(reason, 1)) == []
     assert made.receive(refuse(reason, None)) == []
     assert names(made.receive(refuse(reason, 2))) == ["RenewIdentity" if reason == "ledger-lost" else "Stop"]
+
+
+def test_a_reason_that_no_cloud_gives_ends_nobody() -> None:
+    made = session()
+    assert made.receive(refuse("anything", 1)) == []
+    assert made.phase is Phase.GREETING
 
 
 def test_a_refuse_of_a_hello_that_was_welcomed_by_another_cloud_is_not_obeyed() -> None:
@@ -473,11 +479,23 @@ def test_a_cloud_that_is_only_away_has_not_ended_the_run() -> None:
     assert not halted(made)
 
 
-def test_before_its_welcome_an_edge_believes_the_halt_of_the_only_life_that_it_knows() -> None:
+def test_an_edge_that_has_seen_no_cloud_waits_before_it_believes_what_an_earlier_run_left() -> None:
+    """Started together with the cloud of a second run of the name, it would else end before that has begun."""
     made = EdgeSession()
     made.receive(Connected())
     made.receive(over(OTHER))
-    assert names(made.receive(Halt("finished", 9, OTHER))) == ["Stop"]
+    made.receive(Halt("finished", 9, OTHER))
+    for _ in range(2):
+        made.receive(Unanswered())
+        assert not halted(made)
+    (stop,) = made.receive(Unanswered())
+    assert isinstance(stop, Stop)
+    assert (stop.code, "had ended before this edge joined" in stop.text) == (EXIT_DONE, True)
+    began = EdgeSession()
+    began.receive(Connected())
+    began.receive(over(OTHER))
+    began.receive(Halt("finished", 9, OTHER))
+    assert names(began.receive(online())) == ["SayHello"]
     late = EdgeSession()
     late.receive(Connected())
     late.receive(online())
