@@ -1,4 +1,4 @@
-"""The edge in Node.js, written from docs/protocol.md alone, on a real Mosquitto: with real clouds and a scripted one."""
+"""The edge in Node.js, written from docs/protocol.md alone, on a real Mosquitto with real clouds and a scripted one."""
 
 from __future__ import annotations
 
