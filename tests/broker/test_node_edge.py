@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,8 +234,8 @@ class Script:
         self.client.channel.publish(edge_topic(RUN, NODE, EdgeTopic.WELCOME), payload, qos=1, retain=retain)
 
     def refuse(self, reason: str, hello: Hello | None, life: int = LIFE) -> None:
-        named = (None, None) if hello is None else (hello.nonce, hello.number)
-        self.answer(encode_refuse(Refuse(NODE, reason, "a detail", *named, life)))
+        nonce, number = (None, None) if hello is None else (hello.nonce, hello.number)
+        self.answer(encode_refuse(Refuse(NODE, reason, "a detail", nonce, number, life)))
 
     def welcome(self, hello: Hello, life: int = LIFE, last_sequence: int = 0) -> bytes:
         admission = Admission(
@@ -250,8 +251,8 @@ class Script:
         self.answer(payload)
         return payload
 
-    def model(self, acknowledged: int, life: int = LIFE) -> None:
-        sent = SendModel(NODE, 1, 0.75, acknowledged, np.zeros(N, np.float32), life)
+    def model(self, acknowledged: int, life: int = LIFE, version: int = 1) -> None:
+        sent = SendModel(NODE, version, 0.75, acknowledged, np.zeros(N, np.float32), life)
         self.client.channel.publish(edge_topic(RUN, NODE, EdgeTopic.MODEL), encode_model(sent))
 
     def gradients(self, count: int) -> list[GradientArrived]:
@@ -282,16 +283,10 @@ def test_a_refusal_of_its_newest_hello_ends_it(
     script.presence()
     node = processes.node()
     hello = script.hello()
-    script.refuse(
-        reason, Hello(**{**_fields(hello), "number": hello.number + 7})
-    )  # of no hello: it counts for nothing
-    script.refuse(reason, Hello(**{**_fields(hello), "nonce": "b" * 16}))
+    script.refuse(reason, replace(hello, number=hello.number + 7))  # no such hello was said
+    script.refuse(reason, replace(hello, nonce="b" * 16))
     script.refuse(reason, hello)
     assert f"refused, {reason}: a detail" in processes.ends(node, code)
-
-
-def _fields(hello: Hello) -> dict[str, Any]:
-    return {name: getattr(hello, name) for name in Hello.__dataclass_fields__}
 
 
 def test_it_says_hello_for_another_life_as_a_stranger_and_to_another_cloud_and_keeps_its_bytes_when_full(
@@ -347,9 +342,10 @@ def test_what_is_malformed_or_retained_is_dropped_and_it_trains_on(
             b"\xdf\xff\xff\xff\xff",
         ):
             script.client.channel.publish(topic, junk, qos=1)
-    script.model(5)  # acknowledges what was never debited
+    script.model(5, version=9)  # acknowledges what was never debited
     script.model(0)
-    assert script.gradients(1)[0].sequence == 1
+    first = script.gradients(1)[0]
+    assert (first.sequence, first.version) == (1, 1)
     node.send_signal(signal.SIGTERM)
     processes.ends(node, 0)
     leaves = [
