@@ -18,7 +18,7 @@ from typing import IO
 
 from common.errors import BrokerUnavailableError, ConfigurationError
 from common.transport.connection import BrokerAddress, parse_address
-from mapa.children import mortal
+from mapa.children import ends_with_parent
 
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean session, no client id
 OWN = ("auto", "mosquitto", "embedded")  # what we start ourselves
@@ -60,7 +60,7 @@ class Broker:
     @property
     def pid(self) -> int:
         if self._child is None:
-            raise BrokerUnavailableError(f"{self.kind} on {self.address} does not run")
+            raise BrokerUnavailableError(f"{self.kind} on {self.address} is not running")
         return self._child.pid
 
     def start(self, timeout: float = 60.0) -> None:
@@ -68,7 +68,7 @@ class Broker:
         with self.log.open("ab") as log:
             # A closed stdin tells the embedded broker that we are gone, where the kernel does not.
             self._child = subprocess.Popen(
-                mortal(self.command),
+                ends_with_parent(self.command),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -122,7 +122,7 @@ class Broker:
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return "; ".join(lines[-3:]) or "it said nothing"
+        return "; ".join(lines[-3:]) or "no output"
 
 
 def find_mosquitto() -> str | None:
@@ -245,11 +245,7 @@ def resolve_broker(
     if text == "auto":
         chosen = "mosquitto" if find_mosquitto() is not None else "embedded"
         if say is not None:
-            why = (
-                "a private Mosquitto"
-                if chosen == "mosquitto"
-                else "the embedded one (no Mosquitto found; slower)"
-            )
+            why = "a private Mosquitto" if chosen == "mosquitto" else "embedded (slower; no Mosquitto found)"
             say.write(f"broker: {why}\n")
     if chosen == "mosquitto":
         with private_mosquitto(directory, MosquittoOptions(max_payload=max_payload)) as broker:

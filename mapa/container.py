@@ -92,13 +92,15 @@ def _changes(environ: Mapping[str, str]) -> list[str]:
 
 def _run_of_this_host(environ: Mapping[str, str]) -> str:
     if not (file := text(environ, RUN_FILE)):
-        raise ConfigurationError("RUN: missing; the cloud says at its start which run it serves")
+        raise ConfigurationError("RUN: not set; the cloud prints the run's name when it starts")
     try:
         run = Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ConfigurationError(f"RUN: not given, and no cloud has left its run's name: {error}") from error
+        raise ConfigurationError(
+            f"RUN: not set, and the name that the cloud wrote cannot be read: {error}"
+        ) from error
     if not run:
-        raise ConfigurationError(f"RUN: not given, and {file} is empty")
+        raise ConfigurationError(f"RUN: not set, and {file} is empty")
     return run
 
 

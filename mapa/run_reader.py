@@ -1,4 +1,4 @@
-"""runs/<id>/ read back, whoever wrote it: simulator or testbed, finished or cut off."""
+"""runs/<id>/ read back, whichever engine wrote it, finished or cut off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.metrics import CLASSIFICATION, RESERVED, Metric
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RecordedEvaluation:
     """One evaluation; `seconds` count from the first update, virtual in a simulation."""
 
     updates: int
@@ -39,7 +39,7 @@ class RunRecords:
     path: Path
     manifest: dict[str, Any]
     summary: dict[str, Any]  # empty: the run did not get that far
-    evaluations: list[Seen] = field(default_factory=list)
+    evaluations: list[RecordedEvaluation] = field(default_factory=list)
     staleness: Counter[int] = field(default_factory=Counter)
     stages: list[dict[str, Any]] = field(default_factory=list)
     last_update: int = 0  # t of the last update on record
@@ -71,7 +71,7 @@ def find_run(name: str, runs: Path) -> Path:
     for path in (Path(name), runs / name):
         if (path / "manifest.json").is_file() or (path / "events.jsonl").is_file():
             return path
-    raise ConfigurationError(f"run = {name!r}: neither a run's directory nor one under {runs}")
+    raise ConfigurationError(f"run = {name!r}: no such run directory, here or under {runs}")
 
 
 def read_run(path: Path) -> RunRecords:
@@ -100,7 +100,7 @@ def read_run(path: Path) -> RunRecords:
         # the evaluation itself takes time that the training does not wait for
         at = times.get(t, when.get(t))
         seconds = None if at is None or origin is None else max(0.0, at - origin)
-        run.evaluations.append(Seen(t, values, seconds))
+        run.evaluations.append(RecordedEvaluation(t, values, seconds))
     if not run.stages:
         run.stages = list(run.summary.get("stages", []))
     return run

@@ -243,8 +243,8 @@ def _dominates(one: GaussianReleases, other: GaussianReleases) -> bool:
 def _words(statement: Statement) -> Iterator[str]:
     if statement.reproducible:
         yield (
-            "Reproducible noise: not private. The noise follows from a seed, so whoever knows the seed can"
-            " take it off again; the figures are what secure randomness would have given."
+            "Reproducible noise: not private. The noise follows from a seed, and anyone who knows the seed can"
+            " subtract it; the figures are those of secure randomness."
         )
     if not any(spent.charges for edge in statement.edges for spent in edge.of.spent):
         yield "Nothing was released."
@@ -272,9 +272,9 @@ def _words(statement: Statement) -> Iterator[str]:
         f" (its contribution set to zero; shard sizes are public), against anyone who sees all gradients {seen}."
     )
     if whole.epsilon >= LITTLE:
-        yield f"An ε of {LITTLE:g} or more protects little."
+        yield f"An ε of {LITTLE:g} or more gives little protection."
     if any(edge.of.earlier for edge in statement.edges):
-        yield "What earlier runs released of the same records is counted in."
+        yield "Releases of earlier runs on the same records are included."
     yield from dict.fromkeys(note for edge in statement.edges for note in edge.of.notes)
     source = f"The largest over edges, edge {worst.of.edge}'s"
     if statement.composed:
@@ -294,7 +294,7 @@ _NAMES = {
     "advanced": "advanced composition",
     "optimal": "optimal composition",
     "heterogeneous": "heterogeneous composition",
-    "odometer": "an RDP odometer, which holds however later runs' terms were chosen",
+    "odometer": "an RDP odometer, valid however the terms of later runs were chosen",
 }
 
 

@@ -170,7 +170,7 @@ class MemoryBroker:
         self._stopped = False
         while not self._stopped:
             if not self.step():
-                raise LocalProtocolError("the loop is idle for ever: no message, no timer, no stop")
+                raise LocalProtocolError("the loop would wait forever: no message, no timer, no stop")
 
     def step(self) -> bool:
         """Make the next delivery, or jump to the next timer; False: there is none."""

@@ -48,7 +48,7 @@ class MqttChannel:
         self._in_paho = False  # its callbacks hold locks that its writing takes
         self._greeted = False  # CONNACK came, on_connected is still to be told
         self._was_connected = False
-        self._refusal: str | None = None  # what the operator must mend
+        self._refusal: str | None = None  # what the operator must fix
         self._attempts = 0
         self._retry: Timer | None = None
         self._upkeep: Timer | None = None
@@ -70,7 +70,7 @@ class MqttChannel:
         return self._routes.violations
 
     def connect(self, timeout: float) -> None:
-        """Connect within `timeout` seconds, retrying; later losses are mended by the loop."""
+        """Connect within `timeout` seconds, retrying; later losses are repaired by the loop."""
         if self._loop.here:
             raise LocalProtocolError("connect waits for the loop; a callback must use open")
         until = self._loop.now() + timeout
@@ -103,12 +103,12 @@ class MqttChannel:
             )
 
     def open(self) -> None:
-        """Begin to connect and go on trying, without waiting; `refusal` says what no retry can mend."""
+        """Start connecting and keep trying, without waiting; `refusal` says what no retry can fix."""
         self._loop.post(self._attempt)
 
     @property
     def refusal(self) -> str | None:
-        """What the operator must mend: credentials or certificates; None: nothing."""
+        """What the operator must fix: credentials or certificates; None: nothing."""
         return self._refusal
 
     @property
@@ -230,7 +230,7 @@ class MqttChannel:
         self._retry = self._loop.call_later(ceiling * random.uniform(0.5, 1.0), self._attempt)
 
     def _no_greeting(self) -> None:
-        self._drop(f"no MQTT greeting within {self.options.connect_timeout:g} s")
+        self._drop(f"no MQTT CONNACK within {self.options.connect_timeout:g} s")
 
     def _drop(self, reason: str) -> None:
         stream = self._stream
@@ -272,7 +272,7 @@ class MqttChannel:
             return str(code)
         if size >= _LARGE and self._lost_behind[1] > 1:
             return (
-                f"disconnected by the broker, again right behind a message of {size} bytes:"
+                f"disconnected by the broker, again right after a message of {size} bytes:"
                 f" it may refuse messages of that size; {SIZE_HINT}"
             )
         return "disconnected by the broker: it has stopped, or another client uses this client id"

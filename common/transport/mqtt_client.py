@@ -54,7 +54,7 @@ class StreamClient(paho.Client):
             will = options.will
             self.will_set(will.topic, will.payload, will.qos, will.retain)
         if options.tls is not None:
-            options.tls.context()  # a wrong file is the operator's to mend, before anything connects
+            options.tls.context()  # a wrong file is the operator's to fix, before anything connects
         self.on_publish = self._published
         # Its presence keeps paho from writing in the publisher's thread, where packets could mix.
         self.on_socket_register_write = lambda *_: None

@@ -72,4 +72,4 @@ class Routes:
                         self._known.clear()
                     self._known[topic] = name, callback
                 return name, callback
-        raise RemoteProtocolError(f"topic {name[:200]!r}: nobody here asked for it")
+        raise RemoteProtocolError(f"topic {name[:200]!r}: no subscription matches it")

@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Scenario files: one TOML = one run
 @app.command("list")
 def list_scenarios(
     figures: Annotated[
-        bool, typer.Option("--figures", help="the lines of the paper's figures and of ours instead")
+        bool, typer.Option("--figures", help="list the lines of the paper's figures and of ours instead")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:

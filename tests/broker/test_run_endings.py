@@ -141,7 +141,7 @@ def test_a_killed_run_takes_its_children_along_and_its_manifest_is_there(tmp_pat
         child.wait()
         eventually(lambda: not any(map(alive, children)), "the end of the children")
     manifest = json.loads((only_run(tmp_path / "runs") / "manifest.json").read_text())
-    assert (manifest["engine"], manifest["scenario"]["edges"]) == ("testbed", 4)
+    assert (manifest["engine"], manifest["scenario"]["edges"]) == ("processes", 4)
 
 
 @pytest.mark.usefixtures("mosquitto")
