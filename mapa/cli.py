@@ -1,4 +1,4 @@
-"""mapa: every command, and the one place where an error becomes an exit code."""
+"""mapa: all commands, and the one place where an error becomes an exit code."""
 
 from __future__ import annotations
 

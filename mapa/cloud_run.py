@@ -72,17 +72,17 @@ class Setting:
 
     @property
     def payload_bytes(self) -> int:
-        """The largest message of the run, with room to spare: what its broker must let pass, and need not exceed."""
+        """The largest message of the run, with a margin: what its broker must accept, and no more."""
         return max(4 * self.model.dimension + 4096, WELCOME_LIMIT)
 
     @property
     def probe_bytes(self) -> int:
-        """How large a model on the wire is, or a cold message at its cap."""
+        """The size of an encoded model, or of the largest other message."""
         return max(HEADER_BYTES + 4 * self.model.dimension, COLD_LIMIT)
 
     @property
     def packet_bytes(self) -> int:
-        """The largest packet that a cloud has any use for, its topic included: a gradient, or a hello at its cap."""
+        """The largest packet that a cloud accepts, with its topic: a gradient, or the largest hello."""
         return packet_limit(self.model.dimension)
 
 
@@ -236,7 +236,7 @@ def open_cloud(
 
 
 def _ask_for_others(service: CloudService, loop: SelectorLoop) -> None:
-    """Raise ConfigurationError where another cloud serves the run; one that only left its presence is replaced."""
+    """Raise ConfigurationError where another cloud serves the run; one that left only its presence is replaced."""
     inquiry = Inquiry(service.run, service.nonce, service.channel, service.server.incarnation)
     inquiry.begin()
     loop.serve(lambda: inquiry.settled, until=loop.now() + _ANSWER)
@@ -251,7 +251,7 @@ def _ask_for_others(service: CloudService, loop: SelectorLoop) -> None:
 def _probe_size(
     probe: SizeProbe, channel: MqttChannel, loop: SelectorLoop, say: Callable[[str], None]
 ) -> None:
-    """Raise ConfigurationError where the broker does not carry messages of the run's size."""
+    """Raise ConfigurationError where the broker does not deliver messages of the run's size."""
     probe.begin()
     for _attempt in range(2):  # one connection may be lost for another reason
         loop.post(probe.send)

@@ -1,4 +1,4 @@
-"""The start of every container: its environment (.env.example lists it), and whose files it writes.
+"""Entry point of every container: its environment (see .env.example), and which user owns its files.
 
 python -m mapa.container data|cloud|edge    `mapa data get|cloud|edge` as the environment says
 python -m mapa.container ANYTHING ELSE      mapa ANYTHING ELSE
@@ -54,7 +54,7 @@ def leave_run_name(run: str, environ: Mapping[str, str]) -> None:
 
 
 def become_the_caller(runs: Path, witness: Path) -> None:
-    """Give `runs` to whoever owns the witness, a file of the host, and go on as that user.
+    """Change the owner of `runs` to that of the witness, a file of the host, and continue as that user.
 
     Only a container that was started as root does it; then the records belong to the caller.
     """

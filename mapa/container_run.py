@@ -1,4 +1,4 @@
-"""One scenario on containers: up, scale, faults, wait, records, down. The only docker import."""
+"""One scenario in containers: up, scale, faults, wait, records, down. The only docker import."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ContainerRunError(MapaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """What the containers are made of."""
+    """The images of the containers."""
 
     cloud: str = "mapa-cloud"
     edge: str = "mapa-edge-cnn"
@@ -53,7 +53,7 @@ def connect() -> Any:
 
 
 def _drop_sockets(error: BaseException | None) -> None:
-    """Let go of the socket which the docker library leaves open in its frames where nobody answers it."""
+    """Close the socket that the docker library leaves open in its frames where no engine answers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         while error is not None:
@@ -63,7 +63,7 @@ def _drop_sockets(error: BaseException | None) -> None:
 
 @dataclass(slots=True)
 class Stack:
-    """The containers of one project by name: broker, cloud, edge-1, edge-2, … Whoever started them."""
+    """The containers of one project by name: broker, cloud, edge-1, edge-2, …, whoever started them."""
 
     client: Any
     project: str
@@ -75,7 +75,7 @@ class Stack:
         return sorted(found, key=lambda container: int(container.labels.get(NUMBER, "1")))
 
     def container(self, name: str) -> Any:
-        """Return one by its name here."""
+        """Return one container by its name in the project."""
         service, _, number = name.partition("-")
         for container in self.containers(service):
             if not number or container.labels.get(NUMBER) == number:
@@ -112,7 +112,7 @@ class Stack:
 
     @contextlib.contextmanager
     def fault(self, kind: FaultKind, name: str) -> Iterator[None]:
-        """Hold a fault for as long as the body takes."""
+        """Keep a fault active for the duration of the `with` block."""
         self.start_fault(kind, name)
         try:
             yield
@@ -155,7 +155,7 @@ class Stack:
 
 @dataclass(slots=True)
 class ContainerRun:
-    """A stack of our own making: one scenario file, its own network and volumes."""
+    """One scenario in containers started here, with their own network and volumes."""
 
     stack: Stack
     environment: Mapping[str, str]  # as in .env.example
@@ -176,7 +176,7 @@ class ContainerRun:
         self.tail = Tail(self.runs)
 
     def up(self, edges: int, timeout: float = 120.0) -> None:
-        """Start the broker, bring the data, start the cloud and then the edges."""
+        """Start the broker, get the data, start the cloud and then the edges."""
         try:
             self.stack.client.networks.create(self._named("federation"), labels={PROJECT: self.stack.project})
             self._start("broker", 1, self.images.broker)
@@ -193,7 +193,7 @@ class ContainerRun:
             raise ConfigurationError(f"{error.explanation}; `make images` builds the images") from error
 
     def scale(self, edges: int) -> None:
-        """Start or stop edges until so many run; the last started go first, with a leave."""
+        """Start or stop edges until this many run; the last started are stopped first, and leave properly."""
         running = [c for c in self.stack.containers("edge") if c.status in ("running", "paused", "created")]
         highest = max((int(c.labels[NUMBER]) for c in self.stack.containers("edge")), default=0)
         for surplus in reversed(running[edges:]):
@@ -202,7 +202,7 @@ class ContainerRun:
             self._start("edge", number, self.images.edge)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the run's summary, on record too, with its path on this host: the cloud wrote its container's."""
+        """Return the run's summary and rewrite it on disk with its path on this host instead of the container's."""
         found, path = self.tail.summary(), self.tail.path
         if found is None or path is None:
             return None
@@ -213,7 +213,7 @@ class ContainerRun:
         return found
 
     def down(self) -> None:
-        """Take away containers, network and volumes; the records stay."""
+        """Remove containers, network and volumes; the records stay."""
         for container in self.stack.containers():
             with contextlib.suppress(NotFound, APIError):
                 container.remove(force=True, v=True)

@@ -23,7 +23,7 @@ class RecordedEvaluation:
 
     @property
     def accuracy(self) -> float:
-        """The accuracy of a classifier; the research in experiments/ is about those alone."""
+        """The accuracy of a classifier; experiments/ only has classifiers."""
         value = self.values.get("accuracy")
         return math.nan if value is None else value
 
@@ -34,7 +34,7 @@ class RecordedEvaluation:
 
 @dataclass(slots=True)
 class RunRecords:
-    """What the records of one run say."""
+    """The records of one run."""
 
     path: Path
     manifest: dict[str, Any]
@@ -55,7 +55,7 @@ class RunRecords:
 
     @property
     def metrics(self) -> list[Metric]:
-        """What the run was measured by, the headline metric first; a run without a summary says less."""
+        """The metrics of the run, the headline metric first; without a summary, those in its events."""
         if "metrics" in self.summary:
             return [Metric.from_dict(fields) for fields in self.summary["metrics"]]
         names = self.evaluations[-1].values if self.evaluations else {}
@@ -112,7 +112,7 @@ def _values(record: dict[str, Any]) -> dict[str, float | None]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return what a run was; empty where nothing says it."""
+    """Return a run's manifest; empty where there is none."""
     return _json(path / "manifest.json")
 
 

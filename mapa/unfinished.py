@@ -1,4 +1,4 @@
-"""A run's directory without a summary: its cloud was killed, or is still at work. What its events prove."""
+"""A run's directory without a summary: its cloud was killed or is still running. What follows from its events."""
 
 from __future__ import annotations
 

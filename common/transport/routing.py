@@ -9,7 +9,7 @@ from common.wire.topics import topic_matches
 
 
 class RetainedMessageError(RemoteProtocolError):
-    """A message that the broker kept, on a topic where none is: it may be of any age, and of anybody."""
+    """A retained message on a topic that has none: it may be of any age and from anyone."""
 
 
 OnMessage = Callable[[str, bytes], None]  # topic, payload

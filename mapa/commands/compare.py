@@ -37,7 +37,7 @@ def compare_command(
     runs: options.RunsDir = Path("runs"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Overlay runs, simulated or real: a metric over updates and, where there are times, over seconds."""
+    """Plot runs, simulated or networked: a metric over updates and, where times are recorded, over seconds."""
     found = [read_run(find_run(name, runs)) for name in names]
     for run in found:
         if (left := unfinished(run.path)) is not None:
@@ -135,7 +135,7 @@ def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> 
 
 
 def clock(run: RunRecords) -> str:
-    """Return whose seconds a run counts."""
+    """Return which seconds a run counts."""
     return "simulated seconds" if run.manifest.get("engine") in ENGINES else "seconds"
 
 

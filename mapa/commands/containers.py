@@ -101,7 +101,7 @@ def _check(faults: Sequence[FaultEvent], edges: int) -> None:
 
 
 def _end(container: Any) -> None:
-    """Let an edge end by itself; whoever does not is stopped."""
+    """Wait for an edge to end; kill it if it does not."""
     until = time.monotonic() + 30
     container.reload()
     while container.status == "running" and time.monotonic() < until:
@@ -113,7 +113,7 @@ def _end(container: Any) -> None:
 
 @dataclass(slots=True)
 class Script:
-    """The faults of a run, each when its time has come."""
+    """The faults of a run, each injected at its t."""
 
     bed: Any
     faults: list[FaultEvent]

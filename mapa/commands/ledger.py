@@ -1,4 +1,4 @@
-"""mapa ledger and mapa calibrate: what a run has cost, and what a budget permits."""
+"""mapa ledger and mapa calibrate: the privacy cost of a run, and the noise that a budget needs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _statements(path: Path, delta: float | None) -> dict[str, Statement]:
 
 
 def _document(statements: dict[str, Statement]) -> dict[str, object]:
-    """Return a lone statement as it is; several beside each other, so that none passes for the whole."""
+    """Return a single statement as it is; several as a list, so that none is taken for the whole."""
     if len(statements) == 1:
         [statement] = statements.values()
         return statement.as_dict()

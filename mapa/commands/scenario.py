@@ -1,4 +1,4 @@
-"""mapa scenario: the shipped ones, the schema, and what a file resolves to."""
+"""mapa scenario: list the shipped scenarios, print the schema, show a resolved scenario."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def show(
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Print every value of a scenario as it resolves, defaults and known constants included."""
+    """Print every resolved value of a scenario, including defaults and known constants."""
     _, resolved = load_scenario(scenario, changes or [])
     values = resolved.resolved()
     if as_json:
