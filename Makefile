@@ -1,4 +1,4 @@
-# Thin names for what the project can do. Everything runs from .venv; nothing is installed outside it.
+# Short names for the project's commands. Everything runs from .venv; nothing is installed outside it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,13 +20,13 @@ $(READY): pyproject.toml docker/install-torch.sh
 	$(BIN)/python -m pip install --quiet --editable '.[all,dev]'
 	touch $@
 
-run: $(READY)  ## train with 5 edges on a broker of its own, with a live view
+run: $(READY)  ## train with 5 edges on a private broker, with a live view
 	$(BIN)/mapa run quickstart
 
 test: check  ## lint, types and every test that this machine can run
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-test-fast: $(READY)  ## for the edit loop: no broker, no engine, no processes, nothing slow
+test-fast: $(READY)  ## while editing: no broker, no Docker engine, no processes, nothing slow
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not broker and not stack and not slow' --ignore tests/broker --ignore tests/stack
 
 check: $(READY)  ## ruff and mypy --strict
@@ -34,11 +34,11 @@ check: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)  ## rewrite the sources in the house format
+format: $(READY)  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## speed and memory, as ratios measured in one run; STRICT=1: fail where one misses its bar
+bench: $(READY)  ## speed and memory, as ratios measured in one run; STRICT=1: fail if one misses its limit
 	$(BIN)/python -m experiments.bench $(if $(STRICT),--strict)
 
 clean:  ## remove the environment and caches; keeps runs/ and data/
@@ -50,18 +50,18 @@ images:  ## build the images of cloud and edges
 	docker compose build --quiet cloud edge
 	EDGE_TARGET=edge EDGE_IMAGE=mapa-edge docker compose build --quiet edge
 
-images-offline:  ## likewise in a lab without a registry: base, broker and torch from packages at hand (root)
+images-offline:  ## build them without a registry: base, broker and torch from local packages (root)
 	docker/offline/images.sh
 	WHEELS_IMAGE=$$(docker image inspect local/wheels:torch >/dev/null 2>&1 && echo local/wheels:torch || echo scratch) $(MAKE) images
 
-engine:  ## a Docker engine with Compose where none answers (Debian, root; no systemd needed)
+engine:  ## install and start a Docker engine with Compose if none is running (Debian, root; no systemd needed)
 	docker/offline/engine.sh start
 
 engine-stop:  ## stop the engine that `make engine` started, and no other
 	docker/offline/engine.sh stop
 
-up:  ## train with EDGES containers to the end and take everything down
+up:  ## train with EDGES edge containers to the end, then remove the containers
 	EDGES=$(EDGES) docker/up.sh
 
-down:  ## take the containers away; the volumes with the edges' ledgers stay (docker compose down -v)
+down:  ## remove the containers; the volumes with the edges' ledgers stay (docker compose down -v removes them)
 	docker compose down --remove-orphans

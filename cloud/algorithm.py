@@ -29,7 +29,7 @@ class Update(NamedTuple):
     staleness: int  # t − version
     edge: int  # k
     law: NoiseLaw | None  # how edge k noises; None: not at all
-    moment: float  # v_k = E‖η‖²/ΔS² of that law
+    moment: float  # v_k, relative noise variance E‖η‖²/ΔS² of that law
     stage: int  # that the gradient was made in
     sensitivity: float  # ΔS that it was made with
 
@@ -55,7 +55,7 @@ class Algorithm:
     requires: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that must be given
 
     def begin(self, problem: Problem, moment: float) -> Self:  # noqa: ARG002
-        """Return the algorithm at t = 1; `moment` is v, the largest v_k of the edges here."""
+        """Return the algorithm at t = 1; `moment` is v, the largest relative noise variance of the edges."""
         return self
 
     @property

@@ -36,5 +36,5 @@ class Contacts(dict[EdgeId, Contact]):
         return known
 
     def silent_since(self, moment: float) -> list[EdgeId]:
-        """Return the edges that have said nothing after a moment."""
+        """Return the edges that have been silent since this time."""
         return [edge_id for edge_id, contact in self.items() if contact.seen <= moment]

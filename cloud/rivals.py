@@ -1,4 +1,4 @@
-"""One cloud a run: whoever starts asks first whether another one serves it."""
+"""One cloud per run: before it starts, a cloud asks whether another one is serving the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.wire.topics import clouds_topic, presence_topic
 class Inquiry:
     """What a cloud learns before it announces itself.
 
-    A presence that says online may be left over from a cloud whose end the broker has not noticed; an answer is not.
+    A retained online presence may be left over from a cloud whose end the broker has not noticed; an answer is not.
     """
 
     run: RunId

@@ -53,7 +53,7 @@ class CloudServer:
     halted: Halt | None = None
     schedule: Algorithm | None = None  # what follows from the updates so far
     stage: int = 1  # s of the last stage opened
-    moment: float = 0.0  # v: never falls in a run, so ε₀ never rises
+    moment: float = 0.0  # v, relative noise variance: never falls in a run, so ε₀ never rises
     edges: dict[EdgeId, EdgeAccount] = field(default_factory=dict)
     fifo: GradientFifo = field(init=False)
     longest: float = 0.0  # ‖x‖ of the models sent, at most; only where λ‖x‖ enters a check
@@ -74,7 +74,7 @@ class CloudServer:
         return self.model if self.schedule is None else self.schedule.result(self.model)
 
     def receive(self, event: Event) -> list[Effect]:
-        """Take one event; return what must be sent and what is to be recorded, in order."""
+        """Handle one event; return what must be sent and what is to be recorded, in order."""
         match event:
             case GradientArrived():
                 return self._gradient(event)
@@ -92,7 +92,7 @@ class CloudServer:
         return [self.halted]
 
     def spent(self) -> str:
-        """Tell whether an edge has spent its budget and nobody is here to train: '' where somebody is.
+        """Tell whether an edge has spent its budget and no edge is present to train: '' where one is.
 
         `gone`: every known edge has left for good. `away`: some are lost or silent and may come back.
         """
@@ -103,7 +103,7 @@ class CloudServer:
         return "gone" if all(e.left in FOR_GOOD for e in edges) else "away"
 
     def begin_with_those_here(self) -> list[Effect]:
-        """Wait for no further hello; nothing to do where the training runs or nobody is here."""
+        """Start with the edges present; does nothing where the training runs or no edge is present."""
         if self.schedule is not None or self.halted is not None or not self.edges:
             return []
         self.terms = replace(self.terms, edges_at_least=len(self.edges))
@@ -115,7 +115,7 @@ class CloudServer:
         """Answer a hello; one that is late or comes twice has no effect at all."""
         account = self.edges.get(hello.edge_id)
         if hello.incarnation != self.incarnation:
-            yield self._refuse(hello, "incarnation", "this hello is meant for another life of the run")
+            yield self._refuse(hello, "incarnation", "this hello is for another incarnation of the run")
             return
         if self.halted is not None:
             ended = f"{self.halted.reason} after {self.halted.updates} updates"
@@ -124,12 +124,14 @@ class CloudServer:
         if account is not None and account.has_heard(hello):
             return
         if account is None and len(self.edges) >= self.terms.edges:
-            yield self._refuse(hello, "fleet-full", f"all {self.terms.edges} shards are dealt")
+            yield self._refuse(hello, "fleet-full", f"all {self.terms.edges} shards are assigned")
             return
         # the process that speaks for the edge forgets nothing: what it has not debited another sent in its name
         other = account is not None and hello.nonce != account.nonce
         if account is not None and other and hello.last_sequence < account.last_sequence:
-            detail = f"the ledger knows {hello.last_sequence} releases, {account.last_sequence} were applied"
+            detail = (
+                f"the ledger has {hello.last_sequence} releases, but {account.last_sequence} were applied"
+            )
             yield self._refuse(hello, "ledger-lost", detail)
             return
         index = self._deal(hello) if account is None else self._redeal(hello, account)
@@ -142,7 +144,9 @@ class CloudServer:
             yield self._refuse(hello, reason, str(error))
             return
         if account is not None and law != account.law and not self._may_change(hello, account, moment):
-            yield self._refuse(hello, "mechanism", f"an edge keeps the noise it began with: {account.law}")
+            yield self._refuse(
+                hello, "mechanism", f"an edge must keep the noise law it started with: {account.law}"
+            )
             return
         returned = account is not None
         if account is None:
@@ -182,9 +186,9 @@ class CloudServer:
         return account.index if stays else self._deal(hello, account.index)
 
     def _may_change(self, hello: Hello, account: EdgeAccount, moment: float) -> bool:
-        """Tell whether an edge that is known may noise by another law: before its first release, and only so often.
+        """Tell whether a known edge may change its noise law: only before its first release, and only a few times.
 
-        A larger v opens the stage again; an edge that asked for it without end would hold everybody there.
+        A larger v re-opens the stage; an edge that asked for it endlessly would keep every edge in that stage.
         """
         if account.last_sequence or hello.last_sequence:
             return False
@@ -198,7 +202,7 @@ class CloudServer:
             self.schedule.with_moment(moment, self.t)
 
     def _admit(self, account: EdgeAccount) -> Iterator[Effect]:
-        """Begin, or go on with, the schedule and send the model to whoever waits for it."""
+        """Begin or continue the schedule and send the model to the edges that wait for it."""
         larger = account.moment > self.moment
         self.moment = max(self.moment, account.moment)
         if self.schedule is not None:
@@ -218,7 +222,7 @@ class CloudServer:
         yield from self._drain()
 
     def _leave(self, leave: Leave) -> Iterator[Effect]:
-        """Take a leave or a last will; that of a process which was replaced, or has left before, is late."""
+        """Handle a leave or a last will; one from a process that was replaced, or has left before, is ignored."""
         account = self.edges.get(leave.edge_id)
         if account is None or account.nonce != leave.nonce or account.left:
             return
@@ -242,7 +246,7 @@ class CloudServer:
         if self.halted is not None:
             effects.append(self.halted)
         elif account is None or refusal in ("incarnation", "sequence"):
-            effects.append(self._turn_away(arrived, "stranger", "say hello first"))
+            effects.append(self._turn_away(arrived, "stranger", "send a hello first"))
         elif refusal == "full":
             effects.append(self._turn_away(arrived, "full", "the gradient buffer is full; send again"))
         elif self.schedule is not None:

@@ -61,7 +61,7 @@ from common.wire.topics import (
 )
 
 _RECORD_EVERY = 0.25  # seconds between two batches of records
-_AGAIN = 0.1  # seconds until a word that the channel could not take is said again
+_AGAIN = 0.1  # seconds until a message that the channel did not accept is published again
 _WAITING_MODELS = 1 << 28  # bytes of models that may wait for their evaluation
 _COMPLAINTS = 50  # messages that get a line for the operator: anybody can send any number
 _RETURN = (
@@ -70,8 +70,8 @@ _RETURN = (
 
 
 _SUSPECT = {  # reasons of a refused gradient that its operator should know of
-    "norm": "no honest edge makes one so long",
-    "sensitivity": "the model that it names was sent with another ΔS",
+    "norm": "its norm is larger than an honest edge's can be",
+    "sensitivity": "the model version that it names was sent with another ΔS",
 }
 
 
@@ -112,7 +112,7 @@ class CloudService:
     # -- life -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Subscribe and announce; a halt left by an earlier run of this name is taken back."""
+        """Subscribe and announce; a halt left by an earlier run of this name is removed."""
         self.records.began = self.loop.now()
         subscribe = self.channel.subscribe
         subscribe(every_edge(self.run, EdgeTopic.GRADIENT), self.on_gradient)
@@ -129,15 +129,15 @@ class CloudService:
         self.loop.call_later(self.scenario.testbed.silent_after / 2, self._look_for_silence)
 
     def announce(self) -> None:
-        """Say whether the cloud is there; again after every reconnect, since its last will said it is not."""
+        """Publish the cloud's presence; again after every reconnect, since its last will said it is offline."""
         self._retain(presence_topic(self.run), encode_presence(self.presence(online=not self._over)))
 
     def presence(self, *, online: bool) -> Presence:
-        """Return what this cloud says of itself."""
+        """Return this cloud's presence message."""
         return Presence(online, self.nonce, self.server.incarnation, over=self._over)
 
     def _retain(self, topic: str, payload: bytes) -> None:
-        """Publish what no edge may miss: a queue that is full is asked again until it takes it."""
+        """Publish what no edge may miss; where the queue is full, try again until it is accepted."""
         if self.channel.publish(topic, payload, qos=1, retain=True):
             self._owed.pop(topic, None)  # an older word on the topic
             return
@@ -222,27 +222,27 @@ class CloudService:
         self._perform_all(self.server.receive(leave))
 
     def on_halt(self, topic: str, payload: bytes) -> None:
-        """Take back a halt that is not ours: late edges would believe it, and the others ask us about it."""
+        """Remove a halt that is not ours: late edges would believe it, and the others ask us about it."""
         ours = b"" if self._halt is None else encode_halt(self._halt)
         if not payload or payload == ours:
             return
         self.dropped["halt"] += 1
-        self._complain(f"run {self.run!r}: somebody else has sent a halt; it is taken back")
+        self._complain(f"run {self.run!r}: a halt from another sender was removed")
         self._retain(topic, ours)
         decode_halt(payload)  # what is no halt at all is a violation, too
 
     def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
-        """Say again that we are here where the will of another cloud, or a late one of ours, says that nobody is."""
+        """Announce again where the will of another cloud, or a late one of ours, says that no cloud is online."""
         presence = self._presence(payload)
         if self._over:
             return
         if not presence.online:
             self.announce()
         elif presence.nonce != self.nonce:
-            self._complain(f"another cloud announces itself for run {self.run!r}")
+            self._complain(f"another cloud is announcing itself for run {self.run!r}")
 
     def on_inquiry(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
-        """Answer a cloud that is about to begin under this run's name."""
+        """Answer a cloud that is about to start under this run's name."""
         asking = self._presence(payload)
         if not asking.online and asking.nonce != self.nonce and not self._over:
             answer = encode_presence(self.presence(online=True))
@@ -278,7 +278,7 @@ class CloudService:
                 self.records.facts.append((self.loop.now(), effect))
                 if isinstance(effect, GradientRefused) and effect.reason in _SUSPECT:
                     self._complain(
-                        f"{effect.edge_id}: gradient {effect.sequence} is refused: {_SUSPECT[effect.reason]}"
+                        f"{effect.edge_id}: gradient {effect.sequence} refused: {_SUSPECT[effect.reason]}"
                     )
             case EvaluationDue():
                 self._evaluate_in_time(effect)
@@ -306,11 +306,10 @@ class CloudService:
                 self._owed_models.pop(topic, None)  # an older one
 
     def _owe_model(self, topic: str, effect: SendModel, size: int) -> None:
-        """Keep a model that the channel did not take, to send it again: its edge waits for nothing else."""
+        """Keep a model that the channel did not accept and send it again: its edge waits for it."""
         if not self._owed_models:
             self._complain(
-                f"{effect.edge_id}: its model of {size} bytes was not taken, the connection is lost or"
-                " its queue full; sending it again"
+                f"{effect.edge_id}: model of {size} bytes not sent (connection lost or queue full); retrying"
             )
         self._owed_models[topic] = effect
         if self._model_retry is None:
@@ -331,7 +330,7 @@ class CloudService:
         model_topic = edge_topic(self.run, edge_id, EdgeTopic.MODEL)
         former = self.contacts.welcomed(edge_id, hello.nonce, now, model_topic)
         if former is not None and now - former.seen < self.scenario.testbed.silent_after:
-            self._complain(f"{edge_id}: a second process says hello under this id")
+            self._complain(f"{edge_id}: duplicate process for this edge id")
         admission = Admission(
             welcome=welcome,
             edges=self.server.terms.edges,
@@ -357,7 +356,7 @@ class CloudService:
         if self._complaints <= _COMPLAINTS:
             self.say(text)
         if self._complaints == _COMPLAINTS:
-            self.say("further lines of this kind are left out")
+            self.say("further messages of this kind are not shown")
 
     def _on_halt(self, halt: Halt) -> None:
         if self._halt is not None:
@@ -375,7 +374,7 @@ class CloudService:
             return
         self._left_out += 1
         if self._left_out == 1:
-            self.say(f"evaluations take longer than evaluation.every allows: left out at t = {due.updates}")
+            self.say(f"evaluation too slow for evaluation.every; skipped at t = {due.updates}")
 
     def _evaluate(self, due: EvaluationDue) -> None:
         """Evaluate in another thread; the result comes back through the loop."""
@@ -417,7 +416,7 @@ class CloudService:
         self.loop.stop()
 
     def record(self) -> None:
-        """Write the facts that have gathered; the hot path only keeps them."""
+        """Write the facts collected so far; the hot path only keeps them."""
         self.records.write()
 
     def _record_often(self) -> None:
@@ -427,7 +426,7 @@ class CloudService:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
     def _look_for_silence(self) -> None:
-        """Report edges that have said nothing for too long; nobody waits for them."""
+        """Report edges that have been silent for too long; no one waits for them."""
         silent_after = self.scenario.testbed.silent_after
         for edge_id in self.contacts.silent_since(self.loop.now() - silent_after):
             nonce = self.contacts[edge_id].nonce
@@ -437,9 +436,9 @@ class CloudService:
             self.loop.call_later(silent_after / 2, self._look_for_silence)
 
     def _mind_budgets(self, passed: float) -> None:
-        """End a run whose budgets are spent once nobody comes who could go on with it.
+        """End a run whose budgets are spent once no edge comes that could continue it.
 
-        Newcomers, while shards are free, get silent_after for it; edges that are only away, ten times as long.
+        New edges, while shards are free, get silent_after for it; edges that are only away, ten times as long.
         """
         spent = self.server.spent()
         self._idle = self._idle + passed if spent and self.channel.connected else 0.0
@@ -449,5 +448,5 @@ class CloudService:
 
 
 def _fail(error: BaseException) -> None:
-    """Raise in the loop's thread what another thread met, so that the cloud ends with it."""
+    """Raise in the loop's thread an error of another thread, so that the cloud ends with it."""
     raise error

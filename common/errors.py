@@ -1,4 +1,4 @@
-"""The one error tree, branched by who must act."""
+"""All errors of the project, grouped by who must act."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class ConfigurationError(MapaError):
 
 
 class DataUnavailableError(MapaError):
-    """A data set is neither here nor to be had; the message says what to do. Exit code 1."""
+    """A data set was not found locally and could not be downloaded; the message says what to do. Exit code 1."""
 
 
 class RecordsError(MapaError):
-    """A run's records cannot be written: no such place, no space left. Exit code 1."""
+    """A run's records cannot be written: no such directory, no space left. Exit code 1."""
 
 
 class LedgerUnavailableError(MapaError):
@@ -24,15 +24,15 @@ class LedgerUnavailableError(MapaError):
 
 
 class LocalProtocolError(MapaError):
-    """We broke the protocol: a bug; the service stops."""
+    """This program violated the protocol: a bug; the service stops."""
 
 
 class RemoteProtocolError(MapaError):
-    """A peer broke it; the message is dropped and counted, the service goes on."""
+    """A peer violated the protocol; the message is dropped and counted, the service continues."""
 
 
 class BrokerUnavailableError(MapaError):
-    """Nobody's fault; the shell retries with backoff."""
+    """No broker can be reached; the connection is retried with backoff."""
 
 
 def require(condition: bool, key: str, value: object, allowed: str) -> None:

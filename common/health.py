@@ -1,4 +1,4 @@
-"""A heartbeat file: touched while all is well, looked at by a container's health check.
+"""A heartbeat file: touched while the service is healthy, read by a container's health check.
 
 As a script it imports the standard library alone: a fleet's checks share the cores with its training.
 """
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from common.transport.channel import Loop
 
 VARIABLE = "MAPA_HEALTH_FILE"
-_EVERY = 3.0  # seconds between two beats
+_EVERY = 3.0  # seconds between two heartbeats
 
 
-def beat(loop: Loop, well: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
-    """Touch the file that the environment names, now and then, as long as `well()` holds; none: do nothing."""
+def beat(loop: Loop, healthy: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
+    """Touch the file that the environment names every few seconds while `healthy()` holds; no file: do nothing."""
     name = environ.get(VARIABLE, "").strip()
     if not name:
         return
     path = Path(name)
 
     def look() -> None:
-        if well():
+        if healthy():
             path.touch()
         loop.call_later(_EVERY, look)
 
@@ -35,7 +35,7 @@ def beat(loop: Loop, well: Callable[[], bool], environ: Mapping[str, str] = os.e
 
 
 def age(path: Path, now: float) -> float | None:
-    """Return the seconds since the last beat; None: there was none."""
+    """Return the seconds since the last heartbeat; None: there was none."""
     try:
         return now - path.stat().st_mtime
     except OSError:
@@ -43,13 +43,13 @@ def age(path: Path, now: float) -> float | None:
 
 
 def main(arguments: list[str]) -> int:
-    """FILE MAX_AGE: 0 where the last beat is younger, else 1."""
+    """FILE MAX_AGE: return 0 where the last heartbeat is younger, else 1."""
     path, most = Path(arguments[0]), float(arguments[1])
     seconds = age(path, time.time())
     if seconds is None:
-        print("no beat yet")
+        print("no heartbeat yet")
         return 1
-    print(f"last beat {seconds:.0f} s ago")
+    print(f"last heartbeat {seconds:.0f} s ago")
     return 0 if seconds <= most else 1
 
 

@@ -10,7 +10,7 @@ said() { docker compose config | sed -n "s/^ *$1: *\"\{0,1\}\([^\"]*\)\"\{0,1\}\
 edges=$(said EDGES)
 if [ -z "$edges" ]; then
   file=${SCENARIOS_DIR:-mapa/scenarios}/$(said SCENARIO | sed 's/\.toml$//').toml
-  [ -f "$file" ] || { echo "EDGES: say how many; $file is not there to be asked" >&2; exit 2; }
+  [ -f "$file" ] || { echo "EDGES: not set, and $file does not exist" >&2; exit 2; }
   edges=$(sed -n 's/^edges *= *\([0-9]*\).*/\1/p' "$file")
 fi
 

@@ -63,7 +63,7 @@ class EdgeFleet:
     """`count` edges on one loop; with one of them it is simply an edge."""
 
     def __init__(self, settings: FleetSettings, say: Callable[[str], None]) -> None:
-        memory_limit()  # a wrong one is the operator's to mend, before anything starts
+        memory_limit()  # a wrong one is the operator's to fix, before anything starts
         self.settings = settings
         self.say = say
         self.loop = SelectorLoop()
@@ -81,7 +81,7 @@ class EdgeFleet:
         try:
             for _ in range(self.settings.count):
                 self._enlist()
-            beat(self.loop, self._well)
+            beat(self.loop, self._healthy)
             former = {n: signal.signal(n, self._signalled) for n in (signal.SIGTERM, signal.SIGINT)}
             try:
                 self.loop.run()
@@ -148,7 +148,7 @@ class EdgeFleet:
         return channel
 
     def _mind_first_connection(self, client: EdgeClient, channel: MqttChannel, began: float) -> None:
-        """Give up where nobody could ever connect; once connected, losses are mended for ever."""
+        """Give up where the first connection fails for too long; after it, lost connections are always retried."""
         if channel.connected or channel.closed or client.exit_code is not None:
             return
         if channel.refusal is not None:
@@ -156,7 +156,7 @@ class EdgeFleet:
         elif self.loop.now() - began > self.settings.connect_timeout:
             timeout, error = self.settings.connect_timeout, channel.last_error
             client.give_up(
-                EXIT_FAILED, f"broker {self.settings.broker}: no connection in {timeout:g} s ({error})"
+                EXIT_FAILED, f"broker {self.settings.broker}: no connection within {timeout:g} s ({error})"
             )
         else:
             self.loop.call_later(_FIRST_LOOK, partial(self._mind_first_connection, client, channel, began))
@@ -183,7 +183,7 @@ class EdgeFleet:
             self._datasets.clear()  # every edge has its shard: the rest is dead weight
         return dataset
 
-    def _well(self) -> bool:
+    def _healthy(self) -> bool:
         """Tell whether every edge has made progress since it was last asked, or waits on purpose."""
         verdicts = [client.well() for client in self.clients]  # all are asked: each keeps the answer
         return all(verdicts)

@@ -1,4 +1,4 @@
-"""From a welcome to a worker: the shard, the recipe, the account. What the cloud says is checked here."""
+"""From a welcome to a worker: the shard, the recipe, the account. What the cloud sends is checked here."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def difference(first: Admission, later: Admission) -> str:
 
 
 def check_sizes(scenario: Scenario, records: int) -> None:
-    """Refuse what no data set of so many records asks for, before memory is taken for it."""
+    """Refuse sizes that a data set of this many records cannot fill, before memory is allocated for them."""
     require(
         scenario.batch_size <= records, "batch_size", scenario.batch_size, f"at most the {records} records"
     )

@@ -1,4 +1,4 @@
-"""A broker for a run: a private Mosquitto, an embedded one in Python, or one that runs already."""
+"""A broker for a run: a private Mosquitto, an embedded one in Python, or one that is already running."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO
 
 from common.errors import BrokerUnavailableError, ConfigurationError
 from common.transport.connection import BrokerAddress, parse_address
-from mapa.children import mortal
+from mapa.children import ends_with_parent
 
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean session, no client id
 OWN = ("auto", "mosquitto", "embedded")  # what we start ourselves
@@ -33,7 +33,7 @@ _KEEP_PAGES = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MosquittoOptions:
-    """What a private Mosquitto may be asked for beyond the defaults."""
+    """Options of a private Mosquitto."""
 
     max_payload: int = 1 << 26  # bytes of one message; size it for the model
     unix_socket: bool = False  # a second listener beside TCP, a fifth faster
@@ -60,7 +60,7 @@ class Broker:
     @property
     def pid(self) -> int:
         if self._child is None:
-            raise BrokerUnavailableError(f"{self.kind} on {self.address} does not run")
+            raise BrokerUnavailableError(f"{self.kind} on {self.address} is not running")
         return self._child.pid
 
     def start(self, timeout: float = 60.0) -> None:
@@ -68,7 +68,7 @@ class Broker:
         with self.log.open("ab") as log:
             # A closed stdin tells the embedded broker that we are gone, where the kernel does not.
             self._child = subprocess.Popen(
-                mortal(self.command),
+                ends_with_parent(self.command),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -85,7 +85,7 @@ class Broker:
             time.sleep(0.02)
 
     def stop(self, sig: signal.Signals = signal.SIGTERM, timeout: float = 5.0) -> None:
-        """End it; SIGKILL where it does not listen."""
+        """Stop it; SIGKILL if it does not react."""
         child, self._child = self._child, None
         if child is None:
             return
@@ -100,7 +100,7 @@ class Broker:
             child.wait()
 
     def restart(self) -> None:
-        """End it and start it again on the same port; retained messages are gone."""
+        """Restart it on the same port; retained messages are lost."""
         self.stop()
         self.start()
 
@@ -122,17 +122,17 @@ class Broker:
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return "; ".join(lines[-3:]) or "it said nothing"
+        return "; ".join(lines[-3:]) or "no output"
 
 
 def find_mosquitto() -> str | None:
-    """Return the path of Mosquitto; Debian keeps it where a user's PATH does not look."""
+    """Return the path of Mosquitto; on Debian it is not in a user's PATH."""
     places = os.pathsep.join((os.environ.get("PATH", os.defpath), *_OTHER_PLACES))
     return shutil.which("mosquitto", path=places)
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody holds now."""
+    """Return a TCP port of the loopback interface that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -198,7 +198,7 @@ def private_mosquitto(
 
 @contextlib.contextmanager
 def embedded_broker(directory: Path, *, port: int | None = None) -> Iterator[Broker]:
-    """Run amqtt in a child: in our own program it would take turns with the training for one core."""
+    """Run amqtt in a child: in this process it would share one core with the training."""
     if importlib.util.find_spec("amqtt") is None:
         raise ConfigurationError(
             "broker = 'embedded': the package amqtt is not installed; pip install 'mapa-testbed[broker]', "
@@ -226,7 +226,7 @@ def _running(broker: Broker) -> Iterator[None]:
 
 
 def private(text: str) -> bool:
-    """Tell whether the broker is to be started here; ConfigurationError where the text is no address either."""
+    """Tell whether the broker is started here; ConfigurationError if the text is not an address either."""
     if text in OWN:
         return True
     parse_address(text)
@@ -237,7 +237,7 @@ def private(text: str) -> bool:
 def resolve_broker(
     text: str, directory: Path, *, max_payload: int, say: IO[str] | None = None
 ) -> Iterator[BrokerAddress]:
-    """Turn `auto`, `mosquitto`, `embedded` or HOST[:PORT] into the address of a broker that runs.
+    """Turn `auto`, `mosquitto`, `embedded` or HOST[:PORT] into the address of a running broker.
 
     `auto` is a private Mosquitto where one is found, else the embedded broker; it says which.
     """
@@ -245,11 +245,7 @@ def resolve_broker(
     if text == "auto":
         chosen = "mosquitto" if find_mosquitto() is not None else "embedded"
         if say is not None:
-            why = (
-                "a private Mosquitto"
-                if chosen == "mosquitto"
-                else "the embedded one (no Mosquitto found; slower)"
-            )
+            why = "a private Mosquitto" if chosen == "mosquitto" else "embedded (slower; no Mosquitto found)"
             say.write(f"broker: {why}\n")
     if chosen == "mosquitto":
         with private_mosquitto(directory, MosquittoOptions(max_payload=max_payload)) as broker:

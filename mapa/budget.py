@@ -11,7 +11,7 @@ from common.scenario.scenario import Scenario
 
 
 def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
-    """Return the scenario with z filled in, where it gives (total_epsilon, total_delta) in its stead.
+    """Return the scenario with z filled in, where it gives (total_epsilon, total_delta) instead of z.
 
     z is found for the smallest shard, whose records are sampled most often. `releases` has done its work then
     and goes: beside z no scenario may say it, and the cap of an edge is what the budget permits at this z.
@@ -40,7 +40,7 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
 
 
 def releases_of_an_edge(scenario: Scenario) -> int:
-    """Return an even share of T, and the gradient that is on its way when the run ends."""
+    """Return an even share of T, and the gradient in flight when the run ends."""
     return -(-scenario.iterations // scenario.workers) + 1
 
 

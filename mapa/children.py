@@ -1,4 +1,4 @@
-"""Launchers: a program that must not outlive this one, and one that hears a SIGINT whatever we inherited."""
+"""Commands for child processes: one that ends with its parent, and one that receives SIGINT."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-# The kernel's own word: a pipe would need the program's help, and Mosquitto reads no stdin. The wish outlives exec;
-# a launcher says it, because code between fork and exec is not safe in a program with threads.
+# By the kernel: a pipe would need the program's help, and Mosquitto reads no stdin. The setting survives exec;
+# a launcher makes it, because code between fork and exec is not safe in a program with threads.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone
@@ -19,8 +19,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def mortal(command: Sequence[str]) -> list[str]:
-    """Return a command that gets SIGTERM when the thread that starts it is gone; its id stays that of the command."""
+def ends_with_parent(command: Sequence[str]) -> list[str]:
+    """Return a command that gets SIGTERM when the thread that started it ends; the process id is the command's."""
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
 
 
@@ -33,5 +33,5 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def interruptible(command: Sequence[str]) -> list[str]:
-    """Return a command that a SIGINT reaches; its id stays that of the command."""
+    """Return a command that SIGINT ends even where this process ignores it; the process id is the command's."""
     return [sys.executable, "-I", "-S", "-c", _LISTENER, *command]

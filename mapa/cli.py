@@ -1,4 +1,4 @@
-"""mapa: every command, and the one place where an error becomes an exit code."""
+"""mapa: all commands, and the one place where an error becomes an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS = {
     "run": "mapa.commands.run:run_command",
     "cloud": "mapa.commands.cloud:cloud_command",
     "edge": "mapa.commands.edge:edge_command",
-    "testbed": "mapa.commands.containers:containers_command",
+    "containers": "mapa.commands.containers:containers_command",
     "schedule": "mapa.commands.schedule:schedule",
     "algorithms": "mapa.commands.algorithms:algorithms_command",
     "ledger": "mapa.commands.ledger:ledger_command",
@@ -37,8 +37,10 @@ GROUPS = {
     "data": "mapa.commands.data:app",
 }
 
+FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
+
 _SERVICES = ("run", "cloud", "edge")  # one BLAS thread each; the others calculate, and may use what they find
-_CHEAPEST = "schedule"  # a program needs a command, also where it only says its version
+_CHEAPEST = "schedule"  # a program needs a command, also where it only prints its version
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
@@ -76,11 +78,12 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 def main() -> None:
     """Run a command; 0 done, 1 failed, 2 wrong configuration or usage, 130 interrupted."""
-    if sys.argv[1:2] and sys.argv[1] in _SERVICES:
+    arguments = current_name(sys.argv[1:])
+    if arguments and arguments[0] in _SERVICES:
         one_thread()  # before a command imports numpy
     try:
         with interrupted_by_signals():
-            build(sys.argv[1:])(prog_name="mapa")
+            build(arguments)(arguments, prog_name="mapa")
     except ConfigurationError as error:
         _say(f"configuration error: {error}")
         sys.exit(2)
@@ -89,6 +92,16 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def current_name(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with a command's former name replaced by its present one; print that once."""
+    name, rest = arguments[:1], arguments[1:]
+    if name and name[0] in FORMER_NAMES:
+        present = FORMER_NAMES[name[0]]
+        print(f"`mapa {name[0]}` is now `mapa {present}`; the old name still works", file=sys.stderr)
+        name = [present]
+    return [*name, *rest]
 
 
 def _say_version(asked: bool) -> None:

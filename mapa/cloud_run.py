@@ -56,7 +56,7 @@ class Setting:
     def of(cls, scenario: Scenario, data_dir: Path) -> Setting:
         if not bounded(scenario.for_edge(0)):
             raise ConfigurationError(
-                f"scenario: edges read it, so its keys and texts must be printable, of {ITEMS_LIMIT} characters"
+                f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
         dataset = with_holdout(load_dataset(scenario.data.set, data_dir), scenario.data.holdout)
         model = make_model(
@@ -72,17 +72,17 @@ class Setting:
 
     @property
     def payload_bytes(self) -> int:
-        """The largest message of the run, with room to spare: what its broker must let pass, and need not exceed."""
+        """The largest message of the run, with a margin: what its broker must accept, and no more."""
         return max(4 * self.model.dimension + 4096, WELCOME_LIMIT)
 
     @property
     def probe_bytes(self) -> int:
-        """How large a model on the wire is, or a cold message at its cap."""
+        """The size of an encoded model, or of the largest other message."""
         return max(HEADER_BYTES + 4 * self.model.dimension, COLD_LIMIT)
 
     @property
     def packet_bytes(self) -> int:
-        """The largest packet that a cloud has any use for, its topic included: a gradient, or a hello at its cap."""
+        """The largest packet that a cloud accepts, with its topic: a gradient, or the largest hello."""
         return packet_limit(self.model.dimension)
 
 
@@ -114,7 +114,7 @@ class CloudRun:
         self.service.interrupt()
 
     def _deliver(self) -> None:
-        """Wait until the broker has taken the halt: the edges wait for nothing else."""
+        """Wait until the broker has the halt, which is what the edges wait for."""
         channel, service, say = self.channel, self.service, self.service.say
 
         def owing() -> bool:
@@ -122,12 +122,12 @@ class CloudRun:
 
         if owing() and not channel.connected:
             say(
-                f"the broker is away; waiting for it up to {self.patience:g} s, so that the edges get the halt"
+                f"the broker is disconnected; waiting up to {self.patience:g} s to deliver the halt to the edges"
             )
         until = self.loop.now() + self.patience
         if not self.loop.serve(lambda: self._hurried or not owing(), until=until) or owing():
             self.patience = 0.0
-            say("the broker has not taken the halt: edges may wait for ever")
+            say("halt not delivered; edges may keep waiting")
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def open_cloud(
     gather: float | None = None,
     incarnation: int | None = None,
 ) -> Iterator[CloudRun]:
-    """Connect the cloud and begin to serve hellos as soon as the loop runs; without an incarnation, a new life."""
+    """Connect the cloud and begin to serve hellos as soon as the loop runs; without an incarnation, a new one."""
     scenario, nonce = setting.scenario, new_nonce()
     server = server_for(
         scenario,
@@ -188,7 +188,7 @@ def open_cloud(
         for service in started if records.failure is not None else ():
             if service.halted is None:
                 # unrecorded updates would be releases that no record shows
-                view.say(f"the records end here, and so does the run: {records.failure}")
+                view.say(f"records can no longer be written, so the run ends: {records.failure}")
                 service.interrupt("failed")
         view.refresh()
 
@@ -196,7 +196,7 @@ def open_cloud(
         options,
         loop,
         on_connected=announce_again,
-        on_lost=lambda reason: view.say(f"{reason}; connecting again"),
+        on_lost=lambda reason: view.say(f"{reason}; reconnecting"),
         on_violation=count_packets,
     )
     service = CloudService(
@@ -236,24 +236,22 @@ def open_cloud(
 
 
 def _ask_for_others(service: CloudService, loop: SelectorLoop) -> None:
-    """Raise ConfigurationError where another cloud serves the run; one that only left its presence is replaced."""
+    """Raise ConfigurationError where another cloud serves the run; one that left only its presence is replaced."""
     inquiry = Inquiry(service.run, service.nonce, service.channel, service.server.incarnation)
     inquiry.begin()
     loop.serve(lambda: inquiry.settled, until=loop.now() + _ANSWER)
     if inquiry.answered:
         raise ConfigurationError(
-            f"run = {service.run!r}: another cloud serves it on this broker; end that one, or choose another --run"
+            f"run = {service.run!r}: another cloud is serving it on this broker; stop that one, or choose another --run"
         )
     if inquiry.online:
-        service.say(
-            f"run {service.run!r}: its last cloud left no goodbye and does not answer; taking its place"
-        )
+        service.say(f"run {service.run!r}: previous cloud unresponsive; taking over")
 
 
 def _probe_size(
     probe: SizeProbe, channel: MqttChannel, loop: SelectorLoop, say: Callable[[str], None]
 ) -> None:
-    """Raise ConfigurationError where the broker does not carry messages of the run's size."""
+    """Raise ConfigurationError where the broker does not deliver messages of the run's size."""
     probe.begin()
     for _attempt in range(2):  # one connection may be lost for another reason
         loop.post(probe.send)
@@ -263,18 +261,18 @@ def _probe_size(
             return
         if probe.settled:
             raise ConfigurationError(
-                f"broker {channel.options.address}: drops messages of {probe.size} bytes, which this run's models"
-                f" take; {SIZE_HINT}"
+                f"broker {channel.options.address}: drops messages of {probe.size} bytes, which this run"
+                f" needs; {SIZE_HINT}"
             )
         if channel.connected:
             say(
-                f"no echo of a message of {probe.size} bytes within {_ECHO:g} s: the broker or the way to it is slow"
+                f"no echo of a message of {probe.size} bytes within {_ECHO:g} s: the broker or the connection is slow"
             )
             return
         loop.serve(lambda: channel.connected, until=until)
     raise ConfigurationError(
-        f"broker {channel.options.address}: ends the connection behind a message of {probe.size} bytes, which this"
-        f" run's models take; {SIZE_HINT}"
+        f"broker {channel.options.address}: closes the connection after a message of {probe.size} bytes, which this"
+        f" run needs; {SIZE_HINT}"
     )
 
 

@@ -18,7 +18,7 @@ HELP = {
         "mapa edge --broker vm.example.org --run first --total-epsilon 2",
         "0 run ended or budget spent, 1 failed, 2 refused or wrong configuration, 4 no free shard",
     ),
-    "testbed": ("mapa testbed quickstart --edges 5 --fault 'kill edge-3 at t=500 for 2s'", _TRAINED),
+    "containers": ("mapa containers quickstart --edges 5 --fault 'kill edge-3 at t=500 for 2s'", _TRAINED),
     "schedule": (
         "mapa schedule --batch-size 12 --sigma 30 --smoothness 10 --delta 1e-3 --theta 0.5 --epsilon 0.1"
         " --tau-max 5 --loss-gap 2.3 --iterations 25000",

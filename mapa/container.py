@@ -1,4 +1,4 @@
-"""The start of every container: its environment (.env.example lists it), and whose files it writes.
+"""Entry point of every container: its environment (see .env.example), and which user owns its files.
 
 python -m mapa.container data|cloud|edge    `mapa data get|cloud|edge` as the environment says
 python -m mapa.container ANYTHING ELSE      mapa ANYTHING ELSE
@@ -54,7 +54,7 @@ def leave_run_name(run: str, environ: Mapping[str, str]) -> None:
 
 
 def become_the_caller(runs: Path, witness: Path) -> None:
-    """Give `runs` to whoever owns the witness, a file of the host, and go on as that user.
+    """Change the owner of `runs` to that of the witness, a file of the host, and continue as that user.
 
     Only a container that was started as root does it; then the records belong to the caller.
     """
@@ -92,13 +92,15 @@ def _changes(environ: Mapping[str, str]) -> list[str]:
 
 def _run_of_this_host(environ: Mapping[str, str]) -> str:
     if not (file := text(environ, RUN_FILE)):
-        raise ConfigurationError("RUN: missing; the cloud says at its start which run it serves")
+        raise ConfigurationError("RUN: not set; the cloud prints the run's name when it starts")
     try:
         run = Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ConfigurationError(f"RUN: not given, and no cloud has left its run's name: {error}") from error
+        raise ConfigurationError(
+            f"RUN: not set, and the name that the cloud wrote cannot be read: {error}"
+        ) from error
     if not run:
-        raise ConfigurationError(f"RUN: not given, and {file} is empty")
+        raise ConfigurationError(f"RUN: not set, and {file} is empty")
     return run
 
 

@@ -1,4 +1,4 @@
-"""One scenario on containers: up, scale, faults, wait, records, down. The only docker import."""
+"""One scenario in containers: up, scale, faults, wait, records, down. The only docker import."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ NUMBER = "com.docker.compose.container-number"
 _LOOK_EVERY = 0.1  # seconds between two looks at a container or at the records
 
 
-class TestbedError(MapaError):
-    """Containers did not do what they should; the words of the first that failed are in it."""
-
-    __test__ = False
+class ContainerRunError(MapaError):
+    """A container failed or did not become ready; the message has the last log lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """What the containers are made of."""
+    """The images of the containers."""
 
     cloud: str = "mapa-cloud"
     edge: str = "mapa-edge-cnn"
@@ -44,18 +42,18 @@ class Images:
 
 
 def connect() -> Any:
-    """Return a client of the engine, or say that none answers."""
+    """Return a client of the Docker engine; ConfigurationError where none is found."""
     try:
         client = DockerClient.from_env(timeout=120)
         client.ping()
     except DockerException as error:
         _drop_sockets(error)
-        raise ConfigurationError(f"no Docker engine answers ({error}); `make engine` starts one") from error
+        raise ConfigurationError(f"no Docker engine found ({error}); `make engine` starts one") from error
     return client
 
 
 def _drop_sockets(error: BaseException | None) -> None:
-    """Let go of the socket which the docker library leaves open in its frames where nobody answers it."""
+    """Close the socket that the docker library leaves open in its frames where no engine answers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         while error is not None:
@@ -65,7 +63,7 @@ def _drop_sockets(error: BaseException | None) -> None:
 
 @dataclass(slots=True)
 class Stack:
-    """The containers of one project by name: broker, cloud, edge-1, edge-2, … Whoever started them."""
+    """The containers of one project by name: broker, cloud, edge-1, edge-2, …, whoever started them."""
 
     client: Any
     project: str
@@ -77,7 +75,7 @@ class Stack:
         return sorted(found, key=lambda container: int(container.labels.get(NUMBER, "1")))
 
     def container(self, name: str) -> Any:
-        """Return one by its name here."""
+        """Return one container by its name in the project."""
         service, _, number = name.partition("-")
         for container in self.containers(service):
             if not number or container.labels.get(NUMBER) == number:
@@ -86,8 +84,8 @@ class Stack:
 
     # -- faults -----------------------------------------------------------------------------------------
 
-    def strike(self, kind: FaultKind, name: str) -> None:
-        """Let a fault begin."""
+    def start_fault(self, kind: FaultKind, name: str) -> None:
+        """Start a fault of one container."""
         container = self.container(name)
         match kind:
             case FaultKind.KILL:
@@ -99,8 +97,8 @@ class Stack:
                 for network in self.networks():
                     network.disconnect(container)
 
-    def mend(self, kind: FaultKind, name: str) -> None:
-        """Let it end."""
+    def end_fault(self, kind: FaultKind, name: str) -> None:
+        """End the fault."""
         container = self.container(name)
         match kind:
             case FaultKind.KILL:
@@ -114,12 +112,12 @@ class Stack:
 
     @contextlib.contextmanager
     def fault(self, kind: FaultKind, name: str) -> Iterator[None]:
-        """Hold a fault for as long as the body takes."""
-        self.strike(kind, name)
+        """Keep a fault active for the duration of the `with` block."""
+        self.start_fault(kind, name)
         try:
             yield
         finally:
-            self.mend(kind, name)
+            self.end_fault(kind, name)
 
     def networks(self) -> list[Any]:
         return list(self.client.networks.list(filters={"label": f"{PROJECT}={self.project}"}))
@@ -138,11 +136,13 @@ class Stack:
         return int(container.attrs["State"]["ExitCode"])
 
     def until(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
-        """Wait for something; TestbedError with the last words of everybody where it does not come."""
+        """Wait for a condition; at the timeout raise an error with the last log lines of all containers."""
         end = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > end:
-                raise TestbedError(f"waited {timeout:g} s for {what} in vain: {self.last_words()}")
+                raise ContainerRunError(
+                    f"timed out after {timeout:g} s waiting for {what}: {self.last_words()}"
+                )
             time.sleep(_LOOK_EVERY)
 
     def last_words(self, lines: int = 3) -> str:
@@ -154,10 +154,8 @@ class Stack:
 
 
 @dataclass(slots=True)
-class Testbed:
-    """A stack of our own making: one scenario file, its own network and volumes."""
-
-    __test__ = False
+class ContainerRun:
+    """One scenario in containers started here, with their own network and volumes."""
 
     stack: Stack
     environment: Mapping[str, str]  # as in .env.example
@@ -174,26 +172,28 @@ class Testbed:
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise TestbedError(f"--runs-dir {self.runs}: no records can be written there: {error}") from error
+            raise ContainerRunError(f"--runs-dir {self.runs}: cannot write records there: {error}") from error
         self.tail = Tail(self.runs)
 
     def up(self, edges: int, timeout: float = 120.0) -> None:
-        """Start the broker, bring the data, start the cloud and then the edges."""
+        """Start the broker, get the data, start the cloud and then the edges."""
         try:
             self.stack.client.networks.create(self._named("federation"), labels={PROJECT: self.stack.project})
             self._start("broker", 1, self.images.broker)
             self._healthy("broker", timeout)
             self._start("data", 1, self.images.cloud, command=["data"])
             if code := self.stack.wait("data", timeout):
-                raise TestbedError(f"the data set could not be brought ({code}): {self.stack.last_words()}")
+                raise ContainerRunError(
+                    f"could not get the data set (exit code {code}): {self.stack.last_words()}"
+                )
             self._start("cloud", 1, self.images.cloud)
             self._healthy("cloud", timeout)
             self.scale(edges)
         except ImageNotFound as error:
-            raise ConfigurationError(f"{error.explanation}; `make images` builds ours") from error
+            raise ConfigurationError(f"{error.explanation}; `make images` builds the images") from error
 
     def scale(self, edges: int) -> None:
-        """Start or stop edges until so many run; the last started go first, with a leave."""
+        """Start or stop edges until this many run; the last started are stopped first, and leave properly."""
         running = [c for c in self.stack.containers("edge") if c.status in ("running", "paused", "created")]
         highest = max((int(c.labels[NUMBER]) for c in self.stack.containers("edge")), default=0)
         for surplus in reversed(running[edges:]):
@@ -202,7 +202,7 @@ class Testbed:
             self._start("edge", number, self.images.edge)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the run's summary, on record too, with its path on this host: the cloud wrote its container's."""
+        """Return the run's summary and rewrite it on disk with its path on this host instead of the container's."""
         found, path = self.tail.summary(), self.tail.path
         if found is None or path is None:
             return None
@@ -213,7 +213,7 @@ class Testbed:
         return found
 
     def down(self) -> None:
-        """Take away containers, network and volumes; the records stay."""
+        """Remove containers, network and volumes; the records stay."""
         for container in self.stack.containers():
             with contextlib.suppress(NotFound, APIError):
                 container.remove(force=True, v=True)
@@ -284,7 +284,7 @@ class Testbed:
         def healthy() -> bool:
             container.reload()
             if container.status == "exited":
-                raise TestbedError(f"{name} ended before it served: {self.stack.last_words()}")
+                raise ContainerRunError(f"{name} exited before it was ready: {self.stack.last_words()}")
             return bool(container.attrs["State"].get("Health", {}).get("Status") == "healthy")
 
         self.stack.until(healthy, timeout, f"{name} to be healthy")

@@ -12,7 +12,7 @@ import warnings
 
 
 async def serve(port: int) -> None:
-    """Serve MQTT to anybody on this machine."""
+    """Serve MQTT to any client on this machine."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         from amqtt.broker import Broker

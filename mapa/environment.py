@@ -37,12 +37,12 @@ def text(environ: Mapping[str, str], name: str) -> str:
 
 
 def prefixed(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return MAPA_<NAME> of every name that has a value, under its short name or under that one, which wins."""
+    """Return MAPA_<NAME> of every name with a value under its short or prefixed name; the prefixed one wins."""
     values = {PREFIX + name: text(environ, PREFIX + name) or text(environ, name) for name in names}
     return {name: value for name, value in values.items() if value}
 
 
 def without_options(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a command whose options are all arguments: none of ours reaches it."""
+    """Return the environment without our variables, for a command whose options are all arguments."""
     options = {PREFIX + name for name in (*CLOUD, *EDGE)}
     return {name: value for name, value in environ.items() if name not in options}

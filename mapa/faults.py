@@ -1,4 +1,4 @@
-"""Faults by name: what goes wrong with whom, at which t, for how long. Pure."""
+"""Fault injection: which fault, in which container, at which t, for how long. Pure."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Scale:
     at: int
 
 
-Happening = Fault | Scale
+FaultEvent = Fault | Scale
 
 
-def parse_happening(text: str) -> Happening:
+def parse_fault_event(text: str) -> FaultEvent:
     """Read `kill edge-3 at t=500 for 2s`, `pause broker at t=800 for 5s` or `scale 20 at t=300`."""
     words = " ".join(text.split())
     if found := _FAULT.fullmatch(words):
         seconds = None if found["seconds"] is None else float(found["seconds"])
         if found["kind"] == "kill" and found["whom"] == "cloud" and seconds is not None:
-            raise ConfigurationError(f"fault {text!r}: a killed cloud does not come back; leave `for` out")
+            raise ConfigurationError(f"fault {text!r}: a killed cloud is not restarted; omit `for`")
         return Fault(FaultKind(found["kind"]), found["whom"], int(found["t"]), seconds)
     if found := _SCALE.fullmatch(words):
         return Scale(int(found["edges"]), int(found["t"]))

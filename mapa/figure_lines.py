@@ -51,7 +51,7 @@ def values_of(line: str) -> dict[str, Any]:
     """Return what a scenario file of this line would hold: all matching patterns, later ones over earlier ones."""
     if line not in line_names():
         raise ConfigurationError(
-            f"figure line = {line!r}: unknown; `mapa scenario list --figures` names them"
+            f"figure line = {line!r}: unknown; `mapa scenario list --figures` lists them"
         )
     values: dict[str, Any] = {}
     for pattern, changes in _lines()["values"].items():

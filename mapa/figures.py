@@ -71,7 +71,7 @@ def panels(rows: int, columns: int, *, width: float = 2.9, height: float = 2.3) 
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError("pictures need matplotlib: pip install 'mapa-testbed[figures]'") from error
+        raise ConfigurationError("figures need matplotlib: pip install 'mapa-testbed[figures]'") from error
     with rc_context(_RC):
         figure = Figure(figsize=(width * columns + 0.3, height * rows + 0.5), layout="constrained")
         FigureCanvasAgg(figure)

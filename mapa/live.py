@@ -1,4 +1,4 @@
-"""Seeing a run: a live terminal view, or plain lines where there is no terminal."""
+"""What a run shows: a live terminal view, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def describe(service: CloudService, scenario: Scenario) -> str:
 def histogram(counts: Counter[int]) -> str:
     """Return staleness as a row of bars from 0 to its maximum."""
     if not counts:
-        return "nothing applied yet"
+        return "no updates yet"
     width = max(1, -(-(max(counts) + 1) // _BARS))
     bins = Counter[int]()
     for value, count in counts.items():

@@ -1,4 +1,4 @@
-"""One scenario between real processes on this machine: a broker, the cloud here, edges as children."""
+"""One scenario in processes on this machine: a broker, the cloud in this process, edges as child processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from common.quantities import RunId
 from common.scenario.scenario import Scenario
 from common.transport.connection import BrokerAddress
 from common.transport.loop import SelectorLoop
-from mapa.children import mortal
+from mapa.children import ends_with_parent
 from mapa.environment import without_options
 from mapa.live import View
 from mapa.threads import one_thread
@@ -56,8 +56,8 @@ class EdgeProcesses:
         for child, log in zip(self.children, self.logs, strict=True):
             if child.poll():
                 words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-                return f"an edge process ended with {child.returncode}: " + " | ".join(words)
-        return "every edge process has ended"
+                return f"an edge process exited with code {child.returncode}: " + " | ".join(words)
+        return "all edge processes have exited"
 
     def watch(self, loop: SelectorLoop, view: View, over: list[str]) -> None:
         """Stop the loop once no edge is left to finish the run."""
@@ -89,7 +89,7 @@ def edge_processes(
                 arguments = edge_arguments(scenario, run, broker, directory / "state", data_dir, count)
                 running.children.append(
                     subprocess.Popen(
-                        mortal([*arguments, *extra]),
+                        ends_with_parent([*arguments, *extra]),
                         stdin=subprocess.DEVNULL,
                         stdout=stream,
                         stderr=stream,

@@ -1,4 +1,4 @@
-"""Runs with their records: runs/<id>/ from the first event to the summary, simulated or on the testbed."""
+"""Runs with their records: runs/<id>/ from the first event to the summary, simulated or over the network."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_records(path: Path) -> Iterator[RunDirectory]:
     try:
         directory = RunDirectory(path)
     except OSError as error:
-        raise RecordsError(f"--runs-dir {path.parent}: no records can be written there: {error}") from error
+        raise RecordsError(f"--runs-dir {path.parent}: cannot write records there: {error}") from error
     try:
         with directory:
             yield directory
@@ -107,7 +107,7 @@ def record_simulation(
 def record_cloud(
     cloud: CloudRun, *, name: str, reason: str, engine: str, own_edges: bool = False
 ) -> dict[str, Any]:
-    """Write the records of a run on the testbed, return its summary. The manifest is there: it was the first.
+    """Write the records of a networked run, return its summary. The manifest is there already: it was written first.
 
     `own_edges` says that whoever calls has started all edges, so that none has another budget than the scenario's.
     """

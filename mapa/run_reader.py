@@ -1,4 +1,4 @@
-"""runs/<id>/ read back, whoever wrote it: simulator or testbed, finished or cut off."""
+"""runs/<id>/ read back, whichever engine wrote it, finished or cut off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.metrics import CLASSIFICATION, RESERVED, Metric
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RecordedEvaluation:
     """One evaluation; `seconds` count from the first update, virtual in a simulation."""
 
     updates: int
@@ -23,7 +23,7 @@ class Seen:
 
     @property
     def accuracy(self) -> float:
-        """The accuracy of a classifier; the research in experiments/ is about those alone."""
+        """The accuracy of a classifier; experiments/ only has classifiers."""
         value = self.values.get("accuracy")
         return math.nan if value is None else value
 
@@ -34,12 +34,12 @@ class Seen:
 
 @dataclass(slots=True)
 class RunRecords:
-    """What the records of one run say."""
+    """The records of one run."""
 
     path: Path
     manifest: dict[str, Any]
     summary: dict[str, Any]  # empty: the run did not get that far
-    evaluations: list[Seen] = field(default_factory=list)
+    evaluations: list[RecordedEvaluation] = field(default_factory=list)
     staleness: Counter[int] = field(default_factory=Counter)
     stages: list[dict[str, Any]] = field(default_factory=list)
     last_update: int = 0  # t of the last update on record
@@ -55,7 +55,7 @@ class RunRecords:
 
     @property
     def metrics(self) -> list[Metric]:
-        """What the run was measured by, the headline metric first; a run without a summary says less."""
+        """The metrics of the run, the headline metric first; without a summary, those in its events."""
         if "metrics" in self.summary:
             return [Metric.from_dict(fields) for fields in self.summary["metrics"]]
         names = self.evaluations[-1].values if self.evaluations else {}
@@ -71,7 +71,7 @@ def find_run(name: str, runs: Path) -> Path:
     for path in (Path(name), runs / name):
         if (path / "manifest.json").is_file() or (path / "events.jsonl").is_file():
             return path
-    raise ConfigurationError(f"run = {name!r}: neither a run's directory nor one under {runs}")
+    raise ConfigurationError(f"run = {name!r}: no such run directory, here or under {runs}")
 
 
 def read_run(path: Path) -> RunRecords:
@@ -100,7 +100,7 @@ def read_run(path: Path) -> RunRecords:
         # the evaluation itself takes time that the training does not wait for
         at = times.get(t, when.get(t))
         seconds = None if at is None or origin is None else max(0.0, at - origin)
-        run.evaluations.append(Seen(t, values, seconds))
+        run.evaluations.append(RecordedEvaluation(t, values, seconds))
     if not run.stages:
         run.stages = list(run.summary.get("stages", []))
     return run
@@ -112,7 +112,7 @@ def _values(record: dict[str, Any]) -> dict[str, float | None]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return what a run was; empty where nothing says it."""
+    """Return a run's manifest; empty where there is none."""
     return _json(path / "manifest.json")
 
 

@@ -30,7 +30,9 @@ def find_scenario(name: str) -> Path:
     shipped = SHIPPED / f"{name}.toml"
     if shipped.is_file():
         return shipped
-    raise ConfigurationError(f"scenario = {name!r}: neither a file nor one of {', '.join(shipped_names())}")
+    raise ConfigurationError(
+        f"scenario = {name!r}: no such file, and not one of {', '.join(shipped_names())}"
+    )
 
 
 def read_scenario(name: str) -> tuple[Path, dict[str, Any]]:
@@ -40,7 +42,7 @@ def read_scenario(name: str) -> tuple[Path, dict[str, Any]]:
         return FOLDER / f"{line}.toml", values_of(line)
     if name.startswith(PREFIX) and not Path(name).is_file():
         raise ConfigurationError(
-            f"scenario = {name!r}: neither a file nor a line of a figure; `mapa scenario list --figures` names them"
+            f"scenario = {name!r}: no such file, and no line of a figure; `mapa scenario list --figures` lists them"
         )
     path = find_scenario(name)
     try:

@@ -1,4 +1,4 @@
-"""What a run's releases guarantee, edge by edge: plain words first, then the table, then JSON."""
+"""The privacy guarantee of a run's releases, edge by edge: in words, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LITTLE = 10.0  # from this ε on, say that it protects little
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeReleases:
-    """What edge k has let go."""
+    """What edge k has released."""
 
     edge: int  # k
     edge_id: str
@@ -76,11 +76,11 @@ class Statement:
         return _largest(self.edges)
 
     def words(self) -> list[str]:
-        """Say it in sentences, the worst first."""
+        """Return the statement in sentences, the worst first."""
         return list(_words(self))
 
     def as_dict(self) -> dict[str, object]:
-        """Return the same for JSON; an infinite ε is null beside its reason."""
+        """Return the statement for JSON; an infinite ε is null, with its reason."""
         return {
             "words": self.words(),
             "delta": self.delta,
@@ -94,7 +94,7 @@ class Statement:
         }
 
     def table(self) -> Table:
-        """Return the edges as a table, those with the largest ε where there are many."""
+        """Return the edges as a table; of many edges, those with the largest ε."""
         from rich.table import Table
 
         shown = self.edges
@@ -243,8 +243,8 @@ def _dominates(one: GaussianReleases, other: GaussianReleases) -> bool:
 def _words(statement: Statement) -> Iterator[str]:
     if statement.reproducible:
         yield (
-            "Reproducible noise: not private. The noise follows from a seed, so whoever knows the seed can"
-            " take it off again; the figures are what secure randomness would have given."
+            "Reproducible noise: not private. The noise follows from a seed, and anyone who knows the seed can"
+            " subtract it; the figures are those of secure randomness."
         )
     if not any(spent.charges for edge in statement.edges for spent in edge.of.spent):
         yield "Nothing was released."
@@ -272,9 +272,9 @@ def _words(statement: Statement) -> Iterator[str]:
         f" (its contribution set to zero; shard sizes are public), against anyone who sees all gradients {seen}."
     )
     if whole.epsilon >= LITTLE:
-        yield f"An ε of {LITTLE:g} or more protects little."
+        yield f"An ε of {LITTLE:g} or more gives little protection."
     if any(edge.of.earlier for edge in statement.edges):
-        yield "What earlier runs released of the same records is counted in."
+        yield "Releases of earlier runs on the same records are included."
     yield from dict.fromkeys(note for edge in statement.edges for note in edge.of.notes)
     source = f"The largest over edges, edge {worst.of.edge}'s"
     if statement.composed:
@@ -294,7 +294,7 @@ _NAMES = {
     "advanced": "advanced composition",
     "optimal": "optimal composition",
     "heterogeneous": "heterogeneous composition",
-    "odometer": "an RDP odometer, which holds however later runs' terms were chosen",
+    "odometer": "an RDP odometer, valid however the terms of later runs were chosen",
 }
 
 
@@ -354,7 +354,7 @@ def _cell(figure: float | None, edge: EdgeStatement) -> str:
 
 
 def _number(epsilon: float) -> str:
-    """Round up, so that what is printed still holds."""
+    """Round up, so that the printed ε is still an upper bound."""
     if epsilon == 0:
         return "0"
     scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))

@@ -1,4 +1,4 @@
-"""A run's summary for a person."""
+"""A run's summary as a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.metrics import Metric
 
 
 def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
-    """Print what came out, what staleness there was, what it cost in privacy, and where the records are."""
+    """Print the result, the staleness, the privacy cost, and where the records are."""
     console = console or Console()
     table = Table(title=f"{summary['name']}: {summary['algorithm']} {summary['model']} on {summary['data']}")
     table.add_column("")

@@ -1,4 +1,4 @@
-"""One BLAS thread: models here are small, and a second thread mostly waits for the first, at full speed.
+"""One BLAS thread: models here are small, and a second thread mostly spins while it waits for the first.
 
 Read when numpy or torch is imported, so it must be said before.
 """

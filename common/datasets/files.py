@@ -36,9 +36,9 @@ def read_content(path: Path, limit: int) -> bytes:
             else:
                 content = stream.read(limit + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise damaged(path, f"cannot be read whole ({error})") from error
+        raise damaged(path, f"cannot be read completely ({error})") from error
     if len(content) > limit:
-        raise damaged(path, f"holds more than the {limit:,} bytes it should")
+        raise damaged(path, f"contains more than the expected {limit:,} bytes")
     return content
 
 
@@ -50,7 +50,7 @@ def sha256_of(path: Path) -> str:
 
 def damaged(path: Path, reason: str) -> DataUnavailableError:
     """Return the error for a file that is here but cannot be used."""
-    return DataUnavailableError(f"{path}: {reason}; remove it and get it again with `mapa data get`")
+    return DataUnavailableError(f"{path}: {reason}; remove it and download it again with `mapa data get`")
 
 
 def absent(name: str, data_dir: Path, files: str) -> DataUnavailableError:
@@ -63,6 +63,6 @@ def absent(name: str, data_dir: Path, files: str) -> DataUnavailableError:
 def remedy(folder: Path, files: str) -> str:
     """Say what an operator can do without a download."""
     return (
-        f"put {files} into {folder}, set MAPA_DATA_DIR to a directory that holds them, "
+        f"put {files} into {folder}, set MAPA_DATA_DIR to a directory that contains them, "
         'or use data.set = "mnist-5k", which needs no download'
     )

@@ -20,13 +20,15 @@ def read_idx(path: Path, rank: int) -> npt.NDArray[np.uint8]:
     content = read_content(path, _LARGEST)
     header = 4 + 4 * rank
     if len(content) < header:
-        raise damaged(path, f"has {len(content)} bytes, fewer than an idx header of {rank} sizes")
+        raise damaged(path, f"has {len(content)} bytes, fewer than an idx header with {rank} sizes")
     zeros, kind, found = struct.unpack_from(">HBB", content)
     if (zeros, kind, found) != (0, _UNSIGNED_BYTE, rank):
         expected = bytes([0, 0, _UNSIGNED_BYTE, rank]).hex()
-        raise damaged(path, f"begins with {content[:4].hex()} where idx of {rank} sizes has {expected}")
+        raise damaged(
+            path, f"begins with {content[:4].hex()}, not {expected} as an idx file with {rank} sizes does"
+        )
     sizes = struct.unpack_from(f">{rank}I", content, 4)
     if len(content) != header + math.prod(sizes):
         promised = header + math.prod(sizes)
-        raise damaged(path, f"has {len(content):,} bytes where its header promises {promised:,}")
+        raise damaged(path, f"has {len(content):,} bytes, but its header says {promised:,}")
     return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)

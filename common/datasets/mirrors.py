@@ -1,4 +1,4 @@
-"""Who publishes what, and getting a whole data set from them."""
+"""The public mirrors of each data set, and downloading it from them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def alternatives(name: str, mirror: str | None = None) -> Alternatives:
     if name == "mnist":
         return (tuple(_mnist_file(idx, mirror) for idx in mnist.SHA256),)
     if name != "usps":
-        raise ConfigurationError(f"data.set = {name!r}: nobody publishes it; allowed are mnist, usps")
+        raise ConfigurationError(f"data.set = {name!r}: not available for download; allowed are mnist, usps")
     libsvm = tuple(
         RemoteFile(
             file, _urls("usps", file, _LIBSVM, mirror), _LARGEST, _unless_file(usps.LIBSVM_SHA256[file])
@@ -68,7 +68,7 @@ def fetch_dataset(
     *,
     progress: Progress | None = None,
 ) -> tuple[Path, ...]:
-    """Return the files of the first alternative that can be had whole, in `folder`."""
+    """Return the files of the first alternative that can be downloaded completely, in `folder`."""
     failures: list[tuple[str, str]] = []
     for files in offered:
         try:
@@ -78,8 +78,8 @@ def fetch_dataset(
     listed = "\n".join(f"  {url}: {reason}" for url, reason in failures)
     wanted = " or ".join(", ".join(file.name for file in files) for files in offered)
     raise DataUnavailableError(
-        f"{name}: no mirror could serve it\n{listed}\nTry again later (what has arrived is kept), "
-        f"name a server of your own in MAPA_DATA_MIRROR, {remedy(folder, wanted)}."
+        f"{name}: no mirror could provide it\n{listed}\nTry again later (partial downloads are kept), "
+        f"set MAPA_DATA_MIRROR to a server of your own, {remedy(folder, wanted)}."
     )
 
 
@@ -120,7 +120,7 @@ def _unless(sha256: str, checksum: Callable[[Path], str]) -> Refusal:
         try:
             found = checksum(path)
         except DataUnavailableError as error:
-            return f"sent something else: {error}"
-        return None if found == sha256 else f"sent other content: sha256 {found} instead of {sha256}"
+            return f"sent unexpected content: {error}"
+        return None if found == sha256 else f"sent unexpected content: sha256 {found}, expected {sha256}"
 
     return refusal

@@ -59,11 +59,11 @@ def content_sha256(path: Path) -> str:
 def _read_part(images_path: Path, labels_path: Path) -> Samples:
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if images.shape[1:] != SHAPE:
-        raise damaged(images_path, f"holds images of {images.shape[1:]}, not {SHAPE}")
+        raise damaged(images_path, f"contains images of {images.shape[1:]}, not {SHAPE}")
     if len(images) != len(labels) or not len(labels):
-        raise damaged(labels_path, f"holds {len(labels)} labels for {len(images)} images")
+        raise damaged(labels_path, f"contains {len(labels)} labels for {len(images)} images")
     if labels.max() >= CLASSES:
-        raise damaged(labels_path, f"holds the label {labels.max()}, not 0 to {CLASSES - 1}")
+        raise damaged(labels_path, f"contains the label {labels.max()}, not 0 to {CLASSES - 1}")
     return Samples(images.reshape(len(images), -1), labels.astype(np.int64))
 
 
@@ -71,6 +71,6 @@ def _refusal(paths: Mapping[str, Path]) -> DataUnavailableError:
     """Name the files that differ; only now is it worth hashing each."""
     wrong = [str(path) for name, path in paths.items() if content_sha256(path) != SHA256[name]]
     return DataUnavailableError(
-        f"not the published MNIST: the sha256 of {', '.join(wrong)} differs; remove what is wrong and run "
+        f"not the published MNIST: the sha256 of {', '.join(wrong)} differs; remove these files and run "
         "`mapa data get mnist`, or name another data set by a dotted path in data.set"
     )

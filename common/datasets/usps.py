@@ -76,8 +76,8 @@ def load_usps(
         wrong = [] if checksum in (None, found) else list(paths)
     if wrong:
         raise DataUnavailableError(
-            f"not the published USPS: the sha256 of {', '.join(map(str, wrong))} differs; remove what "
-            "is wrong and run `mapa data get usps`, or name another data set by a dotted path in data.set"
+            f"not the published USPS: the sha256 of {', '.join(map(str, wrong))} differs; remove these files "
+            "and run `mapa data get usps`, or name another data set by a dotted path in data.set"
         )
     return Dataset("usps", SHAPE, CLASSES, train, test, found)
 
@@ -95,7 +95,9 @@ def read_h5(path: Path) -> tuple[Samples, Samples]:
         with h5py.File(path, "r") as file:
             return _read_group(file["train"], path), _read_group(file["test"], path)
     except (OSError, KeyError, AttributeError, TypeError, ValueError) as error:
-        raise damaged(path, f"is no HDF5 file with train and test of data and target ({error})") from error
+        raise damaged(
+            path, f"is not an HDF5 file with data and target in train and test ({error})"
+        ) from error
 
 
 def read_libsvm(path: Path) -> Samples:
@@ -106,7 +108,7 @@ def read_libsvm(path: Path) -> Samples:
     numbers = _numbers(text.replace(b":", b" "), path)
     starts = np.cumsum(2 * counts + 1) - (2 * counts + 1)  # where each line's label stands
     if not lines or len(numbers) != (2 * counts + 1).sum():
-        raise damaged(path, "is no LIBSVM text of a label and index:value pairs a line")
+        raise damaged(path, "is not LIBSVM text with a label and index:value pairs per line")
     pairs = np.delete(numbers, starts).reshape(-1, 2)
     columns = pairs[:, 0].astype(np.int64) - 1
     if len(columns) and (columns.min() < 0 or columns.max() >= PIXELS):
@@ -120,7 +122,7 @@ def read_zipcode(path: Path) -> Samples:
     """Return one part from the text of The Elements of Statistical Learning: label, then 256 values."""
     numbers = _numbers(read_content(path, _LARGEST_TEXT), path)
     if not len(numbers) or len(numbers) % (PIXELS + 1):
-        raise damaged(path, f"is no text of {PIXELS + 1} numbers a line")
+        raise damaged(path, f"is not text with {PIXELS + 1} numbers per line")
     rows = numbers.reshape(-1, PIXELS + 1)
     return _samples((rows[:, 1:] + 1) / 2, rows[:, 0], path)
 
@@ -128,9 +130,11 @@ def read_zipcode(path: Path) -> Samples:
 def _read_group(group: Any, path: Path) -> Samples:
     images, labels = group["data"], group["target"]
     if images.ndim != 2 or images.shape[1] != PIXELS or not 0 < images.shape[0] <= _MOST_ROWS:
-        raise damaged(path, f"holds images of shape {images.shape}, not n × {PIXELS} with n ≤ {_MOST_ROWS}")
+        raise damaged(
+            path, f"contains images of shape {images.shape}, not n × {PIXELS} with n ≤ {_MOST_ROWS}"
+        )
     if labels.shape != images.shape[:1]:
-        raise damaged(path, f"holds labels of shape {labels.shape} for images of {images.shape}")
+        raise damaged(path, f"contains labels of shape {labels.shape} for images of {images.shape}")
     return _samples(images[()].astype(np.float64), labels[()].astype(np.float64), path)
 
 
@@ -140,14 +144,14 @@ def _numbers(text: bytes, path: Path) -> npt.NDArray[np.float64]:
         try:
             return np.fromstring(text.decode("ascii"), np.float64, sep=" ")
         except (DeprecationWarning, ValueError) as error:
-            raise damaged(path, f"is no text of numbers ({error})") from error
+            raise damaged(path, f"is not text of numbers ({error})") from error
 
 
 def _samples(values: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], path: Path) -> Samples:
     if not (values.min() > -_ROUNDING and values.max() < 1 + _ROUNDING):  # also where one is not a number
-        raise damaged(path, "holds values outside the range of a pixel")
+        raise damaged(path, "contains values outside the range of a pixel")
     if not np.isin(labels, np.arange(CLASSES)).all():
-        raise damaged(path, f"holds a label that is not one of {CLASSES} digits")
+        raise damaged(path, f"contains a label that is not one of {CLASSES} digits")
     steps = np.rint(values * _STEPS) / _STEPS
     # The same bits from every form that kept the steps; other decimals stay as they are.
     exact = np.where(np.abs(values - steps) < 1e-6, steps, values).clip(0, 1)

@@ -30,7 +30,7 @@ class Timer:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """Never make the call; a second cancel does nothing."""
+        """Cancel the call; a second cancel does nothing."""
         self.callback = None
 
 
@@ -65,18 +65,18 @@ class Channel(Protocol):
         """Whether `close` has ended the connection for good."""
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Hand a message over; False where QoS 0 found no connection and it is lost."""
+        """Publish a message; False: at QoS 0 there was no connection, and it is lost."""
 
     def subscribe(
         self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
     ) -> None:
-        """Have messages delivered, now and after every reconnect; what the broker retained only if `retained`."""
+        """Subscribe, now and after every reconnect; retained messages are delivered only if `retained`."""
 
     def allow(self, max_packet: int) -> None:
-        """Change how many bytes an inbound packet may have; larger ones are skipped and counted."""
+        """Set the largest inbound packet, in bytes; larger ones are skipped and counted."""
 
     def close(self) -> None:
-        """Deliver what QoS 1 still owes, say goodbye (no last will) and free everything."""
+        """Deliver pending QoS 1 messages, disconnect (no last will) and release all resources."""
 
 
 class TimerQueue:
@@ -107,7 +107,7 @@ class TimerQueue:
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker publishes when a client is lost without a goodbye."""
+    """What the broker publishes when a client is lost without a DISCONNECT."""
 
     topic: str
     payload: bytes
@@ -166,11 +166,11 @@ class MemoryBroker:
         self._stopped = True
 
     def run(self) -> None:
-        """Serve until `stop`; a loop that has nothing left to wait for is a test's mistake."""
+        """Serve until `stop`; having nothing left to wait for is an error in a test."""
         self._stopped = False
         while not self._stopped:
             if not self.step():
-                raise LocalProtocolError("the loop is idle for ever: no message, no timer, no stop")
+                raise LocalProtocolError("the loop would wait forever: no message, no timer, no stop")
 
     def step(self) -> bool:
         """Make the next delivery, or jump to the next timer; False: there is none."""
@@ -184,7 +184,7 @@ class MemoryBroker:
         return True
 
     def settle(self) -> None:
-        """Deliver all that is under way, timers left alone."""
+        """Deliver everything in flight; timers do not run."""
         while self._soon:
             self._soon.popleft()()
 
@@ -210,7 +210,7 @@ class MemoryBroker:
             self.route(will.topic, will.payload, retain=will.retain, qos=will.qos)
 
     def route(self, topic: str, payload: bytes, *, retain: bool, qos: int = 1) -> None:
-        """Queue a message for whoever subscribes when its turn comes."""
+        """Queue a message for those subscribed when it is delivered."""
         self.published.append((topic, payload))
         if retain and payload:
             self.retained[topic] = payload
@@ -256,16 +256,16 @@ class MemoryChannel:
 
     @property
     def violations(self) -> int:
-        """Messages that broke the protocol."""
+        """Messages that violated the protocol."""
         return self._routes.violations
 
     def connect(self, timeout: float = 0.0) -> None:
-        """Connect; a memory needs no time for it."""
+        """Connect, at once."""
         del timeout
         self.restore()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Hand a message over, or keep it until the connection is back where QoS 1 asks for that."""
+        """Publish a message; at QoS 1 it is kept until the connection is back."""
         if self.connected:
             self._broker.route(topic, bytes(payload), retain=retain, qos=qos)
         elif qos:
@@ -275,13 +275,13 @@ class MemoryChannel:
     def subscribe(
         self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
     ) -> None:
-        """Have messages delivered, retained ones at once."""
+        """Subscribe; retained messages are delivered at once."""
         self._routes.add(topic_filter, callback, qos, retained=retained)
         if self.connected:
             self._take_retained(topic_filter)
 
     def take(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
-        """Receive one message, if a filter asks for it."""
+        """Receive one message, if a filter matches it."""
         if not self.connected or not any(topic_matches(wanted, topic) for wanted in self._routes.filters):
             return
         if len(topic) + len(payload) > self._max_packet:
@@ -292,11 +292,11 @@ class MemoryChannel:
             self._routes.deliver(topic.encode(), payload, retained=retained)
 
     def allow(self, max_packet: int) -> None:
-        """Skip packets beyond so many bytes from now on."""
+        """Skip packets above this many bytes from now on."""
         self._max_packet = max_packet
 
     def lose(self, reason: str = "lost") -> None:
-        """Break the connection: the last will goes out."""
+        """Break the connection: the last will is published."""
         self.connected = False
         self._broker.detach(self, lost=True)
         if self._on_lost is not None:
@@ -315,7 +315,7 @@ class MemoryChannel:
             self._on_connected()
 
     def close(self) -> None:
-        """Say goodbye: no last will."""
+        """Disconnect: no last will."""
         self.closed = True
         if self.connected:
             self.connected = False

@@ -48,7 +48,7 @@ def parse_address(text: str) -> BrokerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """Certificates. Without `ca` the system's authorities are trusted."""
+    """TLS files. Without `ca` the system's CA certificates are trusted."""
 
     ca: Path | None = None
     cert: Path | None = None
@@ -62,7 +62,7 @@ class TlsFiles:
                 raise ConfigurationError(f"tls: {name} = {str(path)!r}: no such file")
 
     def context(self) -> ssl.SSLContext:
-        """Return what the socket needs; the broker's name is always checked."""
+        """Return the SSL context; the broker's host name is always checked."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
             if self.cert is not None:
@@ -75,7 +75,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """How to introduce oneself to a broker."""
+    """User name, password and TLS files for a broker."""
 
     username: str | None = None
     password: str | None = None

@@ -63,8 +63,8 @@ class LinkProfile:
             )
         if self.jitter_ms and self.distribution is Distribution.CONSTANT:
             raise ConfigurationError(
-                f"link {self.name!r}: jitter_ms = {self.jitter_ms}: a constant link has none; "
-                f"choose a distribution of {[law.value for law in Distribution][1:]}"
+                f"link {self.name!r}: jitter_ms = {self.jitter_ms}: a constant link has no jitter; "
+                f"set distribution to one of {[law.value for law in Distribution][1:]}"
             )
         if len(self.partitions) > MOST_PARTITIONS:
             raise ConfigurationError(

@@ -84,7 +84,7 @@ class SelectorLoop:
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
-                raise LocalProtocolError(f"the loop has not ended within {timeout:g} s")
+                raise LocalProtocolError(f"the loop did not stop within {timeout:g} s")
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -92,7 +92,7 @@ class SelectorLoop:
     def serve(self, done: Callable[[], bool], *, until: float | None = None) -> bool:
         """Serve until done() or until a time of `now`; return done()."""
         if self._server is not None:
-            raise LocalProtocolError("the loop is served already")
+            raise LocalProtocolError("the loop is already running")
         self._server = threading.get_ident()
         try:
             while not (finished := done()) and (until is None or time.monotonic() < until):

@@ -48,7 +48,7 @@ class MqttChannel:
         self._in_paho = False  # its callbacks hold locks that its writing takes
         self._greeted = False  # CONNACK came, on_connected is still to be told
         self._was_connected = False
-        self._refusal: str | None = None  # what the operator must mend
+        self._refusal: str | None = None  # what the operator must fix
         self._attempts = 0
         self._retry: Timer | None = None
         self._upkeep: Timer | None = None
@@ -66,11 +66,11 @@ class MqttChannel:
 
     @property
     def violations(self) -> int:
-        """Messages that broke the protocol."""
+        """Messages that violated the protocol."""
         return self._routes.violations
 
     def connect(self, timeout: float) -> None:
-        """Connect within `timeout` seconds, retrying; later losses are mended by the loop."""
+        """Connect within `timeout` seconds, retrying; later losses are repaired by the loop."""
         if self._loop.here:
             raise LocalProtocolError("connect waits for the loop; a callback must use open")
         until = self._loop.now() + timeout
@@ -103,12 +103,12 @@ class MqttChannel:
             )
 
     def open(self) -> None:
-        """Begin to connect and go on trying, without waiting; `refusal` says what no retry can mend."""
+        """Start connecting and keep trying, without waiting; `refusal` says what no retry can fix."""
         self._loop.post(self._attempt)
 
     @property
     def refusal(self) -> str | None:
-        """What the operator must mend: credentials or certificates; None: nothing."""
+        """What the operator must fix: credentials or certificates; None: nothing."""
         return self._refusal
 
     @property
@@ -118,18 +118,18 @@ class MqttChannel:
 
     @property
     def owing(self) -> bool:
-        """Whether something of ours has not reached the broker: QoS 1 without acknowledgement, bytes unsent."""
+        """Whether something has not reached the broker: unacknowledged QoS 1 messages, unsent bytes."""
         stream = self._stream
         return self._client.owed > 0 or (stream is not None and stream.unsent > 0)
 
     def allow(self, max_packet: int) -> None:
-        """Change how many bytes a packet may have, for this connection and the next ones."""
+        """Set the largest packet, in bytes, for this connection and the next ones."""
         self._max_packet = max_packet
         if self._stream is not None:
             self._stream.max_packet = max_packet
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Hand a message over; False: it is lost (QoS 0 without a connection, or a full queue)."""
+        """Publish a message; False: it is lost (QoS 0 without a connection, or a full queue)."""
         self._last_size = len(payload)
         if qos:
             taken = self._client.publish_acknowledged(topic, payload, qos, retain)
@@ -153,14 +153,14 @@ class MqttChannel:
     def subscribe(
         self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
     ) -> None:
-        """Have messages delivered, now and after every reconnect; the first filter that matches gets one."""
+        """Subscribe, now and after every reconnect; the first filter that matches gets a message."""
         self._routes.add(topic_filter, callback, qos, retained=retained)
         if self.connected:
             self._client.subscribe(topic_filter, qos)
             self._soon(self._write_paho)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Deliver what QoS 1 still owes, say goodbye and end; a broker that is away is waited for meanwhile.
+        """Deliver pending QoS 1 messages, disconnect and end; meanwhile wait for a broker that is unreachable.
 
         From a callback it only begins; it ends while the loop goes on.
         """
@@ -177,7 +177,7 @@ class MqttChannel:
             self._loop.serve(self._closed.is_set, until=until + 1)
 
     def abort(self) -> None:
-        """Drop the connection without a goodbye, as a crash would: the last will goes out.
+        """Drop the connection without a DISCONNECT, as a crash would: the last will is published.
 
         In the loop's thread, or while it does not serve.
         """
@@ -223,14 +223,14 @@ class MqttChannel:
         return self.closed or (self._closing and not self.owing)
 
     def _later(self, reason: str) -> None:
-        """Try again after a while; the jitter keeps a fleet from knocking all at once."""
+        """Try again later; the jitter keeps a fleet from reconnecting all at once."""
         self.last_error = reason
         ceiling = min(self.options.max_backoff, self.options.min_backoff * 2**self._attempts)
         self._attempts = min(self._attempts + 1, 16)
         self._retry = self._loop.call_later(ceiling * random.uniform(0.5, 1.0), self._attempt)
 
     def _no_greeting(self) -> None:
-        self._drop(f"no MQTT greeting within {self.options.connect_timeout:g} s")
+        self._drop(f"no MQTT CONNACK within {self.options.connect_timeout:g} s")
 
     def _drop(self, reason: str) -> None:
         stream = self._stream
@@ -262,7 +262,7 @@ class MqttChannel:
             self.last_error = self._loss(code)
 
     def _loss(self, code: ReasonCode) -> str:
-        """Say in plain words why the connection went; a broker of MQTT 3.1.1 gives no reason.
+        """Describe why the connection was lost; an MQTT 3.1.1 broker gives no reason.
 
         One that ends connection after connection behind a message of the same size may not take such messages.
         """
@@ -272,7 +272,7 @@ class MqttChannel:
             return str(code)
         if size >= _LARGE and self._lost_behind[1] > 1:
             return (
-                f"disconnected by the broker, again right behind a message of {size} bytes:"
+                f"disconnected by the broker, again right after a message of {size} bytes:"
                 f" it may refuse messages of that size; {SIZE_HINT}"
             )
         return "disconnected by the broker: it has stopped, or another client uses this client id"
@@ -345,7 +345,7 @@ class MqttChannel:
         self._after_paho()
 
     def _after_paho(self) -> None:
-        """Tell the service what paho has learnt, outside paho's own locks."""
+        """Report paho's events to the service, outside paho's own locks."""
         if self._greeted:
             self._greeted = False
             self._cancel_timers()

@@ -1,4 +1,4 @@
-"""paho's client on our own socket, and what QoS 1 still owes; the only paho import."""
+"""paho's client on our own socket, and pending QoS 1 messages; the only paho import."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TAKEN = (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN)  # wit
 
 
 def is_denial(code: ReasonCode) -> bool:
-    """Tell whether a greeting was refused for its credentials."""
+    """Tell whether a CONNECT was refused for its credentials."""
     return str(code) in _DENIED
 
 
 def is_unexplained(code: ReasonCode) -> bool:
-    """Tell whether a connection ended without a word: the other side closed it."""
+    """Tell whether a connection ended without a reason: the other side closed it."""
     return str(code) == "Unspecified error"
 
 
@@ -54,7 +54,7 @@ class StreamClient(paho.Client):
             will = options.will
             self.will_set(will.topic, will.payload, will.qos, will.retain)
         if options.tls is not None:
-            options.tls.context()  # a wrong file is the operator's to mend, before anything connects
+            options.tls.context()  # a wrong file is the operator's to fix, before anything connects
         self.on_publish = self._published
         # Its presence keeps paho from writing in the publisher's thread, where packets could mix.
         self.on_socket_register_write = lambda *_: None

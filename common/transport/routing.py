@@ -9,7 +9,7 @@ from common.wire.topics import topic_matches
 
 
 class RetainedMessageError(RemoteProtocolError):
-    """A message that the broker kept, on a topic where none is: it may be of any age, and of anybody."""
+    """A retained message on a topic that has none: it may be of any age and from anyone."""
 
 
 OnMessage = Callable[[str, bytes], None]  # topic, payload
@@ -72,4 +72,4 @@ class Routes:
                         self._known.clear()
                     self._known[topic] = name, callback
                 return name, callback
-        raise RemoteProtocolError(f"topic {name[:200]!r}: nobody here asked for it")
+        raise RemoteProtocolError(f"topic {name[:200]!r}: no subscription matches it")

@@ -33,7 +33,7 @@ def publish_head(topic: str, payload_bytes: int, retain: bool) -> bytes:
         raise LocalProtocolError(f"topic {topic!r}: cannot be published to")
     rest = 2 + len(name) + payload_bytes
     if rest >= 1 << 28:
-        raise LocalProtocolError(f"topic {topic!r}: {payload_bytes} bytes are more than MQTT carries")
+        raise LocalProtocolError(f"topic {topic!r}: {payload_bytes} bytes exceed MQTT's limit")
     head = bytearray([0x31 if retain else 0x30])
     while True:
         rest, septet = rest >> 7, rest & 127
@@ -237,7 +237,7 @@ class PacketStream:
     def send(self, buffer: bytes | bytearray) -> int:
         """Take all of it, in order with `write`."""
         if not self.write(bytes(buffer), b""):
-            raise ConnectionError("the broker does not read")
+            raise ConnectionError("the broker is not reading")
         return len(buffer)
 
     def close(self) -> None:

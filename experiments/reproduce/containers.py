@@ -43,4 +43,4 @@ def lacking_here() -> str | None:
     missing = [
         name for name in (needed.cloud, needed.edge, needed.broker) if not present & {name, f"{name}:latest"}
     ]
-    return f"no image {', '.join(missing)} (`make images` builds ours)" if missing else None
+    return f"no image {', '.join(missing)} (`make images` builds the images)" if missing else None

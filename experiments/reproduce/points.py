@@ -21,7 +21,7 @@ from mapa.scenario_files import load_scenario
 FORMAT = 2  # of what a run leaves in the cache; raised whenever the same scenario would give other numbers
 PROCESSES = 4  # that share the edges of `mapa run`: every one of them imports torch
 _EMBEDDED = "mnist-5k"
-_COMMANDS = {"testbed": "run", "containers": "testbed", "attack": "attack"}
+_COMMANDS = {"testbed": "run", "containers": "containers", "attack": "attack"}
 _RUN_AS = {
     "block": "vectorised simulation",
     "events": "simulation",

@@ -1,4 +1,4 @@
-"""A point on the testbed: between real processes as `mapa run` does it, or containers as `mapa testbed` does."""
+"""A point on the testbed: between real processes as `mapa run` does it, or containers as `mapa containers` does."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_live(point: Point, *, data_dir: Path, runs: Path) -> Result:
 
 def live_command(point: Point, *, data_dir: Path, runs: Path) -> list[str]:
     """Return the command; containers get the data folder only where there is one, since it is mounted."""
-    word = "testbed" if point.engine == "containers" else "run"
+    word = "containers" if point.engine == "containers" else "run"
     command = [sys.executable, "-P", "-m", "mapa.cli", word, point.file, "--json"]
     for change in point.changes:
         command += ["--set", change]
@@ -79,7 +79,7 @@ def _said_by(command: Sequence[str], point: Point) -> str:
         start_new_session=True,  # a second Ctrl-C of the terminal's would leave containers behind
     ) as child:
         try:
-            out, errors = child.communicate(timeout=2 * patience(point))  # `mapa testbed` has its own
+            out, errors = child.communicate(timeout=2 * patience(point))  # `mapa containers` has its own
         except subprocess.TimeoutExpired as error:
             _interrupt(child)
             raise LiveRunError(f"{point.line}: timed out after {2 * patience(point):.0f} s") from error

@@ -1,4 +1,4 @@
-"""mapa algorithms: which there are, what they promise, and their options."""
+"""mapa algorithms: list the algorithms and their options."""
 
 from __future__ import annotations
 

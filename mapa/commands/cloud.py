@@ -1,4 +1,4 @@
-"""mapa cloud: the cloud of one run, on a broker somewhere."""
+"""mapa cloud: the cloud of one run, on any broker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cloud_command(
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Serve one run until its T updates are done."""
+    """Serve one run until its T updates are applied."""
     name, resolved = changed.load(scenario)
     address, checked = connection.address, connection.run_id
     introduced = connection.credentials()
@@ -59,19 +59,19 @@ def cloud_command(
             gather=gather,
         ) as cloud:
             for left in unfinished_runs(checked, runs_dir):
-                view.say(f"{left}; this cloud begins a new run at t = 1")
+                view.say(f"{left}; this cloud starts a new run at t = 1")
             write_manifest(
                 directory,
                 resolved,
                 setting.dataset,
                 name=name,
-                engine="testbed",
+                engine="network",
                 shard_sizes=setting.shard_sizes,
             )
             view.say(
                 f"serving run {checked!r} on {address}; edges: mapa edge --broker {address} --run {checked}"
             )
             reason = cloud.serve()
-        summary = record_cloud(cloud, name=name, reason=reason, engine="testbed")
+        summary = record_cloud(cloud, name=name, reason=reason, engine="network")
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(reason, 1))

@@ -1,4 +1,4 @@
-"""mapa compare: any runs over each other."""
+"""mapa compare: overlay any runs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read 
 def compare_command(
     names: Annotated[list[str], typer.Argument(metavar="RUN...", help="directories of runs, or their ids")],
     out: Annotated[
-        Path, typer.Option(help="the picture without its ending: .svg and .png are written")
+        Path, typer.Option(help="path of the figure without extension; .svg and .png are written")
     ] = Path("runs/compare"),
     metric: Annotated[
-        str | None, typer.Option(help="what to draw; default: the first run's headline metric")
+        str | None, typer.Option(help="metric to plot; default: the first run's headline metric")
     ] = None,
     runs: options.RunsDir = Path("runs"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Overlay runs, simulated or real: a metric over updates and, where there are times, over seconds."""
+    """Plot runs, simulated or networked: a metric over updates and, where times are recorded, over seconds."""
     found = [read_run(find_run(name, runs)) for name in names]
     for run in found:
         if (left := unfinished(run.path)) is not None:
@@ -135,7 +135,7 @@ def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> 
 
 
 def clock(run: RunRecords) -> str:
-    """Return whose seconds a run counts."""
+    """Return which seconds a run counts."""
     return "simulated seconds" if run.manifest.get("engine") in ENGINES else "seconds"
 
 

@@ -1,4 +1,4 @@
-"""mapa testbed: one scenario on containers of this machine, with faults where they are asked for."""
+"""mapa containers: one scenario in containers on this machine, with faults on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
-from mapa.faults import Fault, Happening, Scale, parse_happening
+from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
 from mapa.scenario_files import find_scenario
 
@@ -40,19 +40,19 @@ def containers_command(
     ] = "mapa-edge-cnn",
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
-    timeout: Annotated[float, typer.Option(help="seconds for the whole run")] = 3600.0,
-    keep: Annotated[bool, typer.Option("--keep", help="keep the containers at the end")] = False,
+    timeout: Annotated[float, typer.Option(help="time limit of the whole run, in seconds")] = 3600.0,
+    keep: Annotated[bool, typer.Option("--keep", help="do not remove the containers at the end")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train on containers of this machine, one for each edge, with faults on request."""
-    from mapa.container_run import Images, Stack, Testbed, connect  # the docker library is an extra
+    """Train in containers on this machine, one per edge, with faults on request."""
+    from mapa.container_run import ContainerRun, Images, Stack, connect  # the docker library is an extra
 
-    happenings = [parse_happening(text) for text in fault or ()]
+    faults = [parse_fault_event(text) for text in fault or ()]
     _, resolved = changed.load(scenario)
-    _check(happenings, resolved.workers)
+    _check(faults, resolved.workers)
     name, folder = for_a_container(scenario)
     console = Console(stderr=True, quiet=as_json)
-    bed = Testbed(
+    bed = ContainerRun(
         Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
         {
             "SCENARIO": name,
@@ -70,7 +70,7 @@ def containers_command(
     try:
         console.print(f"project {bed.stack.project}: {resolved.workers} edges")
         bed.up(resolved.workers)
-        Script(bed, happenings, console).play(time.monotonic() + timeout)
+        Script(bed, faults, console).play(time.monotonic() + timeout)
         code = bed.stack.wait("cloud", 60.0)
         for container in bed.stack.containers("edge"):
             _end(container)
@@ -79,7 +79,7 @@ def containers_command(
             bed.down()
     summary = bed.summary()
     if summary is None:
-        raise ConfigurationError(f"the cloud ended with {code} and left no summary")
+        raise ConfigurationError(f"the cloud exited with code {code} and wrote no summary")
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary.get("reason", ""), code))
 
@@ -93,17 +93,15 @@ def for_a_container(scenario: str) -> tuple[str, Path | None]:
     return path.stem, path.parent.resolve()
 
 
-def _check(happenings: Sequence[Happening], edges: int) -> None:
-    for happening in happenings:
-        asked = (
-            happening.edges if isinstance(happening, Scale) else int(happening.whom.partition("-")[2] or 0)
-        )
+def _check(faults: Sequence[FaultEvent], edges: int) -> None:
+    for event in faults:
+        asked = event.edges if isinstance(event, Scale) else int(event.whom.partition("-")[2] or 0)
         if asked > edges:
-            raise ConfigurationError(f"fault: {asked} edges, and the scenario has {edges} shards")
+            raise ConfigurationError(f"fault: needs {asked} edges, but the scenario has {edges} shards")
 
 
 def _end(container: Any) -> None:
-    """Let an edge end by itself; whoever does not is stopped."""
+    """Wait for an edge to end; kill it if it does not."""
     until = time.monotonic() + 30
     container.reload()
     while container.status == "running" and time.monotonic() < until:
@@ -115,16 +113,16 @@ def _end(container: Any) -> None:
 
 @dataclass(slots=True)
 class Script:
-    """The happenings of a run, each when its time has come."""
+    """The faults of a run, each injected at its t."""
 
     bed: Any
-    happenings: list[Happening]
+    faults: list[FaultEvent]
     console: Console
     _ends: list[tuple[float, Fault]] = field(default_factory=list)
 
     def play(self, until: float) -> None:
         """Watch t and act, until the cloud has ended."""
-        waiting = sorted(self.happenings, key=lambda happening: happening.at)
+        waiting = sorted(self.faults, key=lambda event: event.at)
         cloud = self.bed.stack.container("cloud")
         while time.monotonic() < until:
             updates = self.bed.tail.updates
@@ -132,7 +130,7 @@ class Script:
                 self._begin(waiting.pop(0), updates)
             for end in [end for end in self._ends if end[0] <= time.monotonic()]:
                 self._ends.remove(end)
-                self.bed.stack.mend(end[1].kind, end[1].whom)
+                self.bed.stack.end_fault(end[1].kind, end[1].whom)
                 self.console.print(f"t = {self.bed.tail.updates}: {end[1].whom} is back")
             cloud.reload()
             if cloud.status == "exited":
@@ -140,12 +138,12 @@ class Script:
             time.sleep(_LOOK_EVERY)
         raise ConfigurationError("--timeout: the run took longer")
 
-    def _begin(self, happening: Happening, updates: int) -> None:
-        if isinstance(happening, Scale):
-            self.console.print(f"t = {updates}: scale to {happening.edges}")
-            self.bed.scale(happening.edges)
+    def _begin(self, event: FaultEvent, updates: int) -> None:
+        if isinstance(event, Scale):
+            self.console.print(f"t = {updates}: scale to {event.edges}")
+            self.bed.scale(event.edges)
             return
-        self.console.print(f"t = {updates}: {happening.kind.value} {happening.whom}")
-        self.bed.stack.strike(happening.kind, happening.whom)
-        if happening.seconds is not None:
-            self._ends.append((time.monotonic() + happening.seconds, happening))
+        self.console.print(f"t = {updates}: {event.kind.value} {event.whom}")
+        self.bed.stack.start_fault(event.kind, event.whom)
+        if event.seconds is not None:
+            self._ends.append((time.monotonic() + event.seconds, event))

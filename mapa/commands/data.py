@@ -1,4 +1,4 @@
-"""mapa data: which sets there are, where they are, and getting them."""
+"""mapa data: list, locate and download data sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mapa.scenario_files import data_set_of
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, where.")
 
-DataDir = Annotated[Path | None, typer.Option(help="instead of MAPA_DATA_DIR")]
+DataDir = Annotated[Path | None, typer.Option(help="folder of the data sets, instead of MAPA_DATA_DIR")]
 
 
 @app.command("list")
@@ -28,7 +28,7 @@ def list_datasets(
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """List the data sets and whether they are here."""
+    """List the data sets and where they are stored."""
     known = describe(data_dir or data_directory(os.environ))
     if as_json:
         rows = [
@@ -47,9 +47,9 @@ def list_datasets(
         ]
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    table = Table("set", "images", "train", "test", "here", "source")
+    table = Table("set", "images", "train", "test", "path", "source")
     for d in known:
-        here = str(d.files[0].parent) if d.present else "no: mapa data get " + d.name
+        here = str(d.files[0].parent) if d.present else "not found; run `mapa data get " + d.name + "`"
         table.add_row(d.name, f"{d.shape[0]}×{d.shape[1]}", f"{d.train:,}", f"{d.test:,}", here, d.source)
     Console().print(table)
 
@@ -72,11 +72,13 @@ def get(
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the files as JSON")] = False,
 ) -> None:
-    """Download data sets from public mirrors and check them; resumes partial downloads."""
+    """Download data sets from public mirrors and verify them; resumes partial downloads."""
     if bool(names) == (scenario is not None):
-        raise ConfigurationError(f"names or --scenario: give one of them; names are {', '.join(DATA_SETS)}")
+        raise ConfigurationError(
+            f"names or --scenario: give exactly one of them; names are {', '.join(DATA_SETS)}"
+        )
     if changes and scenario is None:
-        raise ConfigurationError("--set: goes with --scenario")
+        raise ConfigurationError("--set: requires --scenario")
     wanted = [data_set_of(scenario, changes or [])] if scenario is not None else names or []
     folder, mirror = data_directory(os.environ) if data_dir is None else data_dir, data_mirror(os.environ)
     console = Console(stderr=True)

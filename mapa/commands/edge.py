@@ -1,4 +1,4 @@
-"""mapa edge: one edge, or many of them, on a broker somewhere."""
+"""mapa edge: one edge, or many in one process, on any broker."""
 
 from __future__ import annotations
 
@@ -39,22 +39,24 @@ def edge_command(
     ] = None,
     noise: Annotated[
         str | None,
-        typer.Option(help="the law, instead of the run's; exponential-norm guarantees nothing"),
+        typer.Option(help="noise law, instead of the run's; exponential-norm gives no guarantee"),
     ] = None,
     total_epsilon: Annotated[
         float | None,
         typer.Option(
-            help="budget of the records: all releases of a record, by whichever edges of --state-dir, cost at"
-            " most this, under zero-out adjacency"
+            help="largest total ε of any record, over all releases by the edges of --state-dir, under zero-out"
+            " adjacency"
         ),
     ] = None,
-    total_delta: Annotated[float, typer.Option(help="its δ")] = 1e-5,
+    total_delta: Annotated[float, typer.Option(help="δ of --total-epsilon")] = 1e-5,
     replace_budget: Annotated[
         bool,
         typer.Option("--replace-budget", help="replaces earlier budgets for this data"),
     ] = False,
     data_dir: options.DataDir = None,
-    state_dir: Annotated[Path, typer.Option(help="folder of the ledgers; never lose it")] = Path("state"),
+    state_dir: Annotated[
+        Path, typer.Option(help="folder of the ledgers, which record the privacy spent; never delete it")
+    ] = Path("state"),
     count: Annotated[int, typer.Option(min=1, max=10_000, help="number of edges in this process")] = 1,
     link: Annotated[
         str | None, typer.Option(help="delay to the broker: lan, wifi, 5g, 4g, wan, satellite")
@@ -68,7 +70,9 @@ def edge_command(
     ] = False,
     accounts: Annotated[
         Path | None,
-        typer.Option(help="folder of password files, named by user of the broker = edge id"),
+        typer.Option(
+            help="folder of password files, each named after its edge id, which is its broker user too"
+        ),
     ] = None,
 ) -> None:
     """Take part in a run until it ends or the budget is spent."""
@@ -83,15 +87,15 @@ def edge_command(
         allow_seed=allow_seed,
     )
     if epsilon is not None and noise_multiplier is not None:
-        raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
+        raise ConfigurationError("--epsilon and --noise-multiplier: give only one of them")
     _check_law(policy)
     if replace_budget and total_epsilon is None:
         raise ConfigurationError(
-            "--replace-budget: goes with --total-epsilon, the budget that replaces earlier ones"
+            "--replace-budget: requires --total-epsilon, the budget that replaces earlier ones"
         )
     if accounts is not None and connection.broker_username is not None:
         raise ConfigurationError(
-            "--accounts and --username: every edge of a folder of accounts has its own user"
+            "--accounts and --username: give only one of them; --accounts has a user for each edge"
         )
     introduced = connection.credentials()
     settings = FleetSettings(
@@ -112,7 +116,7 @@ def edge_command(
 
 
 def _check_law(policy: OperatorPolicy) -> None:
-    """Refuse at once what no cloud would take; a law without its parameter takes the run's."""
+    """Refuse at once what no cloud would accept; a law without its parameter takes the run's."""
     law, epsilon, multiplier = policy.law, policy.epsilon, policy.noise_multiplier
     if law is not None and law not in LAWS:
         raise ConfigurationError(f"--noise {law!r}: allowed are {', '.join(LAWS)}")

@@ -1,4 +1,4 @@
-"""mapa ledger and mapa calibrate: what a run has cost, and what a budget permits."""
+"""mapa ledger and mapa calibrate: the privacy cost of a run, and the noise that a budget needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ledger_command(
     delta: Annotated[float | None, typer.Option(help="δ, instead of the run's total_delta")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print what every edge has released and what it guarantees: words first, then the table."""
+    """Print the privacy guarantee of a run: a statement in words, then a table of the edges."""
     if delta is not None:
         check_delta(delta)
     path = _find(run, runs)
@@ -57,17 +57,17 @@ def ledger_command(
 
 def calibrate_command(
     total_epsilon: Annotated[float, typer.Option(help="ε of the whole run")],
-    releases: Annotated[int, typer.Option(min=1, help="gradients that one edge makes")],
-    batch_size: Annotated[int, typer.Option(min=1, help="b")],
-    shard: Annotated[int, typer.Option(min=1, help="n_k, records of the edge")],
+    releases: Annotated[int, typer.Option(min=1, help="gradients that one edge releases")],
+    batch_size: Annotated[int, typer.Option(min=1, help="b, the batch size")],
+    shard: Annotated[int, typer.Option(min=1, help="n_k, the number of records of the edge")],
     total_delta: Annotated[float, typer.Option(help="δ of the whole run")] = 1e-5,
     sampler: Annotated[str, typer.Option(help="poisson, shuffled or with-replacement")] = "poisson",
     clipping: Annotated[str, typer.Option(help="per-sample or batch-mean")] = "per-sample",
     as_json: options.AsJson = False,
 ) -> None:
-    """Find the least noise multiplier z with which so many releases stay within (ε, δ).
+    """Find the smallest noise multiplier z that keeps the given number of releases within (ε, δ).
 
-    By PLD, or by RDP where δ is too small for PLD. The printed z is rounded up.
+    Uses PLD, or RDP where δ is too small for PLD. The printed z is rounded up.
     """
     from common.accounting.budget import calibrate, keeps
 
@@ -125,14 +125,14 @@ def _statements(path: Path, delta: float | None) -> dict[str, Statement]:
     if ledgers:
         return _of_ledgers(ledgers, scenario, delta)
     if scenario is None:
-        raise ConfigurationError(f"run = {str(path)!r}: neither a run's records nor a ledger is there")
+        raise ConfigurationError(f"run = {str(path)!r}: contains neither records of a run nor a ledger")
     if not (path / "summary.json").is_file():
         return {scenario.data.set: _of_events(path, scenario, delta)}
     return {scenario.data.set: _of_summary(_json(path / "summary.json"), scenario, delta)}
 
 
 def _document(statements: dict[str, Statement]) -> dict[str, object]:
-    """Return a lone statement as it is; several beside each other, so that none passes for the whole."""
+    """Return a single statement as it is; several as a list, so that none is taken for the whole."""
     if len(statements) == 1:
         [statement] = statements.values()
         return statement.as_dict()
@@ -147,7 +147,7 @@ def _of_ledgers(ledgers: list[Path], scenario: Scenario | None, delta: float | N
             for records, standings in _by_records(ledger.standings()).items():
                 books.setdefault(records, []).append((ledger.edge_id, standings))
     if not books:
-        raise ConfigurationError("the ledgers hold no account yet")
+        raise ConfigurationError("the ledgers contain no account yet")
     charged = {records: book for records, book in books.items() if any(_charged(s) for _, s in book)}
     fallback = 1e-5 if scenario is None else scenario.privacy.total_delta
     return {
@@ -195,7 +195,7 @@ def _edge(edge_id: str, standings: list[Standing]) -> EdgeReleases:
 def _of_events(path: Path, scenario: Scenario, delta: float | None) -> Statement:
     """State what the events of a run without a summary prove, and that it is a lower bound."""
     Console(stderr=True, soft_wrap=True).print(
-        "counted are the gradients on record; edges may have released more, which their ledgers know",
+        "only recorded gradients are counted; edges may have released more (see their ledgers)",
         highlight=False,
     )
     chosen = scenario.privacy.total_delta if delta is None else delta

@@ -30,12 +30,12 @@ class Connection:
 
     broker: Annotated[str, typer.Option(help="address of the broker, HOST[:PORT]")]
     run: Annotated[str, typer.Option(help="name of the run on the broker")]
-    broker_username: Annotated[str | None, typer.Option("--username", help="user of the broker")] = None
+    broker_username: Annotated[str | None, typer.Option("--username", help="user name at the broker")] = None
     broker_password_file: Annotated[
         Path | None, typer.Option("--password-file", help="file whose first line is the password")
     ] = None
-    tls: Annotated[bool, typer.Option("--tls", help="use TLS with the system's authorities")] = False
-    tls_ca: Annotated[Path | None, typer.Option(help="use TLS with this authority")] = None
+    tls: Annotated[bool, typer.Option("--tls", help="use TLS with the system's CA certificates")] = False
+    tls_ca: Annotated[Path | None, typer.Option(help="use TLS with this CA certificate")] = None
     tls_cert: Annotated[Path | None, typer.Option("--cert", help="client certificate")] = None
     tls_key: Annotated[Path | None, typer.Option("--key", help="key of the client certificate")] = None
     connect_timeout: Annotated[float, typer.Option(help="seconds to wait for the first connection")] = 60.0
@@ -57,7 +57,7 @@ class Connection:
         password = None
         if self.broker_password_file is not None:
             if self.broker_username is None:
-                raise ConfigurationError("--password-file: goes with --username")
+                raise ConfigurationError("--password-file: requires --username")
             password = _first_line(self.broker_password_file, "--password-file")
         wanted = self.tls or any(path is not None for path in (self.tls_ca, self.tls_cert, self.tls_key))
         files = TlsFiles(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) if wanted else None
@@ -75,7 +75,7 @@ def account_passwords(folder: Path) -> dict[str, str]:
     except OSError as error:
         raise ConfigurationError(f"--accounts {str(folder)!r}: {error}") from error
     if not files:
-        raise ConfigurationError(f"--accounts {str(folder)!r}: holds no password file")
+        raise ConfigurationError(f"--accounts {str(folder)!r}: contains no password file")
     return {edge_id(path.name): _first_line(path, "--accounts") for path in files}
 
 

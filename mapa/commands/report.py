@@ -1,4 +1,4 @@
-"""The end of a command: the summary, for a person or for a script."""
+"""The output of a command: its summary, as a table or as JSON."""
 
 from __future__ import annotations
 

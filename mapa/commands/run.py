@@ -1,4 +1,4 @@
-"""mapa run: one scenario between real processes on this machine."""
+"""mapa run: one scenario in processes on this machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def run_command(
         str, typer.Option(help="auto, mosquitto, embedded, or HOST[:PORT] of a running broker")
     ] = "auto",
     processes: Annotated[
-        int | None, typer.Option(min=1, help="most edge processes; edges share them (8 by default)")
+        int | None,
+        typer.Option(min=1, help="maximum number of edge processes, which the edges share; default 8"),
     ] = None,
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
@@ -78,7 +79,7 @@ def run_command(
                 resolved,
                 setting.dataset,
                 name=name,
-                engine="testbed",
+                engine="processes",
                 shard_sizes=setting.shard_sizes,
             )
             cloud.patience = _OWN_BROKER if ours else cloud.patience
@@ -88,7 +89,7 @@ def run_command(
             if cloud.channel.owing:
                 children.patience = 0.0  # they will not hear of the halt
             if not failed:  # the records first: edges take their time, and a second Ctrl-C takes it away
-                summary = record_cloud(cloud, name=name, reason=reason, engine="testbed", own_edges=True)
+                summary = record_cloud(cloud, name=name, reason=reason, engine="processes", own_edges=True)
         if failed:
             raise EdgesFailedError(over[0])
     report(summary, as_json=as_json)

@@ -1,4 +1,4 @@
-"""mapa scenario: the shipped ones, the schema, and what a file resolves to."""
+"""mapa scenario: list the shipped scenarios, print the schema, show a resolved scenario."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Scenario files: one TOML = one run
 @app.command("list")
 def list_scenarios(
     figures: Annotated[
-        bool, typer.Option("--figures", help="the lines of the paper's figures and of ours instead")
+        bool, typer.Option("--figures", help="list the lines of the paper's figures and of ours instead")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -74,7 +74,7 @@ def show(
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Print every value of a scenario as it resolves, defaults and known constants included."""
+    """Print every resolved value of a scenario, including defaults and known constants."""
     _, resolved = load_scenario(scenario, changes or [])
     values = resolved.resolved()
     if as_json:

@@ -17,19 +17,21 @@ class ScenarioOptions:
     """What to change in the scenario; numbers that may be lists are kept as text, and the scenario checks them."""
 
     changes: options.Changes = None
-    seed: Annotated[int | None, typer.Option(help="instead of the scenario's")] = None
-    edges: Annotated[int | None, typer.Option(help="K, instead of the scenario's")] = None
-    iterations: Annotated[int | None, typer.Option(help="T, instead of the scenario's")] = None
+    seed: Annotated[int | None, typer.Option(help="seed, instead of the scenario's")] = None
+    edges: Annotated[int | None, typer.Option(help="K, number of edges, instead of the scenario's")] = None
+    iterations: Annotated[
+        int | None, typer.Option(help="T, number of updates, instead of the scenario's")
+    ] = None
     links: Annotated[
         str | None,
         typer.Option(help="delay to the broker: lan, wifi, 5g, 4g, wan, satellite; a list is cycled"),
     ] = None
     epsilon: Annotated[
-        str | None, typer.Option(help="ε of one release; turns a gaussian scenario into gamma-norm")
+        str | None, typer.Option(help="ε of one release; switches a gaussian scenario to gamma-norm")
     ] = None
     noise_multiplier: Annotated[str | None, typer.Option(help="z of gaussian noise")] = None
     total_epsilon: Annotated[
-        str | None, typer.Option(help="budget of each edge; without z, z is found from it")
+        str | None, typer.Option(help="privacy budget of each edge; z is computed from it unless given")
     ] = None
     total_delta: Annotated[str | None, typer.Option(help="δ of the budget")] = None
 

@@ -75,8 +75,8 @@ def schedule(
     remaining = iterations - last_start + 1
     if last.length > remaining:
         Console(stderr=True, soft_wrap=True).print(
-            f"warning: stage {last.index} wants {last.length:,} updates, {remaining:,} remain of T = {iterations:,}: "
-            "it is cut off at T",
+            f"warning: stage {last.index} needs {last.length:,} updates, but only {remaining:,} remain of"
+            f" T = {iterations:,}; it ends at T",
             style="yellow",
         )
 
@@ -88,17 +88,17 @@ def largest_moment(
     if noise not in LAWS:
         raise ConfigurationError(f"noise = {noise!r}: allowed are {', '.join(LAWS)}")
     if noise == "gaussian" and epsilons:
-        raise ConfigurationError(
-            "epsilon: a gaussian edge has a noise multiplier, not an ε; use --noise-multiplier"
-        )
+        raise ConfigurationError("epsilon: not allowed with --noise gaussian; use --noise-multiplier")
     if noise == "gaussian" and not multipliers:
         raise ConfigurationError("noise_multiplier: required with --noise gaussian")
     if noise != "gaussian" and multipliers:
-        raise ConfigurationError(f"noise_multiplier: goes with --noise gaussian, not {noise}; use --epsilon")
+        raise ConfigurationError(f"noise_multiplier: requires --noise gaussian, not {noise}; use --epsilon")
     if noise != "gaussian" and not epsilons:
         raise ConfigurationError(f"epsilon: required with --noise {noise}")
     if noise in ("gaussian", "gamma-norm") and dimension is None:
-        raise ConfigurationError(f"dimension: required with --noise {noise}: its second moment grows with N")
+        raise ConfigurationError(
+            f"dimension: required with --noise {noise}: its relative noise variance E‖η‖²/ΔS² grows with N"
+        )
     if dimension is not None and dimension < 1:
         raise ConfigurationError(f"dimension = {dimension}: must be at least 1")
     laws = [noise_law(noise, noise_multiplier=z) for z in multipliers]

@@ -205,7 +205,7 @@ class _Simulation:
         server, evaluations = self.server, self.tally.evaluations
         if not evaluations or evaluations[-1].updates != server.updates:
             self.evaluate(server.result, server.updates, server.stage)
-        reason = self.halt.reason if self.halt is not None else "starved"
+        reason = self.halt.reason if self.halt is not None else "no-gradients"
         if self.journal is not None:
             self.journal.write("halted", {"t": server.updates, "reason": reason})
         return Outcome(

@@ -84,7 +84,7 @@ def test_a_full_disk_ends_the_run_for_the_edges_too_and_the_records_stay_readabl
         assert edges.returncode == 0, heard
     assert "Traceback" not in said
     assert said.count("File too large") == (1 if fits else 2), said
-    assert "the records end here, and so does the run: " in said
+    assert "records can no longer be written, so the run ends: " in said
     assert "the run has ended: failed after " in heard
     run = only_run(tmp_path / "runs")
     content = (run / "events.jsonl").read_bytes()
@@ -114,7 +114,7 @@ def test_what_a_killed_cloud_leaves_is_told_by_the_ledger_and_by_the_next_cloud(
     stated = mapa("ledger", str(killed), "--json")
     assert stated.returncode == 0, stated.stderr
     assert f"{killed}: unfinished: events up to t = " in stated.stderr
-    assert "no summary: the cloud did not end" in stated.stderr
+    assert "no summary: the cloud has not ended normally" in stated.stderr
     assert "edges may have released more" in stated.stderr
     document = json.loads(stated.stdout)
     shown = [
@@ -134,7 +134,7 @@ def test_what_a_killed_cloud_leaves_is_told_by_the_ledger_and_by_the_next_cloud(
         cloud.send_signal(signal.SIGINT)
         _, said = cloud.communicate(timeout=PATIENCE)
     assert f"{killed}: unfinished: events up to t = " in said
-    assert "this cloud begins a new run at t = 1" in said
+    assert "this cloud starts a new run at t = 1" in said
     (second,) = (path for path in runs.iterdir() if path != killed)
     compared = mapa("compare", str(killed), str(second), "--out", str(tmp_path / "both"), "--json")
     assert compared.returncode == 0, compared.stderr

@@ -34,7 +34,7 @@ def test_a_second_cloud_of_the_run_ends_and_the_first_goes_on(
         observer = connect(mosquitto, "observer", presence_topic(RUN))
         observer.wait(lambda: len(observer.seen) == 1)
         with (
-            pytest.raises(ConfigurationError, match="run = 'test': another cloud serves it"),
+            pytest.raises(ConfigurationError, match="run = 'test': another cloud is serving it"),
             open_testbed(mosquitto.address, tmp_path / "second", scenario()),
         ):
             pass

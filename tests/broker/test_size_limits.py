@@ -35,7 +35,7 @@ def _installed() -> None:
         (SMALL, "drops messages of 4096 bytes"),
         (
             MosquittoOptions(extra=["max_packet_size 3000"]),
-            "ends the connection behind a message of 4096 bytes",
+            "closes the connection after a message of 4096 bytes",
         ),
     ],
 )

@@ -119,7 +119,7 @@ class Testbed:
         for child in self.edges:
             child.wait(PATIENCE)
         self.cloud.directory.flush()
-        return record_cloud(self.cloud, name="test", reason=halted.reason, engine="testbed")
+        return record_cloud(self.cloud, name="test", reason=halted.reason, engine="network")
 
     def events(self, name: str) -> list[dict[str, Any]]:
         self.cloud.directory.flush()

@@ -130,7 +130,7 @@ def test_a_second_process_that_is_welcomed_takes_the_first_ones_place() -> None:
     answer = bed.hello("a", THEIRS)
     assert isinstance(answer, Admission)
     assert answer.nonce == THEIRS
-    assert any("a second process" in line for line in bed.said)
+    assert any("duplicate process" in line for line in bed.said)
     bed.leave("a", "budget")  # of the process that was replaced
     assert bed.service.halted is None
     bed.leave("a", "budget", THEIRS)
@@ -246,7 +246,7 @@ def test_evaluations_that_cannot_keep_up_are_left_out_but_never_the_last(
     evaluations.go_on(bed)
     assert [evaluation.updates for evaluation in bed.service.tally.evaluations] == [1, 2, 5, 6]
     assert [line for line in bed.said if "evaluation" in line] == [
-        "evaluations take longer than evaluation.every allows: left out at t = 3"
+        "evaluation too slow for evaluation.every; skipped at t = 3"
     ]
 
 
@@ -416,7 +416,7 @@ def test_a_halt_that_somebody_else_sends_is_told_and_taken_back(payload: bytes) 
     bed.broker.settle()
     assert halt_topic(RUN) not in bed.broker.retained
     assert bed.service.dropped["halt"] == 1
-    assert any("somebody else has sent a halt" in line for line in bed.said)
+    assert any("a halt from another sender was removed" in line for line in bed.said)
     assert bed.service.halted is None
     bed.service.interrupt()
     bed.broker.settle()

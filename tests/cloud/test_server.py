@@ -210,7 +210,7 @@ def test_an_edge_that_lost_its_ledger_is_refused() -> None:
     assert kinds(effects) == ["Refuse"]
     refuse = only(Refuse, effects)
     assert (refuse.reason, refuse.nonce, refuse.number) == ("ledger-lost", "another", 1)
-    assert "1 releases, 2 were applied" in only(Refuse, effects).detail
+    assert "1 releases, but 2 were applied" in only(Refuse, effects).detail
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_an_edge_keeps_the_noise_of_its_first_release() -> None:
         effects = server.receive(hello("b", epsilon=epsilon, last_sequence=1))
         assert kinds(effects) == ["Refuse"]
         assert only(Refuse, effects).reason == "mechanism"
-        assert "keeps the noise" in only(Refuse, effects).detail
+        assert "keep the noise law" in only(Refuse, effects).detail
     assert kinds(server.receive(hello("a", epsilon=0.5, last_sequence=1))) == ["Refuse"]  # it says so itself
     assert (server.moment, server.schedule) == before
     assert kinds(server.receive(hello("b", last_sequence=1))) == ["Welcome", "SendModel"]

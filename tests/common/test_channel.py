@@ -119,7 +119,7 @@ def test_timers_fire_in_order_as_time_jumps_and_a_cancelled_one_never() -> None:
 
 
 def test_a_loop_that_could_only_wait_for_ever_says_so() -> None:
-    with pytest.raises(LocalProtocolError, match="idle for ever"):
+    with pytest.raises(LocalProtocolError, match="wait forever"):
         MemoryBroker().run()
 
 

@@ -131,14 +131,14 @@ IMAGES = idx_bytes(np.zeros((2, 28, 28), np.uint8))
     [
         (b"", "0 bytes"),
         (IMAGES[:9], "9 bytes"),
-        (IMAGES[:-1], "promises"),
-        (IMAGES + b"\0", "promises"),
+        (IMAGES[:-1], "its header says"),
+        (IMAGES + b"\0", "its header says"),
         (b"\0\0\x0d\3" + IMAGES[4:], "00000d03"),
         (b"\0\0\x08\1" + IMAGES[4:], "00000801"),
         (b"<html>not found</html>", "begins with"),
-        (gzip.compress(IMAGES, mtime=0)[:-9], "cannot be read whole"),
-        (gzip.compress(IMAGES, mtime=0)[:12] + b"\xff" * 30, "cannot be read whole"),
-        (b"\0\0\x08\3" + b"\xff" * 12 + b"\0" * 50, "promises"),
+        (gzip.compress(IMAGES, mtime=0)[:-9], "cannot be read completely"),
+        (gzip.compress(IMAGES, mtime=0)[:12] + b"\xff" * 30, "cannot be read completely"),
+        (b"\0\0\x08\3" + b"\xff" * 12 + b"\0" * 50, "its header says"),
     ],
 )
 def test_a_damaged_idx_file_is_named_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -156,7 +156,7 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
     with gzip.open(path, "wb", compresslevel=1) as stream:
         for _ in range(65):
             stream.write(bytes(2**20))
-    with pytest.raises(DataUnavailableError, match="holds more than"):
+    with pytest.raises(DataUnavailableError, match="contains more than"):
         read_idx(path, 3)
 
 
@@ -255,16 +255,16 @@ LINE = b"3 " + b" ".join(b"%d:0.5" % i for i in range(1, 257))
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"", "is no"),
-        (b"hello\n", "no text of numbers"),
-        (b"3 1:\n", "is no LIBSVM text"),
+        (b"", "is not"),
+        (b"hello\n", "not text of numbers"),
+        (b"3 1:\n", "is not LIBSVM text"),
         (LINE + b" 257:0.1\n", "index outside"),
         (LINE + b" 0:0.1\n", "index outside"),
         (b"11 " + LINE[2:], "label"),
         (b"0 " + LINE[2:], "label"),
         (LINE.replace(b"7:0.5", b"7:1.5", 1), "range"),
         (LINE.replace(b"7:0.5", b"7:nan", 1), "range"),
-        (b"\xff\xfe", "no text of numbers"),
+        (b"\xff\xfe", "not text of numbers"),
     ],
 )
 def test_damaged_libsvm_text_is_refused(tmp_path: Path, text: bytes, reason: str) -> None:
@@ -273,7 +273,7 @@ def test_damaged_libsvm_text_is_refused(tmp_path: Path, text: bytes, reason: str
     with pytest.raises(DataUnavailableError, match=reason):
         usps.read_libsvm(path)
     path.write_bytes(bz2.compress(LINE)[:-4])
-    with pytest.raises(DataUnavailableError, match="cannot be read whole"):
+    with pytest.raises(DataUnavailableError, match="cannot be read completely"):
         usps.read_libsvm(path)
 
 
@@ -287,7 +287,7 @@ def test_damaged_zipcode_text_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_h5_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "usps.h5"
     path.write_bytes(b"no HDF5 at all")
-    with pytest.raises(DataUnavailableError, match="no HDF5 file"):
+    with pytest.raises(DataUnavailableError, match="not an HDF5 file"):
         usps.read_h5(path)
     for shape, labels in (((3, 255), 3), ((3, 256), 2), ((0, 256), 0)):
         with h5py.File(path, "w") as file:

@@ -102,7 +102,7 @@ def test_a_prepared_file_with_objects_or_other_content_is_refused(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"1,2,x\n", "something else than whole numbers"),
+        (b"1,2,x\n", "something other than whole numbers"),
         (b"1,2,3\n", "3 numbers"),
         (b"0," * 784 + b"0\n", "785 numbers"),
         ((b"0," * 784 + b"7\n") * 5000, "500 images of each"),

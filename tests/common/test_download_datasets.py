@@ -160,7 +160,7 @@ def test_published_forms_refuse_what_is_not_theirs(tmp_path: Path) -> None:
     for files in alternatives("usps", OWN):
         reason = files[0].refusal(tmp_path / files[0].name)
         assert reason is not None
-        assert "other content" in reason
+        assert "unexpected content" in reason
     digest = sha256_of(tmp_path / "usps.bz2")
     assert digest == hashlib.sha256(libsvm_bytes("train")).hexdigest()
 

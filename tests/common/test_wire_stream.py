@@ -180,7 +180,7 @@ def test_the_length_is_written_as_mqtt_says(size: int) -> None:
 
 
 def test_more_than_mqtt_carries_is_refused() -> None:
-    with pytest.raises(LocalProtocolError, match="more than MQTT"):
+    with pytest.raises(LocalProtocolError, match="exceed MQTT"):
         publish_head("topic", 1 << 28, False)
 
 

@@ -522,7 +522,7 @@ def test_an_operator_may_replace_a_budget() -> None:
 
 
 def lost(stage: Stage) -> None:
-    words = "the ledger knows 0 releases, 5 were applied"
+    words = "the ledger has 0 releases, but 5 were applied"
     answered = (stage.edge.nonce, stage.edge.session.hellos)
     refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered)
     stage.edge.inbox.on_answer("welcome", encode_refuse(refuse))

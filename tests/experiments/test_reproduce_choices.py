@@ -115,7 +115,9 @@ def test_containers_are_taken_where_they_are_asked_for_or_fit(
 
 def test_containers_that_cannot_be_had_are_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigurationError, match=r"no image mapa-cloud .* --testbed processes"):
-        choose_containers("containers", "tiny", lambda: "no image mapa-cloud (`make images` builds ours)")
+        choose_containers(
+            "containers", "tiny", lambda: "no image mapa-cloud (`make images` builds the images)"
+        )
 
 
 class Engine:
@@ -144,7 +146,7 @@ def test_asking_an_absent_engine_leaves_no_socket_open(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
     left: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", left.append)
-    assert "no Docker engine answers" in (lacking_here() or "")
+    assert "no Docker engine found" in (lacking_here() or "")
     gc.collect()
     assert not left  # an unclosed socket is an error in these tests, raised where it is collected
 
@@ -152,7 +154,7 @@ def test_asking_an_absent_engine_leaves_no_socket_open(
 def test_an_engine_without_our_images_says_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine("mapa-cloud:latest", "eclipse-mosquitto:2")
     monkeypatch.setattr("mapa.container_run.connect", lambda: engine)
-    assert lacking_here() == "no image mapa-edge-cnn (`make images` builds ours)"
+    assert lacking_here() == "no image mapa-edge-cnn (`make images` builds the images)"
     assert engine.closed
     engine.tags.append("mapa-edge-cnn:latest")
     assert lacking_here() is None
@@ -182,7 +184,7 @@ def test_only_runs_of_the_testbed_become_containers() -> None:
 
 
 def test_the_command_of_a_live_point_is_the_one_that_is_run(tmp_path: Path) -> None:
-    for flag, word in ((False, "run"), (True, "testbed")):
+    for flag, word in ((False, "run"), (True, "containers")):
         for point in points("tiny", "testbed", containers=flag):
             command = live_command(point, data_dir=tmp_path, runs=tmp_path / "runs")
             assert command[4:6] == [word, point.file]

@@ -491,3 +491,12 @@ def test_wrong_shared_options_exit_with_2(
     for word in words:
         assert word in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_commands_former_name_still_works_and_is_said_once(mapa: Mapa) -> None:
+    done = mapa("testbed", "--help")
+    assert done.code == 0
+    assert done.err == "`mapa testbed` is now `mapa containers`; the old name still works\n"
+    assert "Usage: mapa containers" in done.out
+    assert "testbed" not in mapa("--help").out
+    assert mapa("containers", "--help").err == ""

@@ -20,7 +20,7 @@ from mapa import container, environment
 from mapa.cli import build
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import service
-from mapa.faults import Fault, FaultKind, Scale, parse_happening
+from mapa.faults import Fault, FaultKind, Scale, parse_fault_event
 from mapa.records_tail import Tail
 from mapa.scenario_files import data_set_of, load_scenario
 
@@ -115,9 +115,9 @@ def test_twenty_edges_is_what_compose_trains_with_when_nothing_is_said(started: 
 
 
 def test_a_run_on_containers_is_summarised_with_its_place_on_this_host(tmp_path: Path) -> None:
-    from mapa.container_run import Stack, Testbed
+    from mapa.container_run import ContainerRun, Stack
 
-    bed = Testbed(Stack(None, "project"), {}, tmp_path / "runs")
+    bed = ContainerRun(Stack(None, "project"), {}, tmp_path / "runs")
     assert bed.summary() is None
     records = tmp_path / "runs" / "one"
     records.mkdir()
@@ -191,7 +191,7 @@ def test_only_the_listed_options_have_a_variable_and_all_of_those_have_one() -> 
     for command, names in NAMES.items():
         found = [option.envvar for option in command_of(command).params if option.envvar]
         assert sorted(found) == sorted(environment.PREFIX + name for name in names)
-    for command in ("run", "simulate", "testbed", "observe"):
+    for command in ("run", "simulate", "containers", "observe"):
         assert not [option for option in command_of(command).params if option.envvar]
 
 
@@ -229,7 +229,7 @@ def test_an_edge_that_mapa_run_starts_does_not_read_the_operators_variables() ->
         ("cloud", {"SET": "edge=5"}, ["edge = 5", "unknown key"]),
         ("cloud", {"SET": "edges"}, ["--set 'edges'", "KEY=VALUE"]),
         ("cloud", {"BROKER": "a b"}, ["'a b'", "HOST:PORT"]),
-        ("edge", {}, ["RUN: missing"]),
+        ("edge", {}, ["RUN: not set"]),
         ("edge", {"RUN": "r", "ALLOW_SEED": "perhaps"}, ["--allow-seed", "MAPA_ALLOW_SEED", "boolean"]),
         ("edge", {"RUN": "r", "CONNECT_TIMEOUT": "-1"}, ["--connect-timeout -1", "at least 0"]),
         ("edge", {"RUN": "r", "BROKER_PASSWORD_FILE": "p"}, ["--password-file", "--username"]),
@@ -331,7 +331,7 @@ def test_the_data_set_is_the_scenarios_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "happening"),
+    ("text", "event"),
     [
         ("kill edge-3 at t=500 for 2s", Fault(FaultKind.KILL, "edge-3", 500, 2.0)),
         ("pause  broker at 80 for 0.5", Fault(FaultKind.PAUSE, "broker", 80, 0.5)),
@@ -339,14 +339,14 @@ def test_the_data_set_is_the_scenarios_own() -> None:
         ("scale 20 at t=300", Scale(20, 300)),
     ],
 )
-def test_faults_have_names(text: str, happening: object) -> None:
-    assert parse_happening(text) == happening
+def test_faults_have_names(text: str, event: object) -> None:
+    assert parse_fault_event(text) == event
 
 
 @pytest.mark.parametrize("text", ["", "kill", "kill data at 5", "kill cloud at 5 for 2s", "scale -1 at t=3"])
 def test_a_fault_that_nobody_knows_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="fault"):
-        parse_happening(text)
+        parse_fault_event(text)
 
 
 def test_the_tail_waits_for_whole_lines_of_the_new_run(tmp_path: Path) -> None:
@@ -364,11 +364,11 @@ def test_the_tail_waits_for_whole_lines_of_the_new_run(tmp_path: Path) -> None:
 
 
 def test_the_heart_beats_only_while_all_is_well(tmp_path: Path) -> None:
-    file, loop, well = tmp_path / "health", MemoryBroker(), [False]
-    health.beat(loop, lambda: well[0], {health.VARIABLE: str(file)})
+    file, loop, healthy = tmp_path / "health", MemoryBroker(), [False]
+    health.beat(loop, lambda: healthy[0], {health.VARIABLE: str(file)})
     loop.advance(10)
     assert not file.exists()
-    well[0] = True
+    healthy[0] = True
     loop.advance(10)
     assert file.exists()
 

@@ -72,7 +72,7 @@ def test_a_seeded_run_that_released_nothing_spoils_nothing(
         ledger.debit(RunId("b"), 1, b"gradient")
     document = stated(tmp_path, capsys)
     assert document["reproducible_noise"] is False
-    assert "What earlier runs released of the same records is counted in." not in document["words"]
+    assert "Releases of earlier runs on the same records are included." not in document["words"]
     assert "in this run" not in document["words"][0]
 
 

@@ -26,7 +26,7 @@ def summary_of(run: Talk, path: Path) -> dict[str, Any]:
     setting = Setting(run.scenario, world.dataset, world.model, [len(rows) for rows in world.rows])
     with RunDirectory(path) as directory:
         cloud = CloudRun(setting, run.service, run.service.channel, run.broker, directory)  # type: ignore[arg-type]
-        return record_cloud(cloud, name="r", reason="interrupted", engine="testbed")
+        return record_cloud(cloud, name="r", reason="interrupted", engine="network")
 
 
 def die(client: EdgeClient) -> None:

@@ -142,7 +142,7 @@ def test_earlier_runs_and_epochs_cut_short_are_counted() -> None:
 
 def test_a_large_epsilon_is_called_little_protection() -> None:
     statement = state_privacy([edge(0, 9, kind(GammaNorm(9.0), sampling=Sampling.WITH_REPLACEMENT))], DELTA)
-    assert "An ε of 10 or more protects little." in statement.words()
+    assert "An ε of 10 or more gives little protection." in statement.words()
 
 
 @pytest.mark.slow

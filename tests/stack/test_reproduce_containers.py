@@ -32,7 +32,7 @@ def test_the_testbed_runs_in_containers_and_leaves_none(engine: Any, tmp_path: P
     assert ours <= before
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Runs of the testbed (testbed) were containers on this machine." in page
-    assert "mapa testbed " in page
+    assert "mapa containers " in page
     rows = (tmp_path / "tables" / "testbed.csv").read_text(encoding="utf-8").splitlines()
     assert len(rows) == 3
     assert all(",containers," in row for row in rows[1:])

@@ -1,4 +1,4 @@
-"""mapa testbed: one command, a fleet of containers, faults by name."""
+"""mapa containers: one command, a fleet of containers, faults by name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> No
     words = [word for fault in faults for word in ("--fault", fault)]
     done = mapa(
         *(
-            "testbed",
+            "containers",
             str(scenario),
             "--set",
             "links=[{delay_ms = 20.0}]",
@@ -65,6 +65,6 @@ def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("fault", ["drown edge-1 at t=5", "scale 99 at t=5", "kill edge-6 at t=5"])
 def test_a_wrong_fault_is_refused_before_anything_starts(fault: str) -> None:
-    done = mapa("testbed", "quickstart", "--fault", fault)
+    done = mapa("containers", "quickstart", "--fault", fault)
     assert done.returncode == 2
     assert "fault" in done.stderr
