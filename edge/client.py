@@ -75,7 +75,7 @@ class EdgeClient:
     _line: Line = field(init=False)
     _events: deque[SessionEvent] = field(default_factory=deque)  # what the session is still to be told
     _telling: bool = False
-    _looked_at: int = -1  # the last sequence when `well` was last asked
+    _looked_at: int = -1  # the last sequence when `healthy` was last asked
 
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
@@ -121,7 +121,7 @@ class EdgeClient:
     def on_lost(self, reason: str) -> None:
         self._tell(Disconnected())
         if self.session.phase is not Phase.DONE:
-            self.say(f"{self.edge_id}: {reason}; connecting again")
+            self.say(f"{self.edge_id}: {reason}; reconnecting")
 
     def leave(self, reason: str) -> None:
         """Go on purpose."""
@@ -131,7 +131,7 @@ class EdgeClient:
         """End for a reason of our own; the cloud is told where it can be reached, lest it wait."""
         self._tell(GivenUp(code, text))
 
-    def well(self) -> bool:
+    def healthy(self) -> bool:
         """Tell whether this edge has made a gradient since it was last asked, or waits on purpose.
 
         For a model that the cloud has not begun to send, or for a cloud that says it is away; or it is done.
@@ -237,7 +237,7 @@ class EdgeClient:
         outcome = self._joining.renew(detail)
         if isinstance(outcome, IdentityRenewed):
             self.say(
-                f"{old}: its ledger was lost ({detail}); goes on as {self.edge_id}, on a shard that nobody has used"
+                f"{old}: its ledger was lost ({detail}); continuing as {self.edge_id} on an unused shard"
             )
             self._outbox.forget()
             self.inbox.forget()

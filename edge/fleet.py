@@ -185,7 +185,7 @@ class EdgeFleet:
 
     def _healthy(self) -> bool:
         """Tell whether every edge has made progress since it was last asked, or waits on purpose."""
-        verdicts = [client.well() for client in self.clients]  # all are asked: each keeps the answer
+        verdicts = [client.healthy() for client in self.clients]  # all are asked: each keeps the answer
         return all(verdicts)
 
     # -- ends -----------------------------------------------------------------------------------------

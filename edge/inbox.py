@@ -70,7 +70,7 @@ class Inbox:
         self.tell(presence)
         if before is None or before.online == presence.online or self.session.phase is Phase.DONE:
             return
-        back = "is back" if presence.online else "is away; waiting for it"
+        back = "is back" if presence.online else "is offline; waiting for it"
         self.say(f"{self.joining.edge_id}: the cloud {back}")
 
     def forget(self) -> None:
@@ -100,7 +100,7 @@ class Inbox:
         if answer.nonce != self.nonce:
             return None
         if answer.number > self.session.hellos:
-            raise RemoteProtocolError(f"welcome: number = {answer.number}: no such hello was said")
+            raise RemoteProtocolError(f"welcome: number = {answer.number}: no such hello was sent")
         self._check_sequence("welcome: last_sequence", answer.welcome.last_sequence)
         return answer
 
