@@ -11,7 +11,6 @@ from pathlib import Path
 from cloud.assembly import check_algorithm, server_for
 from cloud.evaluation import Evaluator
 from cloud.probe import SizeProbe
-from cloud.records import Records
 from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from common.datasets.catalogue import load_dataset
@@ -23,6 +22,7 @@ from common.models.model import Model
 from common.models.registry import make_model
 from common.quantities import RunId
 from common.randomness import new_incarnation, streams_for
+from common.records.recorder import Recorder
 from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario
 from common.transport.channel import Will
@@ -178,7 +178,7 @@ def open_cloud(
             elif topic == UNREAD:
                 service.dropped["packet"] += 1
 
-    records = Records(directory.journal if scenario.records.events else None)
+    records = Recorder(directory.journal if scenario.records.events else None, goes_on=True)
 
     def records_written() -> None:
         try:

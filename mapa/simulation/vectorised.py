@@ -52,7 +52,7 @@ def simulate_many(
         while rounds.done < last and rounds.running and not interrupted():
             rounds.stretch()
             if progress is not None:
-                progress(runs[0].tally)
+                progress(runs[0].records.tally)
         reason = "finished" if rounds.done >= last else "interrupted"
         return [
             run.outcome(*rounds.diverged.get(r, (rounds.x[r], rounds.done, reason)))
