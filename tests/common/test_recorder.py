@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.errors import RecordsError
 from common.messages import EdgeJoined, GradientApplied, GradientRefused
