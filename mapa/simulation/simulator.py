@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from cloud.assembly import server_for
+from cloud.assembly import begun, check_own_edges, server_for
 from common.errors import ConfigurationError
 from common.messages import (
     EdgeGone,
@@ -28,7 +28,7 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.quantities import EdgeId, Vector, is_finite
+from common.quantities import Vector, is_finite
 from common.records.journal import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Tally
@@ -119,13 +119,9 @@ def quiet_overflow() -> np.errstate:
 
 def check_world(world: World) -> None:
     """Refuse what no simulation could begin with, before anything is written."""
-    scenario = world.scenario
-    arrivals_for(scenario.delays, world.streams)
-    server = server_for(scenario, world.model, world.streams, edges_at_least=scenario.workers)
-    for k in range(scenario.workers):
-        scenario.law(k)
-        for effect in server.receive(Hello(edge_id=EdgeId(f"edge-{k}"))):
-            refuse_loudly(effect)
+    arrivals_for(world.scenario.delays, world.streams)
+    check_own_edges(world.scenario, world.model)
+    begun(world.scenario, world.model)
 
 
 def refuse_loudly(effect: Effect) -> None:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloud.algorithm import Algorithm, StepSchedule, Update, descend
-from cloud.assembly import algorithm_for, noised_slice
+from cloud.assembly import begin, first_model, own_moment
 from cloud.server import edge_joined
 from common.errors import ConfigurationError
 from common.messages import GradientApplied, SendModel
 from common.quantities import Vector, is_finite
-from common.randomness import Purpose
 from common.records.journal import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation
@@ -49,9 +48,9 @@ def simulate_synchronously(
     scenario, model = world.scenario, world.model
     workers = world.workers()
     count, rounds = len(workers), _rounds(world)
-    schedule = _schedule(world, workers)
+    schedule = _schedule(world, count)
     trip = drawn_trips(scenario.delays, world.streams)
-    x = model.initial(world.streams.at(0, Purpose.INITIAL_MODEL, 0))
+    x = first_model(model, world.streams)
     records, now = Recorder(journal), 0.0
     _joined(records, workers)
     due = scenario.evaluation.every or scenario.iterations
@@ -111,13 +110,10 @@ def _update(schedule: Algorithm, x: Vector, total: Vector, r: int, count: int) -
     return np.asarray(changed, np.float32), following
 
 
-def _schedule(world: World, workers: list[EdgeWorker]) -> Algorithm:
-    scenario, model, count = world.scenario, world.model, len(workers)
-    start, stop, _ = noised_slice(scenario, model).indices(model.dimension)
-    laws = [worker.recipe.law for worker in workers]
-    moment = max((law.relative_second_moment(stop - start) for law in laws if law is not None), default=0.0)
+def _schedule(world: World, count: int) -> Algorithm:
+    scenario = world.scenario
     problem = replace(scenario.problem, tau_max=0, sigma=scenario.problem.sigma / math.sqrt(count))
-    return algorithm_for(scenario).begin(problem, moment / count)
+    return begin(scenario, own_moment(scenario, world.model) / count, problem)
 
 
 def _joined(records: Recorder, workers: list[EdgeWorker]) -> None:
