@@ -33,7 +33,7 @@ def plan_for(world: World, laws: Sequence[NoiseLaw | None]) -> Plan:
     scenario, model = world.scenario, world.model
     check_plannable(world)
     check_own_edges(scenario, model)
-    schedule, last = begun(scenario, model), scenario.iterations
+    schedule, last, workers = begun(scenario, model), scenario.iterations, scenario.workers
     assert isinstance(schedule, StepSchedule)
     rates = np.zeros(last + 1)
     sensitivities = np.zeros(last + 2)
@@ -42,7 +42,7 @@ def plan_for(world: World, laws: Sequence[NoiseLaw | None]) -> Plan:
     for t in range(1, last + 1):
         sensitivities[t], stages[t] = schedule.sensitivity, schedule.stage
         rates[t] = schedule.learning_rate(t)
-        following = schedule.after(t, t - read_version(t, scenario.workers))
+        following = schedule.after(t, t - read_version(t, workers))
         if following.opened() is not schedule.opened() and t < last:
             openings[t + 1] = stage_opened(following, t + 1, reopened=False)
         schedule = following

@@ -111,6 +111,7 @@ class _Rounds:
         self.done = 0
         self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
         self.clips = [run.clips for run in runs]
+        self.per_sample = _places_of(self.clips, Clipping.PER_SAMPLE)
         self.rates = np.stack([run.plan.rates for run in runs])  # R × (T+1)
         self.sensitivities = np.stack([run.plan.sensitivities for run in runs])
         self.x: Matrix = np.stack([run.plan.first_model for run in runs])  # R × N
@@ -165,14 +166,15 @@ class _Rounds:
         if present is not None:
             d[~present] = 0  # and not d · 0, which may be NaN
         sensitivities = self._sensitivities(n, count)
-        per_sample = [r for r, clips in enumerate(self.clips) if clips is Clipping.PER_SAMPLE]
-        if per_sample:
-            bounds = (self.batch_size * sensitivities[per_sample, :, None] / 2).astype(np.float32)
+        per_sample = self.per_sample
+        if per_sample is not None:
+            bounds = (self.batch_size * sensitivities[per_sample][..., None] / 2).astype(np.float32)
             clipped = d[per_sample]
             norms = np.sqrt(np.vecdot(clipped, clipped)) * self.row_norms[rows[per_sample]]
             _null_what_is_not_finite(clipped, norms)
             clipped *= (bounds / np.maximum(norms, bounds))[..., None]
-            d[per_sample] = clipped
+            if clipped.base is None:  # chosen one by one, so it is a copy
+                d[per_sample] = clipped
         gradients: npt.NDArray[np.float32] = np.matmul(d.swapaxes(-1, -2), samples)
         gradients = gradients.reshape(*shape, self.model.dimension)
         gradients /= np.float32(self.batch_size)
@@ -211,6 +213,12 @@ class _Rounds:
                 rows[r, i, : len(batch)] = batch
                 present[r, i, : len(batch)] = True
         return rows, present
+
+
+def _places_of(clips: Sequence[Clipping | None], one: Clipping) -> slice | list[int] | None:
+    """Return which runs clip so: a slice, which copies nothing, where all do; None where none does."""
+    places = [r for r, how in enumerate(clips) if how is one]
+    return slice(None) if len(places) == len(clips) else places or None
 
 
 def _null_what_is_not_finite(vectors: npt.NDArray[np.float32], norms: npt.NDArray[np.float32]) -> None:

@@ -25,6 +25,7 @@ Matrix = npt.NDArray[np.float32]
 @dataclass(slots=True)
 class VectorisedRun:
     world: World
+    workers: int  # K; the scenario takes its time to say it
     plan: Plan
     laws: list[NoiseLaw | None]
     records: Recorder
@@ -39,6 +40,7 @@ class VectorisedRun:
         laws = [scenario.law(k) for k in range(scenario.workers)]
         run = cls(
             world,
+            scenario.workers,
             plan_for(world, laws),
             laws,
             Recorder(journal),
@@ -103,7 +105,7 @@ class VectorisedRun:
         plan, scenario = self.plan, self.world.scenario
         for i, x in enumerate(models):
             k, t = first + i, start + i
-            version = read_version(t, scenario.workers)
+            version = read_version(t, self.workers)
             fact = GradientApplied(
                 k,
                 EdgeId(f"edge-{k}"),
@@ -121,10 +123,12 @@ class VectorisedRun:
 
     def _count(self, first: int, n: int, start: int, count: int) -> None:
         """Record the same without a journal, which would tell in which order."""
-        stale = range(start - 1, start - 1 + count) if n == 1 else [self.world.scenario.workers - 1] * count
+        stale = range(start - 1, start - 1 + count) if n == 1 else [self.workers - 1] * count
         self.records.counted(first, n, start, stale)
+        openings = self.plan.openings
         for t in range(start + 1, start + count + 1):
-            self._open_stage(t)
+            if t in openings:
+                self._open_stage(t)
 
     def evaluate(self, x: Vector, t: int) -> None:
         self.records.evaluated(self.world.evaluator.evaluate(x, t, int(self.plan.stages[t])))
@@ -135,13 +139,13 @@ class VectorisedRun:
             self.records.fact(fact)
 
     def outcome(self, x: Vector, done: int, reason: str) -> Outcome:
-        workers, records = self.world.scenario.workers, self.records
+        records = self.records
         if not records.is_evaluated(done):
             self.evaluate(x, done)
         records.halted(done, reason)
-        releases = [records.tally.edges[k].applied + 1 for k in range(workers)]
+        releases = [records.tally.edges[k].applied + 1 for k in range(self.workers)]
         if reason in ("finished", "diverged"):
-            releases[(done - 1) % workers] -= 1  # the edge of the last update was told to halt
+            releases[(done - 1) % self.workers] -= 1  # the edge of the last update was told to halt
         return Outcome(tally=records.tally, x=x.copy(), releases=releases, reason=reason)
 
 
