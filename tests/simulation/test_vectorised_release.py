@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from common.datasets.dataset import Dataset, Samples
+from common.errors import ConfigurationError
 from common.models.linear import LogisticRegression, Softmax
 from common.quantities import Vector
 from mapa.simulation.simulator import simulate
 from mapa.simulation.vectorised import simulate_rounds
 from mapa.simulation.world import World
-from tests.core_support import SIDE, small_dataset, small_scenario
+from tests.core_support import SIDE, small_dataset, small_scenario, small_world
 
 
 class BegunLr(LogisticRegression):
@@ -69,3 +70,9 @@ def test_a_sample_whose_gradient_is_not_finite_counts_as_0_as_on_an_edge(clippin
     events, vectorised = simulate(world), simulate_rounds(world)
     assert (events.reason, vectorised.reason) == ("finished", "finished")
     np.testing.assert_array_equal(events.x, vectorised.x)
+
+
+def test_the_vectorised_engine_refuses_an_edge_below_the_floor_as_the_server_does() -> None:
+    privacy = {"noise": "exponential-norm", "epsilon": [1.0, 0.1], "epsilon_floor": 0.5}
+    with pytest.raises(ConfigurationError, match=r"edge-1 is refused .epsilon-floor.: epsilon = 0\.1"):
+        simulate_rounds(small_world(privacy=privacy))
