@@ -19,9 +19,10 @@ import pytest
 
 from common.datasets.catalogue import data_directory
 from mapa.brokers import Broker
-from tests.broker.test_run_command import environment, mapa
-from tests.broker.test_run_endings import eventually, only_run, trained
+from tests.broker.test_run_endings import only_run
 from tests.broker.testbed_support import PATIENCE, ROOT
+from tests.program_support import environment, eventually, journal_has
+from tests.program_support import run_mapa as mapa
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 LIMIT = 40_000  # bytes of a file
@@ -107,7 +108,7 @@ def test_what_a_killed_cloud_leaves_is_told_by_the_ledger_and_by_the_next_cloud(
 ) -> None:
     runs = tmp_path / "runs"
     with lab(mosquitto, tmp_path) as (cloud, _):
-        eventually(lambda: trained(runs), "an update")
+        eventually(lambda: journal_has(runs, '"gradient_applied"'), "an update")
         cloud.send_signal(signal.SIGKILL)
         cloud.wait(PATIENCE)
     killed = only_run(runs)
