@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import numpy as np
+
 from cloud.algorithm import Algorithm
 from cloud.server import CloudServer
-from cloud.terms import Terms
+from cloud.terms import BelowFloorError, Terms
 from common.errors import ConfigurationError
 from common.models.model import Model
-from common.noise import TAIL_NATS, Sampling
+from common.noise import TAIL_NATS, NoiseLaw, Sampling
+from common.problem import Problem
+from common.quantities import Vector
 from common.randomness import CounterStreams, Purpose
+from common.scenario.parts import noised_dimension
 from common.scenario.scenario import Scenario
 
 _WAITING_GRADIENTS = 1 << 28  # bytes; before the first update an edge may send any number of them
-
-
-def noised_slice(scenario: Scenario, model: Model) -> slice:
-    """Return the coordinates that η covers."""
-    return model.first_layer if scenario.privacy.scope == "first-conv" else slice(0, model.dimension)
 
 
 def fifo_capacity(workers: int, dimension: int) -> int:
@@ -29,7 +29,6 @@ def fifo_capacity(workers: int, dimension: int) -> int:
 
 def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms:
     privacy = scenario.privacy
-    start, stop, _ = noised_slice(scenario, model).indices(model.dimension)
     return Terms(
         edges=scenario.workers,
         iterations=scenario.iterations,
@@ -37,7 +36,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         noise=privacy.noise,
         epsilons=tuple(privacy.epsilon or ()),
         noise_multipliers=tuple(privacy.noise_multiplier or ()),
-        noised_dimension=stop - start,
+        noised_dimension=noised_dimension(scenario, model),
         epsilon_floor=privacy.epsilon_floor,
         noise_multiplier_ceiling=privacy.noise_multiplier_ceiling or float("inf"),
         edges_at_least=edges_at_least,
@@ -63,9 +62,9 @@ def algorithm_for(scenario: Scenario) -> Algorithm:
     return made
 
 
-def _begin(scenario: Scenario, moment: float) -> Algorithm:
+def begin(scenario: Scenario, moment: float, problem: Problem | None = None) -> Algorithm:
     """Let the algorithm begin; a private one must ask for a bound that noise can follow."""
-    begun = algorithm_for(scenario).begin(scenario.problem, moment)
+    begun = algorithm_for(scenario).begin(problem or scenario.problem, moment)
     if scenario.private and not begun.sensitivity > 0:
         raise ConfigurationError(
             f"algorithm.name = {scenario.algorithm.name!r}: is private, so ΔS = {begun.sensitivity} must be"
@@ -74,12 +73,36 @@ def _begin(scenario: Scenario, moment: float) -> Algorithm:
     return begun
 
 
-def check_algorithm(scenario: Scenario, model: Model) -> None:
-    """Raise ConfigurationError where the algorithm cannot begin with the scenario's own noise."""
-    start, stop, _ = noised_slice(scenario, model).indices(model.dimension)
+def begun(scenario: Scenario, model: Model) -> Algorithm:
+    """Return the algorithm at t = 1 with the scenario's own edges; ConfigurationError where it cannot begin."""
+    return begin(scenario, own_moment(scenario, model))
+
+
+def own_moment(scenario: Scenario, model: Model) -> float:
+    """Return v, the largest v_k of the scenario's own edges."""
     laws = {scenario.law(k) for k in range(scenario.workers)}
-    moments = [law.relative_second_moment(stop - start) for law in laws if law is not None]
-    _begin(scenario, max(moments, default=0.0))
+    dimension = noised_dimension(scenario, model)
+    return max((law.relative_second_moment(dimension) for law in laws if law is not None), default=0.0)
+
+
+def check_own_edges(scenario: Scenario, model: Model) -> None:
+    """Raise ConfigurationError where a limit of the run refuses one of the scenario's own edges."""
+    terms = terms_for(scenario, model, edges_at_least=1)
+    borne: set[NoiseLaw] = set()
+    for k in range(scenario.workers):
+        law = scenario.law(k)
+        if law is None or law in borne:
+            continue
+        try:
+            terms.moment(law)
+        except BelowFloorError as error:
+            raise ConfigurationError(f"edge-{k} is refused (epsilon-floor): {error}") from error
+        borne.add(law)
+
+
+def first_model(model: Model, streams: CounterStreams) -> Vector:
+    """Return x₁."""
+    return np.array(model.initial(streams.at(0, Purpose.INITIAL_MODEL, 0)), dtype=np.float32)
 
 
 def server_for(
@@ -93,7 +116,7 @@ def server_for(
     """Return a cloud at t = 1 that waits for hellos; on a wire it needs an incarnation, new or the run's own."""
     return CloudServer(
         terms=terms_for(scenario, model, edges_at_least=edges_at_least),
-        model=model.initial(streams.at(0, Purpose.INITIAL_MODEL, 0)),
-        begin=partial(_begin, scenario),
+        model=first_model(model, streams),
+        begin=partial(begin, scenario),
         incarnation=incarnation,
     )

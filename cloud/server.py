@@ -209,14 +209,14 @@ class CloudServer:
             if larger:
                 account.reopenings += 1
                 self.schedule = self.schedule.with_moment(self.moment, self.t)
-                yield from self.stage_opened(reopened=True)
+                yield from self._stage_opened(reopened=True)
             yield self._send(account)
         elif len(self.edges) >= self.terms.edges_at_least:
             yield from self._first_stage()
 
     def _first_stage(self) -> Iterator[Effect]:
         self.schedule = self.begin(self.moment)
-        yield from self.stage_opened(reopened=False)
+        yield from self._stage_opened(reopened=False)
         for waiting in self.edges.values():
             yield self._send(waiting)
         yield from self._drain()
@@ -346,7 +346,7 @@ class CloudServer:
         if following is not schedule:
             self.stage = following.stage
             if following.opened() is not schedule.opened():
-                effects += self.stage_opened(reopened=False)
+                effects += self._stage_opened(reopened=False)
         effects.append(self._send(account))
 
     def _send(self, account: EdgeAccount) -> SendModel:
@@ -365,24 +365,31 @@ class CloudServer:
             self.incarnation,
         )
 
-    def stage_opened(self, *, reopened: bool) -> Iterator[StageOpened]:
+    def _stage_opened(self, *, reopened: bool) -> Iterator[StageOpened]:
         schedule = self.schedule
-        if schedule is None:
-            return
+        assert schedule is not None
         self.stage = schedule.stage
-        stage = schedule.opened()
-        if stage is not None:
-            yield StageOpened(
-                stage=stage.index,
-                t=self.t,
-                sensitivity=stage.sensitivity,
-                variance=stage.variance,
-                p=stage.p,
-                learning_rate=stage.learning_rate,
-                length=stage.length,
-                tau_max=stage.tau_max,
-                reopened=reopened,
-            )
+        fact = stage_opened(schedule, self.t, reopened=reopened)
+        if fact is not None:
+            yield fact
+
+
+def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened | None:
+    """State the stage that opens before update t; None: the algorithm has no stages."""
+    stage = schedule.opened()
+    if stage is None:
+        return None
+    return StageOpened(
+        stage=stage.index,
+        t=t,
+        sensitivity=stage.sensitivity,
+        variance=stage.variance,
+        p=stage.p,
+        learning_rate=stage.learning_rate,
+        length=stage.length,
+        tau_max=stage.tau_max,
+        reopened=reopened,
+    )
 
 
 def edge_joined(index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool) -> EdgeJoined:

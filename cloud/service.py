@@ -13,7 +13,6 @@ from typing import assert_never
 from cloud.contacts import Contacts
 from cloud.evaluation import Evaluator
 from cloud.lives import Lives
-from cloud.records import Records
 from cloud.server import CloudServer
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.messages import (
@@ -32,6 +31,7 @@ from common.messages import (
     Welcome,
 )
 from common.quantities import RunId, is_finite
+from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
 from common.transport.channel import Channel, Loop, Timer
@@ -85,7 +85,7 @@ class CloudService:
     evaluator: Evaluator
     channel: Channel
     loop: Loop
-    records: Records = field(default_factory=Records)
+    records: Recorder = field(default_factory=lambda: Recorder(goes_on=True))
     on_records: Callable[[], None] = lambda: None  # after each batch of records: a view may look
     say: Callable[[str], None] = print  # a line for the operator
     gather: float | None = None  # seconds without a new hello after which the training begins; None: never
@@ -400,8 +400,7 @@ class CloudService:
         """After the halt: evaluate x_{T+1} unless that is done, then end the loop."""
         if self._evaluating:
             return
-        last = self.tally.evaluations[-1].updates if self.tally.evaluations else -1
-        if last != self.server.updates:
+        if not self.records.is_evaluated(self.server.updates):
             server = self.server
             self._evaluate(EvaluationDue(server.updates, server.stage, server.result.copy()))
             return
@@ -409,7 +408,7 @@ class CloudService:
             if self._halt.reason == "finished" and not math.isfinite(self.tally.evaluations[-1]["loss"]):
                 self._halt = replace(self._halt, reason="diverged")  # x is finite, and useless
                 self._retain(halt_topic(self.run), encode_halt(self._halt))
-            self.records.halted(self._halt, self.loop.now())
+            self.records.halted(self._halt.updates, self._halt.reason, self.loop.now())
         self._over = True
         self.announce()
         self.evaluations.shutdown(wait=False)

@@ -2,20 +2,63 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
 from common.models.model import Model
 from common.noise import Clipping, NoiseLaw, Sampling
+from common.quantities import Indices
+from common.scenario.parts import noised_slice
 from common.scenario.scenario import Scenario
+from edge.shards import SHARED, all_shards, check_shards, shard_rows
 from edge.worker import Recipe
+
+
+class Cut(TypedDict):
+    """How the data are dealt."""
+
+    partition: str
+    edges: int
+    seed: int
+    alpha: float
+    labels_per_edge: int
+
+
+def cut_for(scenario: Scenario) -> Cut:
+    """Return how a scenario deals its data; one worker alone holds all of them."""
+    data, workers = scenario.data, scenario.workers
+    return Cut(
+        partition=data.partition if workers > 1 else SHARED,
+        edges=workers,
+        seed=scenario.seed or 0,
+        alpha=data.alpha,
+        labels_per_edge=data.labels_per_edge,
+    )
+
+
+def shards_for(scenario: Scenario, labels: npt.NDArray[np.int64]) -> list[Indices]:
+    """Return shard k of K for each k; ConfigurationError where no batch can be drawn from one."""
+    shards = all_shards(labels, **cut_for(scenario))
+    check_shards([len(rows) for rows in shards], scenario.batch_size, Sampling(scenario.data.sampler))
+    return shards
+
+
+def shard_for(scenario: Scenario, labels: npt.NDArray[np.int64], index: int) -> Indices:
+    """Return shard k of K; ConfigurationError where no batch can be drawn from it."""
+    rows = shard_rows(labels, index=index, **cut_for(scenario))
+    check_shards([len(rows)], scenario.batch_size, Sampling(scenario.data.sampler))
+    return rows
 
 
 def recipe_for(scenario: Scenario, model: Model, law: NoiseLaw | None) -> Recipe:
     """Return how this edge makes a release; `law` is its own where it has one."""
-    first = scenario.privacy.scope == "first-conv"
     return Recipe(
         batch_size=scenario.batch_size,
         sampling=Sampling(scenario.data.sampler),
         clipping=Clipping(scenario.privacy.clipping),
         law=law,
-        noised=model.first_layer if first else slice(0, model.dimension),
+        noised=noised_slice(scenario, model),
         regularization=scenario.model.regularization,
     )

@@ -10,21 +10,18 @@ import numpy as np
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.dataset import Dataset
-from common.datasets.holdout import with_holdout
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
-from common.models.registry import make_model
-from common.noise import Sampling
 from common.quantities import RunId
 from common.randomness import streams_for
+from common.scenario.parts import dataset_for, model_for
 from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
 from common.wire.codec import Admission
-from edge.assembly import recipe_for
+from edge.assembly import recipe_for, shard_for
 from edge.ledger import Account, Ledger, ShardIdentity
 from edge.memory import check_model, check_pixels
 from edge.policy import OperatorPolicy, Proposal, check_code, law_for, permit
-from edge.shards import check_shards, shard_rows
 from edge.worker import EdgeWorker, Shard
 
 
@@ -50,18 +47,9 @@ def prepare(
         raise ConfigurationError(
             f"welcome: edges = {shards}: must be {scenario.workers}, as its scenario says"
         )
-    dataset = with_holdout(load(scenario.data.set), scenario.data.holdout)
+    dataset = dataset_for(scenario, load)
     check_sizes(scenario, len(dataset.train))
-    rows = shard_rows(
-        dataset.train.labels,
-        partition=scenario.data.partition if shards > 1 else "shared",
-        edges=shards,
-        index=index,
-        seed=admission.seed or 0,
-        alpha=scenario.data.alpha,
-        labels_per_edge=scenario.data.labels_per_edge,
-    )
-    check_shards([len(rows)], scenario.batch_size, Sampling(scenario.data.sampler))
+    rows = shard_for(scenario, dataset.train.labels, index)
     law = law_for(policy, scenario.law(index))
     kind = ReleaseKind(law, scenario.mechanism, len(rows))
     dealt = identity(scenario, dataset, shards, index)
@@ -79,7 +67,7 @@ def prepare(
     images, labels = dataset.train.pixels(rows), dataset.train.labels[rows]
     shape, classes = dataset.shape, dataset.classes
     del dataset  # the shard is all that an edge keeps; a model may need the room at once
-    model = make_model(scenario.model.name, shape=shape, classes=classes, options=scenario.model.options)
+    model = model_for(scenario, shape, classes)
     check_model(scenario, model, images)
     ledger.open(account, replace_budget=policy.replace_budget)
     shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))

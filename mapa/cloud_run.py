@@ -6,23 +6,19 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from cloud.assembly import check_algorithm, server_for
-from cloud.evaluation import Evaluator
+from cloud.assembly import begun, server_for
 from cloud.probe import SizeProbe
-from cloud.records import Records
 from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from common.datasets.catalogue import load_dataset
-from common.datasets.dataset import Dataset
-from common.datasets.holdout import with_holdout
 from common.errors import ConfigurationError, RecordsError, RemoteProtocolError
 from common.health import beat
-from common.models.model import Model
-from common.models.registry import make_model
 from common.quantities import RunId
 from common.randomness import new_incarnation, streams_for
+from common.records.recorder import Recorder
 from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario
 from common.transport.channel import Will
@@ -33,9 +29,8 @@ from common.transport.routing import UNREAD, RetainedMessageError
 from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
 from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, WELCOME_LIMIT, bounded, packet_limit
-from mapa.budget import calibrated
 from mapa.live import View
-from mapa.simulation.world import deal
+from mapa.run_parts import RunParts, assemble
 
 EXIT_CODES = {"finished": 0, "no-budget": 3, "interrupted": 130}
 _ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
@@ -44,13 +39,8 @@ _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart t
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """A scenario with its data and model loaded, before anything connects."""
-
-    scenario: Scenario
-    dataset: Dataset
-    model: Model
-    shard_sizes: list[int]  # n_k
+class Setting(RunParts):
+    """The parts of a run on a network, before anything connects."""
 
     @classmethod
     def of(cls, scenario: Scenario, data_dir: Path) -> Setting:
@@ -58,17 +48,9 @@ class Setting:
             raise ConfigurationError(
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
-        dataset = with_holdout(load_dataset(scenario.data.set, data_dir), scenario.data.holdout)
-        model = make_model(
-            scenario.model.name,
-            shape=dataset.shape,
-            classes=dataset.classes,
-            options=scenario.model.options,
-        )
-        sizes = [len(shard) for shard in deal(scenario, dataset)]
-        scenario = calibrated(scenario, sizes)
-        check_algorithm(scenario, model)
-        return cls(scenario, dataset, model, sizes)
+        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir))
+        begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
+        return cls(parts.scenario, parts.dataset, parts.model, parts.rows)
 
     @property
     def payload_bytes(self) -> int:
@@ -178,7 +160,7 @@ def open_cloud(
             elif topic == UNREAD:
                 service.dropped["packet"] += 1
 
-    records = Records(directory.journal if scenario.records.events else None)
+    records = Recorder(directory.journal if scenario.records.events else None, goes_on=True)
 
     def records_written() -> None:
         try:
@@ -203,7 +185,7 @@ def open_cloud(
         run=run,
         scenario=scenario,
         server=server,
-        evaluator=Evaluator.of(setting.model, setting.dataset.test, scenario.model.regularization),
+        evaluator=setting.new_evaluator(),
         channel=channel,
         loop=loop,
         records=records,

@@ -68,8 +68,14 @@ def record_simulation(
     elif engine != "events":
         check_vectorised([world], blocks=engine == "block")
     with open_records(runs / new_run_id(name)) as directory:
-        sizes = [len(rows) for rows in world.rows]
-        write_manifest(directory, scenario, world.dataset, name=name, engine=engine, shard_sizes=sizes)
+        write_manifest(
+            directory,
+            scenario,
+            world.dataset,
+            name=name,
+            engine=engine,
+            shard_sizes=world.shard_sizes,
+        )
         journal = directory.journal if scenario.records.events else None
         began = time.perf_counter()
         if engine == "events":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -77,6 +77,20 @@ class Tally:
             self.refused[fact.reason] += 1
         elif isinstance(fact, StageOpened):
             self.stages.append(asdict(fact))
+
+    def counted(self, first: int, sequence: int, start: int, staleness: Sequence[int]) -> None:
+        """Add what GradientApplied of edges first, first+1, … at updates start, start+1, … would."""
+        if not staleness:
+            return
+        self.updates = start + len(staleness) - 1
+        self.staleness.update(staleness)
+        for k, stale in enumerate(staleness, first):
+            edge = self.edges[k]
+            edge.applied += 1
+            edge.last_sequence = sequence
+            edge.staleness_sum += stale
+            if stale > edge.staleness_max:
+                edge.staleness_max = stale
 
     def _forget_former_shard(self, joined: EdgeJoined) -> None:
         """Drop the row of a shard that was dealt anew before anything was applied from there."""

@@ -89,7 +89,7 @@ def serve_cloud(segment: Segment, broker: BrokerAddress, fleet: BenchFleet, dire
     scenario = bench_scenario(segment.edges, segment.updates)
     nothing = Samples(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
     dataset = Dataset("none", (1, 1), 1, nothing, nothing, "none")
-    setting = Setting(scenario, dataset, StubModel(segment.dimension), [12] * segment.edges)
+    setting = Setting(scenario, dataset, StubModel(segment.dimension), [np.arange(12)] * segment.edges)
     with (
         RunDirectory(directory / segment.run) as records,
         open_cloud(

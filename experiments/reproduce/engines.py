@@ -19,6 +19,7 @@ from common.randomness import streams_for
 from common.records.journal import Journal
 from common.records.tally import Evaluation, finite_or_none
 from common.scenario.scenario import Scenario, parse_welcome
+from edge.assembly import shards_for
 from experiments.reproduce.attacks import attack_cells
 from experiments.reproduce.points import Point
 from experiments.reproduce.results import Result
@@ -27,7 +28,7 @@ from mapa.budget import calibrated
 from mapa.simulation.simulator import Outcome, simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_many
-from mapa.simulation.world import World, deal
+from mapa.simulation.world import World
 
 _BINS = 150  # of the gradient norms over the iterations
 
@@ -88,7 +89,7 @@ def world_for(scenario: Scenario, data_dir: Path) -> World:
     pool = _pool(
         f"{scenario.data.set} {scenario.data.holdout}", scenario.model.model_dump_json(), data_dir, scenario
     )
-    rows = deal(scenario, pool.dataset)
+    rows = shards_for(scenario, pool.dataset.train.labels)
     sizes = [len(shard) for shard in rows]
     if scenario.private and scenario.privacy.total_epsilon is not None:
         z = _noise_multiplier(_account(scenario), min(sizes))

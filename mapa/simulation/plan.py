@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cloud.algorithm import StepSchedule
-from cloud.assembly import algorithm_for, server_for
+from cloud.assembly import algorithm_for, begun, check_own_edges, first_model
+from cloud.server import edge_joined, stage_opened
 from common.errors import ConfigurationError
-from common.messages import EdgeJoined, Hello, StageOpened
+from common.messages import EdgeJoined, StageOpened
 from common.noise import NoiseLaw
 from common.quantities import EdgeId, Vector
 from mapa.simulation.world import World
@@ -28,34 +29,31 @@ class Plan:
 
 
 def plan_for(world: World, laws: Sequence[NoiseLaw | None]) -> Plan:
-    """Let the real server admit the edges, then walk its schedule to T."""
-    scenario = world.scenario
-    workers = scenario.workers
+    """Let the algorithm begin as the server would, then walk it to T."""
+    scenario, model = world.scenario, world.model
     check_plannable(world)
-    server = server_for(scenario, world.model, world.streams, edges_at_least=len(laws))
-    facts = [
-        effect
-        for k in range(len(laws))
-        for effect in server.receive(Hello(edge_id=EdgeId(f"edge-{k}")))
-        if isinstance(effect, EdgeJoined | StageOpened)
-    ]
-    schedule, last = server.schedule, scenario.iterations
+    check_own_edges(scenario, model)
+    schedule, last, workers = begun(scenario, model), scenario.iterations, scenario.workers
     assert isinstance(schedule, StepSchedule)
     rates = np.zeros(last + 1)
     sensitivities = np.zeros(last + 2)
     stages = np.ones(last + 2, np.int64)
-    openings = {fact.t: fact for fact in facts if isinstance(fact, StageOpened)}
+    openings = {1: stage_opened(schedule, 1, reopened=False)}
     for t in range(1, last + 1):
         sensitivities[t], stages[t] = schedule.sensitivity, schedule.stage
         rates[t] = schedule.learning_rate(t)
         following = schedule.after(t, t - read_version(t, workers))
         if following.opened() is not schedule.opened() and t < last:
-            server.schedule, server.t = following, t + 1
-            for fact in server.stage_opened(reopened=False):
-                openings[fact.t] = fact
+            openings[t + 1] = stage_opened(following, t + 1, reopened=False)
         schedule = following
-    joins = [fact for fact in facts if isinstance(fact, EdgeJoined)]
-    return Plan(server.model, rates.astype(np.float32), sensitivities, stages, joins, openings)
+    return Plan(
+        first_model(model, world.streams),
+        rates.astype(np.float32),
+        sensitivities,
+        stages,
+        [edge_joined(k, EdgeId(f"edge-{k}"), 1, law, returned=False) for k, law in enumerate(laws)],
+        {t: fact for t, fact in openings.items() if fact is not None},
+    )
 
 
 def read_version(t: int, workers: int) -> int:

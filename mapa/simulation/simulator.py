@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from cloud.assembly import server_for
+from cloud.assembly import begun, check_own_edges, server_for
 from common.errors import ConfigurationError
 from common.messages import (
     EdgeGone,
@@ -28,8 +28,9 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.quantities import EdgeId, Vector, is_finite
+from common.quantities import Vector, is_finite
 from common.records.journal import Journal
+from common.records.recorder import Recorder
 from common.records.tally import Tally
 from mapa.simulation.delays import arrivals_for
 from mapa.simulation.world import World
@@ -68,8 +69,8 @@ def simulate(
                 run.now = when
             for effect in run.server.receive(arrived):
                 run.perform(effect)
-            if progress is not None and run.tally.updates % progress_every == 0:
-                progress(run.tally)
+            if progress is not None and run.records.tally.updates % progress_every == 0:
+                progress(run.records.tally)
         if run.halt is None and interrupted():
             run.stop("interrupted")
         return run.outcome()
@@ -118,13 +119,9 @@ def quiet_overflow() -> np.errstate:
 
 def check_world(world: World) -> None:
     """Refuse what no simulation could begin with, before anything is written."""
-    scenario = world.scenario
-    arrivals_for(scenario.delays, world.streams)
-    server = server_for(scenario, world.model, world.streams, edges_at_least=scenario.workers)
-    for k in range(scenario.workers):
-        scenario.law(k)
-        for effect in server.receive(Hello(edge_id=EdgeId(f"edge-{k}"))):
-            refuse_loudly(effect)
+    arrivals_for(world.scenario.delays, world.streams)
+    check_own_edges(world.scenario, world.model)
+    begun(world.scenario, world.model)
 
 
 def refuse_loudly(effect: Effect) -> None:
@@ -138,18 +135,21 @@ class _Simulation:
 
     def __init__(self, world: World, journal: Journal | None) -> None:
         self.world = world
-        self.journal = journal
+        self.records = Recorder(journal)
         self.workers = world.workers()
         if world.scenario.records.diagnostics and journal is not None:
             for worker in self.workers:
-                worker.diagnose = partial(self.diagnosed, worker.index)
+                worker.diagnose = partial(self.records.diagnosed, worker.index)
         self.by_id = {worker.edge_id: worker for worker in self.workers}
         self.server = server_for(world.scenario, world.model, world.streams, edges_at_least=len(self.workers))
         self.arrivals = arrivals_for(world.scenario.delays, world.streams)
         self.timed = world.scenario.delays.kind != "cyclic"
-        self.tally = Tally()
         self.now = 0.0
         self.halt: Halt | None = None
+
+    @property
+    def clock(self) -> float | None:
+        return self.now if self.timed else None
 
     def begin(self) -> None:
         for worker in self.workers:
@@ -161,9 +161,7 @@ class _Simulation:
             case SendModel():
                 self.serve(effect)
             case GradientApplied() | StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
-                self.tally.observe(effect)
-                if self.journal is not None:
-                    self.journal.fact(effect, self.now if self.timed else None)
+                self.records.fact(effect, self.clock)
             case EvaluationDue():
                 self.evaluate(effect.model, effect.updates, effect.stage)
             case Halt():
@@ -190,28 +188,19 @@ class _Simulation:
         for effect in self.server.halt(reason):
             self.perform(effect)
 
-    def diagnosed(self, edge: int, n: int, norm: float) -> None:
-        """Record ‖g‖ before clipping and noise; only where the scenario asks for it in so many words."""
-        if self.journal is not None:
-            self.journal.write("diagnostic", {"edge": edge, "sequence": n, "gradient_norm": norm})
-
     def evaluate(self, x: Vector, updates: int, stage: int) -> None:
-        evaluation = self.world.evaluator.evaluate(x, updates, stage)
-        self.tally.evaluated(evaluation)
-        if self.journal is not None:
-            self.journal.evaluated(evaluation, self.now if self.timed else None)
+        self.records.evaluated(self.world.evaluator.evaluate(x, updates, stage), self.clock)
 
     def outcome(self) -> Outcome:
-        server, evaluations = self.server, self.tally.evaluations
-        if not evaluations or evaluations[-1].updates != server.updates:
+        server, records = self.server, self.records
+        if not records.is_evaluated(server.updates):
             self.evaluate(server.result, server.updates, server.stage)
         reason = self.halt.reason if self.halt is not None else "no-gradients"
-        if self.journal is not None:
-            self.journal.write("halted", {"t": server.updates, "reason": reason})
+        records.halted(server.updates, reason)
         return Outcome(
-            tally=self.tally,
+            tally=records.tally,
             x=server.result,
             releases=[worker.sequence for worker in self.workers],
             reason=reason,
-            virtual_seconds=self.now if self.timed else None,
+            virtual_seconds=self.clock,
         )

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloud.algorithm import Algorithm, StepSchedule, Update, descend
-from cloud.assembly import algorithm_for, noised_slice
+from cloud.assembly import begin, first_model, own_moment
 from cloud.server import edge_joined
 from common.errors import ConfigurationError
-from common.messages import Fact, GradientApplied, SendModel
+from common.messages import GradientApplied, SendModel
 from common.quantities import Vector, is_finite
-from common.randomness import Purpose
 from common.records.journal import Journal
-from common.records.tally import Evaluation, Tally
+from common.records.recorder import Recorder
+from common.records.tally import Evaluation
 from edge.worker import EdgeWorker
 from mapa.simulation.delays import drawn_trips
 from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
@@ -48,11 +48,11 @@ def simulate_synchronously(
     scenario, model = world.scenario, world.model
     workers = world.workers()
     count, rounds = len(workers), _rounds(world)
-    schedule = _schedule(world, workers)
+    schedule = _schedule(world, count)
     trip = drawn_trips(scenario.delays, world.streams)
-    x = model.initial(world.streams.at(0, Purpose.INITIAL_MODEL, 0))
-    sheet = _Sheet(world, journal)
-    sheet.joined(workers)
+    x = first_model(model, world.streams)
+    records, now = Recorder(journal), 0.0
+    _joined(records, workers)
     due = scenario.evaluation.every or scenario.iterations
     r, reason = 0, "finished"
     with interrupt_between_events() as interrupted, quiet_overflow():
@@ -62,26 +62,27 @@ def simulate_synchronously(
             for worker in workers:
                 sent = SendModel(worker.edge_id, r, schedule.sensitivity, r - 1, x)
                 total += worker.receive(sent).gradient
-            sheet.now += max(sum(trip(k, r)) for k in range(count))
-            sheet.applied(workers, r, schedule)
+            now += max(sum(trip(k, r)) for k in range(count))
+            _applied(records, workers, r, schedule, now)
             x, following = _update(schedule, x, total, r, count)
             if r * count >= due or r == rounds:
-                sheet.evaluate(following.result(x), r * count, schedule.stage)
+                seen = world.evaluator.evaluate(following.result(x), r * count, schedule.stage)
+                records.evaluated(seen, now)
                 due += scenario.evaluation.every or scenario.iterations
             schedule = following
             if progress is not None:
-                progress(sheet.tally)
+                progress(records.tally)
         if not is_finite(x):
             reason = "diverged"
         elif r < rounds:
             reason = "interrupted"
-        if not sheet.tally.evaluations or sheet.tally.evaluations[-1].updates != r * count:
-            sheet.evaluate(schedule.result(x), r * count, schedule.stage)
-    if journal is not None:
-        journal.write("halted", {"t": r * count, "reason": reason})
+        if not records.is_evaluated(r * count):
+            seen = world.evaluator.evaluate(schedule.result(x), r * count, schedule.stage)
+            records.evaluated(seen, now)
+    records.halted(r * count, reason)
     releases = [worker.sequence for worker in workers]
-    outcome = Outcome(sheet.tally, schedule.result(x), releases, reason, virtual_seconds=sheet.now)
-    return Rounds(outcome, sheet.seconds, r)
+    outcome = Outcome(records.tally, schedule.result(x), releases, reason, virtual_seconds=now)
+    return Rounds(outcome, records.seconds, r)
 
 
 def check_synchronous(world: World) -> None:
@@ -109,43 +110,21 @@ def _update(schedule: Algorithm, x: Vector, total: Vector, r: int, count: int) -
     return np.asarray(changed, np.float32), following
 
 
-def _schedule(world: World, workers: list[EdgeWorker]) -> Algorithm:
-    scenario, model, count = world.scenario, world.model, len(workers)
-    start, stop, _ = noised_slice(scenario, model).indices(model.dimension)
-    laws = [worker.recipe.law for worker in workers]
-    moment = max((law.relative_second_moment(stop - start) for law in laws if law is not None), default=0.0)
+def _schedule(world: World, count: int) -> Algorithm:
+    scenario = world.scenario
     problem = replace(scenario.problem, tau_max=0, sigma=scenario.problem.sigma / math.sqrt(count))
-    return algorithm_for(scenario).begin(problem, moment / count)
+    return begin(scenario, own_moment(scenario, world.model) / count, problem)
 
 
-class _Sheet:
-    """Tally, journal and clock of the rounds."""
+def _joined(records: Recorder, workers: list[EdgeWorker]) -> None:
+    for worker in workers:
+        joined = edge_joined(worker.index, worker.edge_id, 1, worker.recipe.law, returned=False)
+        records.fact(joined, 0.0)
 
-    def __init__(self, world: World, journal: Journal | None) -> None:
-        self.tally, self.journal = Tally(), journal
-        self.now = 0.0
-        self.seconds: list[float] = []
-        self._evaluator = world.evaluator
 
-    def joined(self, workers: list[EdgeWorker]) -> None:
-        for worker in workers:
-            self._fact(edge_joined(worker.index, worker.edge_id, 1, worker.recipe.law, returned=False))
-
-    def applied(self, workers: list[EdgeWorker], r: int, schedule: Algorithm) -> None:
-        """Record the K gradients of round r, none of them stale."""
-        for k, worker in enumerate(workers):
-            t = (r - 1) * len(workers) + k + 1
-            made = (schedule.stage, schedule.sensitivity)
-            self._fact(GradientApplied(worker.index, worker.edge_id, worker.sequence, r, t, 0, *made))
-
-    def evaluate(self, x: Vector, updates: int, stage: int) -> None:
-        evaluation = self._evaluator.evaluate(x, updates, stage)
-        self.tally.evaluated(evaluation)
-        self.seconds.append(self.now)
-        if self.journal is not None:
-            self.journal.evaluated(evaluation, self.now)
-
-    def _fact(self, fact: Fact) -> None:
-        self.tally.observe(fact)
-        if self.journal is not None:
-            self.journal.fact(fact, self.now)
+def _applied(records: Recorder, workers: list[EdgeWorker], r: int, schedule: Algorithm, now: float) -> None:
+    """Record the K gradients of round r, none of them stale."""
+    for k, worker in enumerate(workers):
+        t = (r - 1) * len(workers) + k + 1
+        made = (schedule.stage, schedule.sensitivity)
+        records.fact(GradientApplied(worker.index, worker.edge_id, worker.sequence, r, t, 0, *made), now)

@@ -7,6 +7,7 @@ With the same random numbers the two agree to float32's rounding; `block` stream
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,7 +53,7 @@ def simulate_many(
         while rounds.done < last and rounds.running and not interrupted():
             rounds.stretch()
             if progress is not None:
-                progress(runs[0].tally)
+                progress(runs[0].records.tally)
         reason = "finished" if rounds.done >= last else "interrupted"
         return [
             run.outcome(*rounds.diverged.get(r, (rounds.x[r], rounds.done, reason)))
@@ -110,6 +111,7 @@ class _Rounds:
         self.done = 0
         self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
         self.clips = [run.clips for run in runs]
+        self.per_sample = _places_of(self.clips, Clipping.PER_SAMPLE)
         self.rates = np.stack([run.plan.rates for run in runs])  # R × (T+1)
         self.sensitivities = np.stack([run.plan.sensitivities for run in runs])
         self.x: Matrix = np.stack([run.plan.first_model for run in runs])  # R × N
@@ -162,13 +164,17 @@ class _Rounds:
         scores = np.matmul(samples, weights.swapaxes(-1, -2))
         d = self.model.score_gradient(scores, self.targets[rows])
         if present is not None:
-            d *= present[..., None]
+            d[~present] = 0  # and not d · 0, which may be NaN
         sensitivities = self._sensitivities(n, count)
-        per_sample = [r for r, clips in enumerate(self.clips) if clips is Clipping.PER_SAMPLE]
-        if per_sample:
-            bounds = (self.batch_size * sensitivities[per_sample, :, None] / 2).astype(np.float32)
-            norms = np.sqrt(np.vecdot(d[per_sample], d[per_sample])) * self.row_norms[rows[per_sample]]
-            d[per_sample] *= (bounds / np.maximum(norms, bounds))[..., None]
+        per_sample = self.per_sample
+        if per_sample is not None:
+            bounds = (self.batch_size * sensitivities[per_sample][..., None] / 2).astype(np.float32)
+            clipped = d[per_sample]
+            norms = np.sqrt(np.vecdot(clipped, clipped)) * self.row_norms[rows[per_sample]]
+            _null_what_is_not_finite(clipped, norms)
+            clipped *= (bounds / np.maximum(norms, bounds))[..., None]
+            if clipped.base is None:  # chosen one by one, so it is a copy
+                d[per_sample] = clipped
         gradients: npt.NDArray[np.float32] = np.matmul(d.swapaxes(-1, -2), samples)
         gradients = gradients.reshape(*shape, self.model.dimension)
         gradients /= np.float32(self.batch_size)
@@ -176,10 +182,12 @@ class _Rounds:
             if clips is Clipping.BATCH_MEAN:
                 bounds = (self.batch_size * sensitivities[r] / 2).astype(np.float32)
                 norms = np.sqrt(np.vecdot(gradients[r], gradients[r]))
+                _null_what_is_not_finite(gradients[r], norms)
                 gradients[r] *= (bounds / np.maximum(norms, bounds))[:, None]
-        gradients += np.float32(self.runs[0].world.scenario.model.regularization) * held
         for r, run in enumerate(self.runs):
             run.perturb(gradients[r], first, n, sensitivities[r])
+        # after the noise, as an edge adds it (edge/worker.py says why)
+        gradients += np.float32(self.runs[0].world.scenario.model.regularization) * held
         return gradients
 
     def _sensitivities(self, n: int, count: int) -> npt.NDArray[np.float64]:
@@ -189,7 +197,7 @@ class _Rounds:
         oldest = self.done + 2 - self.workers
         return self.sensitivities[:, oldest : oldest + count]
 
-    def _batches(self, n: int, first: int, count: int) -> tuple[Indices, Matrix | None]:
+    def _batches(self, n: int, first: int, count: int) -> tuple[Indices, npt.NDArray[np.bool_] | None]:
         """Return the rows R × count × width, and for batches of differing size which of them are there."""
         drawn = [run.batches(first, n, count) for run in self.runs]
         alike = [batches for batches in drawn if isinstance(batches, np.ndarray)]
@@ -199,9 +207,23 @@ class _Rounds:
         if all(len(batch) == width for run in drawn for batch in run):
             return np.array(drawn).reshape(len(drawn), count, width), None
         rows = np.zeros((len(drawn), count, width), np.int64)
-        present = np.zeros(rows.shape, np.float32)
+        present = np.zeros(rows.shape, np.bool_)
         for r, run in enumerate(drawn):
             for i, batch in enumerate(run):
                 rows[r, i, : len(batch)] = batch
-                present[r, i, : len(batch)] = 1
+                present[r, i, : len(batch)] = True
         return rows, present
+
+
+def _places_of(clips: Sequence[Clipping | None], one: Clipping) -> slice | list[int] | None:
+    """Return which runs clip so: a slice, which copies nothing, where all do; None where none does."""
+    places = [r for r, how in enumerate(clips) if how is one]
+    return slice(None) if len(places) == len(clips) else places or None
+
+
+def _null_what_is_not_finite(vectors: npt.NDArray[np.float32], norms: npt.NDArray[np.float32]) -> None:
+    """Set vectors whose norm is not finite to 0, in place, as edge/privacy.py does before it clips."""
+    if not math.isfinite(norms.sum()):
+        lost = ~np.isfinite(norms)
+        vectors[lost] = 0
+        norms[lost] = 0

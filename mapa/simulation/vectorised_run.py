@@ -12,7 +12,7 @@ from common.noise import Clipping, NoiseLaw, Sampling
 from common.quantities import EdgeId, Indices, Vector
 from common.randomness import Purpose
 from common.records.journal import Journal
-from common.records.tally import Tally
+from common.records.recorder import Recorder
 from edge.samplers import draw_batch
 from mapa.simulation.blocks import BlockStreams, noise_block
 from mapa.simulation.plan import Plan, plan_for, read_version
@@ -25,10 +25,10 @@ Matrix = npt.NDArray[np.float32]
 @dataclass(slots=True)
 class VectorisedRun:
     world: World
-    journal: Journal | None
+    workers: int  # K; the scenario takes its time to say it
     plan: Plan
     laws: list[NoiseLaw | None]
-    tally: Tally
+    records: Recorder
     blocks: BlockStreams | None
     clips: Clipping | None  # None: nothing is clipped
     places: tuple[Indices, Indices, Indices]  # all shards, where each begins, its size
@@ -40,19 +40,17 @@ class VectorisedRun:
         laws = [scenario.law(k) for k in range(scenario.workers)]
         run = cls(
             world,
-            journal,
+            scenario.workers,
             plan_for(world, laws),
             laws,
-            Tally(),
+            Recorder(journal),
             BlockStreams(scenario.seed) if blocks else None,
             Clipping(scenario.privacy.clipping) if scenario.private else None,
             _places(world.rows),
         )
         for fact in run.plan.joins:
-            run.tally.observe(fact)
-            if journal is not None:
-                journal.fact(fact)
-        run._open_stages(1)
+            run.records.fact(fact)
+        run._open_stage(1)
         return run
 
     def batches(self, first: int, n: int, count: int) -> Indices | list[Indices]:
@@ -94,20 +92,20 @@ class VectorisedRun:
     def applied(self, first: int, n: int, start: int, models: Matrix) -> None:
         """Record the updates from `start` on that edges first, first+1, … made, and the models they led to."""
         every = self.world.scenario.evaluation.every
-        if self.journal is not None:
-            self._write(self.journal, first, n, start, models)
+        if self.records.journal is not None:
+            self._write(first, n, start, models)
             return
         self._count(first, n, start, len(models))
         if every:
             for t in range(start + -start % every, start + len(models), every):
                 self.evaluate(models[t - start], t)
 
-    def _write(self, journal: Journal, first: int, n: int, start: int, models: Matrix) -> None:
+    def _write(self, first: int, n: int, start: int, models: Matrix) -> None:
         """Write in the order of the event-driven engine: an update, its evaluation, the stage that opens after it."""
         plan, scenario = self.plan, self.world.scenario
         for i, x in enumerate(models):
             k, t = first + i, start + i
-            version = read_version(t, scenario.workers)
+            version = read_version(t, self.workers)
             fact = GradientApplied(
                 k,
                 EdgeId(f"edge-{k}"),
@@ -118,49 +116,37 @@ class VectorisedRun:
                 int(plan.stages[version]),
                 float(plan.sensitivities[version]),
             )
-            self.tally.observe(fact)
-            journal.fact(fact)
+            self.records.fact(fact)
             if scenario.evaluation.every and t % scenario.evaluation.every == 0:
                 self.evaluate(x, t)
-            self._open_stages(t + 1)
+            self._open_stage(t + 1)
 
     def _count(self, first: int, n: int, start: int, count: int) -> None:
-        """Add to the tally what the facts would: a fact for each update costs as much as its gradient."""
-        tally, workers = self.tally, self.world.scenario.workers
-        tally.updates = start + count - 1
-        for i in range(count):
-            staleness = start + i - 1 if n == 1 else workers - 1
-            tally.staleness[staleness] += 1
-            edge = tally.edges[first + i]
-            edge.applied += 1
-            edge.last_sequence = n
-            edge.staleness_sum += staleness
-            edge.staleness_max = max(edge.staleness_max, staleness)
-            self._open_stages(start + i + 1)
+        """Record the same without a journal, which would tell in which order."""
+        stale = range(start - 1, start - 1 + count) if n == 1 else [self.workers - 1] * count
+        self.records.counted(first, n, start, stale)
+        openings = self.plan.openings
+        for t in range(start + 1, start + count + 1):
+            if t in openings:
+                self._open_stage(t)
 
     def evaluate(self, x: Vector, t: int) -> None:
-        evaluation = self.world.evaluator.evaluate(x, t, int(self.plan.stages[t]))
-        self.tally.evaluated(evaluation)
-        if self.journal is not None:
-            self.journal.evaluated(evaluation)
+        self.records.evaluated(self.world.evaluator.evaluate(x, t, int(self.plan.stages[t])))
 
-    def _open_stages(self, t: int) -> None:
+    def _open_stage(self, t: int) -> None:
         fact = self.plan.openings.get(t)
         if fact is not None and t <= self.world.scenario.iterations:
-            self.tally.observe(fact)
-            if self.journal is not None:
-                self.journal.fact(fact)
+            self.records.fact(fact)
 
     def outcome(self, x: Vector, done: int, reason: str) -> Outcome:
-        workers = self.world.scenario.workers
-        if not self.tally.evaluations or self.tally.evaluations[-1].updates != done:
+        records = self.records
+        if not records.is_evaluated(done):
             self.evaluate(x, done)
-        if self.journal is not None:
-            self.journal.write("halted", {"t": done, "reason": reason})
-        releases = [self.tally.edges[k].applied + 1 for k in range(workers)]
+        records.halted(done, reason)
+        releases = [records.tally.edges[k].applied + 1 for k in range(self.workers)]
         if reason in ("finished", "diverged"):
-            releases[(done - 1) % workers] -= 1  # the edge of the last update was told to halt
-        return Outcome(tally=self.tally, x=x.copy(), releases=releases, reason=reason)
+            releases[(done - 1) % self.workers] -= 1  # the edge of the last update was told to halt
+        return Outcome(tally=records.tally, x=x.copy(), releases=releases, reason=reason)
 
 
 def _places(shards: list[Indices]) -> tuple[Indices, Indices, Indices]:

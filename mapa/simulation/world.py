@@ -3,63 +3,53 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from cloud.evaluation import Evaluator
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
-from common.datasets.holdout import with_holdout
-from common.models.model import Features, Model, Targets
-from common.models.registry import make_model
-from common.noise import Sampling
-from common.quantities import EdgeId, Indices
+from common.models.model import Features, Targets
+from common.quantities import EdgeId
 from common.randomness import CounterStreams, streams_for
 from common.scenario.scenario import Scenario
 from edge.assembly import recipe_for
-from edge.shards import all_shards, check_shards
 from edge.worker import EdgeWorker, Shard
-from mapa.budget import calibrated, release_caps
+from mapa.budget import release_caps
+from mapa.run_parts import RunParts, assemble
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class World(RunParts):
     """Everything of a run that does not change while it runs."""
 
-    scenario: Scenario
-    dataset: Dataset
-    model: Model
     features: Features  # of the whole training set, in the model's own form
     targets: Targets
-    rows: list[Indices]  # shard k of K
     evaluator: Evaluator
     streams: CounterStreams
     caps: list[int | None]  # gradients that edge k's budget permits; None: no budget
 
     @classmethod
     def of(cls, scenario: Scenario, data_dir: Path) -> World:
-        dataset = load_dataset(scenario.data.set, data_dir)
-        return cls.on(scenario, dataset)
+        return cls._of(assemble(scenario, partial(load_dataset, data_dir=data_dir)))
 
     @classmethod
     def on(cls, scenario: Scenario, dataset: Dataset) -> World:
-        dataset = with_holdout(dataset, scenario.data.holdout)
-        options = scenario.model.options
-        model = make_model(scenario.model.name, shape=dataset.shape, classes=dataset.classes, options=options)
-        rows = deal(scenario, dataset)
-        sizes = [len(shard) for shard in rows]
-        scenario = calibrated(scenario, sizes)
+        return cls._of(assemble(scenario, lambda _: dataset))
+
+    @classmethod
+    def _of(cls, parts: RunParts) -> World:
+        train, model = parts.dataset.train, parts.model
         return cls(
-            scenario=scenario,
-            dataset=dataset,
-            model=model,
-            features=model.features(dataset.train.pixels()),
-            targets=model.targets(dataset.train.labels),
-            rows=rows,
-            evaluator=Evaluator.of(model, dataset.test, scenario.model.regularization),
-            streams=streams_for(scenario.seed),
-            caps=release_caps(scenario, sizes),
+            parts.scenario,
+            parts.dataset,
+            model,
+            parts.rows,
+            features=model.features(train.pixels()),
+            targets=model.targets(train.labels),
+            evaluator=parts.new_evaluator(),
+            streams=streams_for(parts.scenario.seed),
+            caps=release_caps(parts.scenario, parts.shard_sizes),
         )
 
     def workers(self) -> list[EdgeWorker]:
@@ -76,21 +66,3 @@ class World:
             )
             for k in range(scenario.workers)
         ]
-
-
-def deal(scenario: Scenario, dataset: Dataset) -> list[Indices]:
-    """Return shard k of K, or all data where one worker holds it."""
-    labels = dataset.train.labels
-    if scenario.centralised:
-        rows = [np.arange(len(labels), dtype=np.int64)]
-    else:
-        rows = all_shards(
-            labels,
-            partition=scenario.data.partition,
-            edges=scenario.edges,
-            seed=scenario.seed or 0,
-            alpha=scenario.data.alpha,
-            labels_per_edge=scenario.data.labels_per_edge,
-        )
-    check_shards([len(shard) for shard in rows], scenario.batch_size, Sampling(scenario.data.sampler))
-    return rows

@@ -16,7 +16,6 @@ import pytest
 
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
-from cloud.records import Records
 from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from common.messages import GradientArrived, Halt, Hello, Leave, Refuse
@@ -24,6 +23,7 @@ from common.metrics import ACCURACY, LOSS
 from common.quantities import EdgeId, NoisyGradient, RunId, Vector
 from common.randomness import streams_for
 from common.records.journal import Journal
+from common.records.recorder import Recorder
 from common.records.tally import Evaluation
 from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import (
@@ -68,7 +68,7 @@ class Bed:
             evaluator=Evaluator.of(world.model, world.dataset.test, 0.0),
             channel=self.cloud,
             loop=self.broker,
-            records=Records(Journal(self.written)),
+            records=Recorder(Journal(self.written)),
             say=self.said.append,
         )
         self.cloud.connect()

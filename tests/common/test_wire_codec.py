@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.messages import GradientArrived, Halt, Hello, Leave, Refuse, SendModel, Welcome
-from common.quantities import EdgeId, NoisyGradient
+from common.quantities import EdgeId, NoisyGradient, is_finite
 from common.wire import codec, v1
 
 EDGE = EdgeId("e1")
@@ -251,7 +251,7 @@ def test_large_finite_numbers_whose_squares_overflow_are_accepted() -> None:
 
 @given(hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32)))
 def test_the_quick_test_of_finiteness_is_exact(vector: np.ndarray) -> None:
-    assert codec.all_finite(vector) == bool(np.isfinite(vector).all())
+    assert is_finite(vector) == bool(np.isfinite(vector).all())
 
 
 @pytest.mark.parametrize("kind", ["gradient", "model"])

@@ -13,8 +13,8 @@ from common.messages import Welcome
 from common.models.model import Model
 from common.models.registry import make_model
 from common.quantities import EdgeId, RunId
+from common.scenario import parts
 from common.wire.codec import Admission
-from edge import preparation
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
 from edge.preparation import prepare
@@ -55,7 +55,7 @@ def test_an_edge_holds_its_shard_and_lets_the_data_set_go_before_its_model_is_ma
         held.append(source.held)
         return make_model(*arguments, **options)
 
-    monkeypatch.setattr(preparation, "make_model", make)
+    monkeypatch.setattr(parts, "make_model", make)
     scenario = small_scenario(edges=EDGES)
     edge = EdgeId("edge-a")
     admission = Admission(

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
-from cloud.records import Records
 from cloud.service import CloudService
 from common.accounting.total import total
 from common.messages import Fact, GradientApplied, Halt, Leave
 from common.quantities import RunId
 from common.randomness import new_incarnation, streams_for
+from common.records.recorder import Recorder
 from common.records.tally import Tally
 from common.scenario.scenario import Scenario
 from common.transport.channel import MemoryBroker, MemoryChannel, Will
@@ -110,7 +110,7 @@ class Talk:
             loop=self.broker,
             say=self.said.append,
             evaluations=AtOnce(),
-            records=Records(tally=AppliedTally(applied=self.applied)),
+            records=Recorder(tally=AppliedTally(applied=self.applied)),
         )
         channel.connect()
         self.service.start()

@@ -17,11 +17,11 @@ import pytest
 
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
-from cloud.records import Records
 from cloud.service import CloudService
 from common.messages import Halt, Leave
 from common.quantities import RunId
 from common.randomness import new_incarnation, streams_for
+from common.records.recorder import Recorder
 from common.scenario.scenario import Scenario
 from common.transport.channel import Faults, MemoryBroker, MemoryChannel, Will
 from common.transport.link import LinkProfile
@@ -76,7 +76,7 @@ class Cloud:
             loop=broker,
             say=said.append,
             evaluations=AtOnce(),
-            records=Records(tally=self.tally),
+            records=Recorder(tally=self.tally),
         )
         away = encode_presence(self.service.presence(online=False))
         self.channel.will = Will(presence_topic(RUN), away, retain=True)

@@ -23,7 +23,7 @@ from tests.mapa.test_conversation import RUN, Talk, talk
 
 def summary_of(run: Talk, path: Path) -> dict[str, Any]:
     world = World.on(run.scenario, small_dataset())
-    setting = Setting(run.scenario, world.dataset, world.model, [len(rows) for rows in world.rows])
+    setting = Setting(run.scenario, world.dataset, world.model, world.rows)
     with RunDirectory(path) as directory:
         cloud = CloudRun(setting, run.service, run.service.channel, run.broker, directory)  # type: ignore[arg-type]
         return record_cloud(cloud, name="r", reason="interrupted", engine="network")

@@ -20,11 +20,12 @@ from common.noise import ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, Samplin
 from common.randomness import streams_for
 from common.records.journal import Journal
 from common.records.tally import Tally
+from edge.assembly import shards_for
 from mapa.simulation.blocks import BlockStreams, noise_block
 from mapa.simulation.plan import plan_for
 from mapa.simulation.simulator import Outcome, simulate
 from mapa.simulation.vectorised import check_vectorised, simulate_many, simulate_rounds
-from mapa.simulation.world import World, deal
+from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario, small_world
 
 MODELS = ["lr", "svm", "softmax"]
@@ -166,7 +167,10 @@ def siblings(changes: list[dict[str, Any]]) -> list[World]:
         scenario = small_scenario(**change)
         worlds.append(
             replace(
-                first, scenario=scenario, rows=deal(scenario, dataset), streams=streams_for(scenario.seed)
+                first,
+                scenario=scenario,
+                rows=shards_for(scenario, dataset.train.labels),
+                streams=streams_for(scenario.seed),
             )
         )
     return worlds

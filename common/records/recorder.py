@@ -1,0 +1,104 @@
+"""The recorder of a run, the same for every engine and for the cloud: its tally, its journal and its clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.errors import RecordsError
+from common.messages import Fact, GradientRefused
+from common.records.journal import Journal
+from common.records.tally import Evaluation, Tally
+
+_REFUSALS = 100  # lines for refused gradients of one edge; further ones are counted, not written
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Counts and writes what happens in one run.
+
+    `now` is the time of the engine's clock, None where it has none; the journal's times count from `began`.
+    """
+
+    journal: Journal | None = None  # None: only the tally
+    tally: Tally = field(default_factory=Tally)
+    began: float = 0.0
+    goes_on: bool = False  # with the tally alone, where a line cannot be written; else the error is raised
+    facts: list[tuple[float, Fact]] = field(default_factory=list)  # kept by a hot path, not written yet
+    seconds: list[float] = field(
+        default_factory=list
+    )  # since `began`, of each evaluation; none without a clock
+    failure: RecordsError | None = None  # why the journal ended before the run
+    _refusals: Counter[str] = field(default_factory=Counter)  # lines by edge id
+
+    def write(self) -> None:
+        """Record the facts that were kept."""
+        facts, self.facts = self.facts, []
+        for now, fact in facts:
+            self.fact(fact, now)
+
+    def fact(self, fact: Fact, now: float | None = None) -> None:
+        """Record a fact at once."""
+        self.tally.observe(fact)
+        journal = self.journal
+        if journal is None or (type(fact) is GradientRefused and not self._worth_a_line(fact)):
+            return
+        try:
+            journal.fact(fact, None if now is None else now - self.began)
+        except RecordsError as error:
+            self.fail(error)
+
+    def counted(self, first: int, sequence: int, start: int, staleness: Sequence[int]) -> None:
+        """Count updates start, start+1, … of edges first, first+1, … without a fact for each; not in a journal.
+
+        For an engine that makes many updates at a time: a fact for each costs as much as its gradient.
+        """
+        assert self.journal is None
+        self.tally.counted(first, sequence, start, staleness)
+
+    def evaluated(self, evaluation: Evaluation, now: float | None = None) -> None:
+        """Record an evaluation, after the facts before it."""
+        self.write()
+        self.tally.evaluated(evaluation)
+        if now is not None:
+            self.seconds.append(now - self.began)
+        self._line(lambda journal, time: journal.evaluated(evaluation, time), now)
+
+    def is_evaluated(self, updates: int) -> bool:
+        """Tell whether the last evaluation is that of the model after so many updates."""
+        evaluations = self.tally.evaluations
+        return bool(evaluations) and evaluations[-1].updates == updates
+
+    def diagnosed(self, edge: int, sequence: int, norm: float) -> None:
+        """Record ‖g‖ before clipping and noise; only where the scenario asks for it in so many words."""
+        fields = {"edge": edge, "sequence": sequence, "gradient_norm": norm}
+        self._line(lambda journal, _: journal.write("diagnostic", fields))
+
+    def halted(self, updates: int, reason: str, now: float | None = None) -> None:
+        """Record the end."""
+        self.write()
+        self._line(lambda journal, time: journal.write("halted", {"t": updates, "reason": reason}, time), now)
+
+    def fail(self, error: RecordsError) -> None:
+        """End the journal; where the recorder goes on, whoever runs the cloud ends the run."""
+        self.journal, self.failure = None, self.failure or error
+        if not self.goes_on:
+            raise error
+
+    def _line(self, write: Callable[[Journal, float | None], None], now: float | None = None) -> None:
+        if self.journal is None:
+            return
+        try:
+            write(self.journal, None if now is None else now - self.began)
+        except RecordsError as error:
+            self.fail(error)
+
+    def _worth_a_line(self, refused: GradientRefused) -> bool:
+        """Tell what is written line by line, and not only counted: not what somebody can cause without end."""
+        if refused.reason == "stranger":
+            return False
+        # after the halt the server does not tell strangers apart: all share one count
+        whose = "" if refused.reason == "after-halt" else refused.edge_id
+        self._refusals[whose] += 1
+        return self._refusals[whose] <= _REFUSALS

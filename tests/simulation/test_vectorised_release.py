@@ -1,0 +1,78 @@
+"""A release of the vectorised engine is made as an edge makes it: clip, mean, noise, then λx; no NaN leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.datasets.dataset import Dataset, Samples
+from common.errors import ConfigurationError
+from common.models.linear import LogisticRegression, Softmax
+from common.quantities import Vector
+from mapa.simulation.simulator import simulate
+from mapa.simulation.vectorised import simulate_rounds
+from mapa.simulation.world import World
+from tests.core_support import SIDE, small_dataset, small_scenario, small_world
+
+
+class BegunLr(LogisticRegression):
+    """Begins where λx matters, at integers: sums with pixels of 1/16 are exact in any order."""
+
+    def initial(self, rng: np.random.Generator) -> Vector:
+        return rng.integers(-8, 9, self.dimension).astype(np.float32)
+
+
+class HugeSoftmax(Softmax):
+    """Begins so far out that scores overflow, to both sides."""
+
+    def initial(self, rng: np.random.Generator) -> Vector:
+        signs = rng.integers(0, 2, self.dimension) * 2 - 1
+        return (signs * 3e38).astype(np.float32)
+
+
+def in_sixteenths(samples: Samples) -> Samples:
+    return Samples(np.round(samples.pixels() * 16).astype(np.float32) / 16, samples.labels)
+
+
+def exact_dataset() -> Dataset:
+    dataset = small_dataset()
+    return replace(dataset, train=in_sixteenths(dataset.train), test=in_sixteenths(dataset.test))
+
+
+@pytest.mark.parametrize("clipping", ["per-sample", "batch-mean"])
+def test_the_regulariser_is_added_after_the_noise_as_an_edge_adds_it(clipping: str) -> None:
+    scenario = small_scenario(
+        edges=40,
+        iterations=40,  # one round: every gradient is made on x₁
+        batch_size=1,
+        algorithm={"first_clip": 1000.0},  # nothing is clipped, so nothing is rounded by it
+        model={"name": "lr", "regularization": 0.3},
+        privacy={"noise": "exponential-norm", "epsilon": 1.0, "clipping": clipping},
+    )
+    world = World.on(scenario, exact_dataset())
+    world = replace(world, model=BegunLr(shape=(SIDE, SIDE), classes=10))
+    events, vectorised = simulate(world), simulate_rounds(world)
+    assert events.tally.updates == vectorised.tally.updates == 40
+    np.testing.assert_array_equal(events.x, vectorised.x)
+
+
+@pytest.mark.parametrize("clipping", ["per-sample", "batch-mean"])
+def test_a_sample_whose_gradient_is_not_finite_counts_as_0_as_on_an_edge(clipping: str) -> None:
+    values: dict[str, Any] = {"name": "softmax", "regularization": 0.0}
+    scenario = small_scenario(
+        model=values, privacy={"noise": "exponential-norm", "epsilon": 1.0, "clipping": clipping}
+    )
+    world = World.on(scenario, small_dataset())
+    world = replace(world, model=HugeSoftmax(shape=(SIDE, SIDE), classes=10))
+    events, vectorised = simulate(world), simulate_rounds(world)
+    assert (events.reason, vectorised.reason) == ("finished", "finished")
+    np.testing.assert_array_equal(events.x, vectorised.x)
+
+
+def test_the_vectorised_engine_refuses_an_edge_below_the_floor_as_the_server_does() -> None:
+    privacy = {"noise": "exponential-norm", "epsilon": [1.0, 0.1], "epsilon_floor": 0.5}
+    with pytest.raises(ConfigurationError, match=r"edge-1 is refused .epsilon-floor.: epsilon = 0\.1"):
+        simulate_rounds(small_world(privacy=privacy))
