@@ -10,7 +10,8 @@ from cloud.server import CloudServer
 from cloud.terms import Terms
 from common.errors import ConfigurationError
 from common.models.model import Model
-from common.noise import TAIL_NATS, Sampling
+from common.noise.law import TAIL_NATS
+from common.noise.mechanism import Sampling
 from common.randomness import CounterStreams, Purpose
 from common.scenario.scenario import Scenario
 
@@ -35,11 +36,9 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         iterations=scenario.iterations,
         private=scenario.private,
         noise=privacy.noise,
-        epsilons=tuple(privacy.epsilon or ()),
-        noise_multipliers=tuple(privacy.noise_multiplier or ()),
+        parameters=privacy.given,
         noised_dimension=stop - start,
-        epsilon_floor=privacy.epsilon_floor,
-        noise_multiplier_ceiling=privacy.noise_multiplier_ceiling or float("inf"),
+        limits=privacy.limits,
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluation.every,
         fifo_capacity=fifo_capacity(scenario.workers, model.dimension),

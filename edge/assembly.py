@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from common.models.model import Model
-from common.noise import Clipping, NoiseLaw, Sampling
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Sampling
 from common.scenario.scenario import Scenario
 from edge.worker import Recipe
 

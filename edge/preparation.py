@@ -14,7 +14,7 @@ from common.datasets.holdout import with_holdout
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
 from common.models.registry import make_model
-from common.noise import Sampling
+from common.noise.mechanism import Sampling
 from common.quantities import RunId
 from common.randomness import streams_for
 from common.scenario.scenario import Scenario, parse_welcome
@@ -41,7 +41,8 @@ def prepare(
     admission: Admission, run: RunId, policy: OperatorPolicy, ledger: Ledger, load: Callable[[str], Dataset]
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
-    scenario = parse_welcome({**admission.scenario, "seed": admission.seed})
+    allowed = policy.allowed | {policy.noise or ""}  # whoever names a law by --noise allows it
+    scenario = parse_welcome({**admission.scenario, "seed": admission.seed}, allowed=allowed)
     for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
         if is_dotted(name):
             check_code(policy, key, name)

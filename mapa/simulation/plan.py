@@ -12,7 +12,7 @@ from cloud.algorithm import StepSchedule
 from cloud.assembly import algorithm_for, server_for
 from common.errors import ConfigurationError
 from common.messages import EdgeJoined, Hello, StageOpened
-from common.noise import NoiseLaw
+from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector
 from mapa.simulation.world import World
 

@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from common.errors import ConfigurationError
 from common.models.linear import LinearModel
-from common.noise import Clipping
+from common.noise.mechanism import Clipping
 from common.quantities import Indices, Vector, is_finite
 from common.records.journal import Journal
 from common.scenario.scenario import Scenario
 from mapa.simulation.plan import check_plannable
 from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
-from mapa.simulation.vectorised_run import Matrix, VectorisedRun
+from mapa.simulation.vectorised_run import Matrix, VectorisedRun, norm_of
 from mapa.simulation.world import World
 
 _BATCH_BYTES = 1 << 20  # of gathered samples in one stretch: about what stays in the cache
@@ -103,7 +103,7 @@ class _Rounds:
         self.runs = runs
         self.model: LinearModel = world.model
         self.features, self.targets = world.features, world.targets
-        self.row_norms = np.sqrt(np.vecdot(self.features, self.features))
+        self.row_norms = {norm: norm_of(self.features, norm) for norm in {run.norm for run in runs}}
         self.workers = world.scenario.workers
         self.batch_size = world.scenario.batch_size
         self.iterations = world.scenario.iterations
@@ -164,10 +164,16 @@ class _Rounds:
         if present is not None:
             d *= present[..., None]
         sensitivities = self._sensitivities(n, count)
-        per_sample = [r for r, clips in enumerate(self.clips) if clips is Clipping.PER_SAMPLE]
-        if per_sample:
+        for norm, row_norms in self.row_norms.items():
+            per_sample = [
+                r
+                for r, run in enumerate(self.runs)
+                if self.clips[r] is Clipping.PER_SAMPLE and run.norm is norm
+            ]
+            if not per_sample:
+                continue
             bounds = (self.batch_size * sensitivities[per_sample, :, None] / 2).astype(np.float32)
-            norms = np.sqrt(np.vecdot(d[per_sample], d[per_sample])) * self.row_norms[rows[per_sample]]
+            norms = norm_of(d[per_sample], norm) * row_norms[rows[per_sample]]
             d[per_sample] *= (bounds / np.maximum(norms, bounds))[..., None]
         gradients: npt.NDArray[np.float32] = np.matmul(d.swapaxes(-1, -2), samples)
         gradients = gradients.reshape(*shape, self.model.dimension)
@@ -175,7 +181,7 @@ class _Rounds:
         for r, clips in enumerate(self.clips):
             if clips is Clipping.BATCH_MEAN:
                 bounds = (self.batch_size * sensitivities[r] / 2).astype(np.float32)
-                norms = np.sqrt(np.vecdot(gradients[r], gradients[r]))
+                norms = norm_of(gradients[r], self.runs[r].norm)
                 gradients[r] *= (bounds / np.maximum(norms, bounds))[:, None]
         gradients += np.float32(self.runs[0].world.scenario.model.regularization) * held
         for r, run in enumerate(self.runs):

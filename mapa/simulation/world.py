@@ -13,7 +13,7 @@ from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
 from common.models.model import Features, Model, Targets
 from common.models.registry import make_model
-from common.noise import Sampling
+from common.noise.mechanism import Sampling
 from common.quantities import EdgeId, Indices
 from common.randomness import CounterStreams, streams_for
 from common.scenario.scenario import Scenario

@@ -24,7 +24,8 @@ from common.messages import (
     SendModel,
     Welcome,
 )
-from common.noise import Gaussian, Sampling
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Sampling
 from common.problem import Problem
 from common.quantities import EdgeId, NoisyGradient
 from tests.algorithm_support import beginning

@@ -22,7 +22,11 @@ from common.accounting.pure import PureReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import Total, total
 from common.errors import ConfigurationError
-from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 
 DELTA = 1e-5
 RELATION = dp_accounting.NeighboringRelation

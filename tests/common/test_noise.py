@@ -8,19 +8,12 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigurationError
-from common.noise import (
-    LAWS,
-    Adjacency,
-    Clipping,
-    ExponentialNorm,
-    GammaNorm,
-    Gaussian,
-    Mechanism,
-    NoiseLaw,
-    Sampling,
-    Scope,
-    noise_law,
-)
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
+from common.noise.registry import LAWS, noise_law
 
 B = 8
 PER_SAMPLE, BATCH_MEAN = Clipping.PER_SAMPLE, Clipping.BATCH_MEAN

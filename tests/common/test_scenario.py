@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from common.errors import ConfigurationError
-from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Sampling, Scope
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Sampling, Scope
 from common.problem import SensitivityRule
 from common.scenario.scenario import Scenario, parse_scenario
 

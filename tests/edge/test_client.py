@@ -12,7 +12,10 @@ from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.datasets.dataset import Dataset
 from common.errors import DataUnavailableError, MapaError, RemoteProtocolError
 from common.messages import Hello, Refuse, SendModel, Welcome
-from common.noise import ExponentialNorm, GammaNorm, Gaussian, NoiseLaw
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
 from common.quantities import RunId
 from common.scenario.scenario import Scenario
 from common.transport.channel import MemoryBroker, MemoryChannel

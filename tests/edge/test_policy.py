@@ -6,17 +6,11 @@ import pytest
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
-from common.noise import (
-    Adjacency,
-    Clipping,
-    ExponentialNorm,
-    GammaNorm,
-    Gaussian,
-    Mechanism,
-    NoiseLaw,
-    Sampling,
-    Scope,
-)
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from edge.ledger import ShardIdentity
 from edge.policy import (
     Claim,
