@@ -27,7 +27,11 @@ PURE = [
     *(f"cloud/{name}.py" for name in ("stages", "algorithm", "fifo", "openings", "terms", "server")),
     *(f"cloud/algorithms/{name}.py" for name in ("csgd", "asgd", "audp", "mapa", "constant")),
     *(f"edge/{name}.py" for name in ("policy", "privacy", "worker", "samplers", "session")),
-    *(f"common/{name}.py" for name in ("noise", "problem", "quantities", "messages", "errors", "options")),
+    *(
+        f"common/noise/{name}.py"
+        for name in ("law", "mechanism", "gaussian", "gamma_norm", "exponential_norm", "laplace", "registry")
+    ),
+    *(f"common/{name}.py" for name in ("problem", "quantities", "messages", "errors", "options")),
 ]
 FORBIDDEN_IN_PURE = {
     "paho",

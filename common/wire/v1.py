@@ -47,7 +47,9 @@ Number = Annotated[int, Field(ge=1, lt=INTEGER_LIMIT)]  # of a hello, from 1 in 
 Word = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Text = Annotated[str, Field(max_length=512), AfterValidator(_printable)]
-LawName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]  # a word, or "package.module:Class"
+LawName = Annotated[
+    str, Field(pattern=r"^([a-z0-9-]{1,32}|[A-Za-z0-9_.]{1,96}:[A-Za-z0-9_]{1,32})$")
+]  # or dotted
 ParameterName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 

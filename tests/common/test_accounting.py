@@ -348,7 +348,8 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 def test_pure_totals_and_a_ledger_without_budget_import_no_accountant() -> None:
     code = (
         "import sys, edge.sqlite_ledger, mapa.statement\n"
-        "from common.noise import *; from common.accounting.releases import *\n"
+        "from common.noise.mechanism import *; from common.noise.gamma_norm import GammaNorm\n"
+        "from common.accounting.releases import *\n"
         "from common.accounting.total import total\n"
         "m = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12)\n"
         "assert 0 < total([Spent(ReleaseKind(GammaNorm(0.1), m, 1200), 30)], 1e-5).epsilon < 1\n"

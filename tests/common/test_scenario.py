@@ -198,7 +198,7 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
                 "privacy__noise_multiplier": 1.0,
                 "privacy__epsilon_floor": 5.0,
             },
-            ["privacy.epsilon_floor = 5.0: goes with", "'gamma-norm' or 'exponential-norm'", "'gaussian'"],
+            ["privacy.epsilon_floor = 5.0: goes with", "'gamma-norm' or 'laplace', not with 'gaussian'"],
         ),
         (
             {"privacy__noise": "gaussian", "privacy__epsilon": None},

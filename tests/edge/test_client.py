@@ -202,7 +202,11 @@ def test_a_model_that_acknowledges_what_was_never_debited_is_dropped_and_counted
 
 @pytest.mark.parametrize(
     "policy",
-    [OperatorPolicy(epsilon=0.2), OperatorPolicy(noise_multiplier=3.0), OperatorPolicy(noise="gamma-norm")],
+    [
+        OperatorPolicy(parameters={"epsilon": 0.2}),
+        OperatorPolicy(parameters={"noise_multiplier": 3.0}),
+        OperatorPolicy(noise="gamma-norm"),
+    ],
 )
 def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(policy: OperatorPolicy) -> None:
     stage = Stage(small_scenario(algorithm={"name": "asgd"}), policy=policy)
@@ -215,11 +219,23 @@ def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(polic
 @pytest.mark.parametrize(
     ("policy", "privacy", "law"),
     [
-        (OperatorPolicy(epsilon=0.5), {"noise": "gaussian", "noise_multiplier": 8.0}, GammaNorm(0.5)),
-        (OperatorPolicy(epsilon=0.5), {"noise": "exponential-norm", "epsilon": 1.0}, GammaNorm(0.5)),
-        (OperatorPolicy(noise_multiplier=8.0), {"noise": "exponential-norm", "epsilon": 1.0}, Gaussian(8.0)),
         (
-            OperatorPolicy(noise="exponential-norm", epsilon=0.5),
+            OperatorPolicy(parameters={"epsilon": 0.5}),
+            {"noise": "gaussian", "noise_multiplier": 8.0},
+            GammaNorm(0.5),
+        ),
+        (
+            OperatorPolicy(parameters={"epsilon": 0.5}),
+            {"noise": "exponential-norm", "epsilon": 1.0},
+            GammaNorm(0.5),
+        ),
+        (
+            OperatorPolicy(parameters={"noise_multiplier": 8.0}),
+            {"noise": "exponential-norm", "epsilon": 1.0},
+            Gaussian(8.0),
+        ),
+        (
+            OperatorPolicy(noise="exponential-norm", parameters={"epsilon": 0.5}),
             {"noise": "gaussian", "noise_multiplier": 8.0},
             ExponentialNorm(0.5),
         ),
@@ -245,11 +261,14 @@ def test_an_epsilon_alone_means_gamma_norm_noise_and_a_z_gaussian_and_the_hello_
 @pytest.mark.parametrize(
     ("policy", "privacy"),
     [
-        (OperatorPolicy(epsilon=0.5), {"noise": "gamma-norm", "epsilon": 0.5}),
-        (OperatorPolicy(noise_multiplier=8.0), {"noise": "gaussian", "noise_multiplier": 8.0}),
+        (OperatorPolicy(parameters={"epsilon": 0.5}), {"noise": "gamma-norm", "epsilon": 0.5}),
+        (
+            OperatorPolicy(parameters={"noise_multiplier": 8.0}),
+            {"noise": "gaussian", "noise_multiplier": 8.0},
+        ),
         (OperatorPolicy(noise="gaussian"), {"noise": "gaussian", "noise_multiplier": 8.0}),
         (
-            OperatorPolicy(noise="gaussian", noise_multiplier=8.0),
+            OperatorPolicy(noise="gaussian", parameters={"noise_multiplier": 8.0}),
             {"noise": "gaussian", "noise_multiplier": 8.0},
         ),
     ],
@@ -267,10 +286,13 @@ def test_an_operator_who_asks_for_noise_takes_no_part_where_a_layer_leaves_in_th
     ("policy", "says"),
     [
         (
-            OperatorPolicy(noise_multiplier=1.0),
+            OperatorPolicy(parameters={"noise_multiplier": 1.0}),
             "--noise-multiplier 1: one release of this run guarantees z =",
         ),
-        (OperatorPolicy(epsilon=0.1), "--epsilon 0.1: one release of this run guarantees ε ="),
+        (
+            OperatorPolicy(parameters={"epsilon": 0.1}),
+            "--epsilon 0.1: one release of this run guarantees ε =",
+        ),
     ],
 )
 @pytest.mark.parametrize(
@@ -293,8 +315,8 @@ def test_a_welcome_that_voids_what_the_operator_asked_for_is_not_followed(
 ASKED = [
     OperatorPolicy(budget=Budget(2.0, 1e-5)),
     OperatorPolicy(noise="gaussian"),
-    OperatorPolicy(noise_multiplier=8.0),
-    OperatorPolicy(epsilon=0.5),
+    OperatorPolicy(parameters={"noise_multiplier": 8.0}),
+    OperatorPolicy(parameters={"epsilon": 0.5}),
 ]
 
 

@@ -125,7 +125,7 @@ def test_each_epsilon_can_have_a_training_of_its_own(monkeypatch: pytest.MonkeyP
     trained: list[float] = []
 
     def noted(one: World, updates: Sequence[int]) -> list[SendModel]:
-        trained.append(one.scenario.privacy.parameter(0))
+        trained.append(one.scenario.privacy.parameters(0)["epsilon"])
         return models_at(one, updates)
 
     monkeypatch.setattr("experiments.attack.reconstruction.models_at", noted)
