@@ -36,6 +36,7 @@ from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
 from edge.session import EXIT_FAILED, EXIT_REFUSED
 from edge.worker import EdgeWorker
+from tests.common.test_noise_port import Mixed
 from tests.core_support import small_dataset, small_scenario
 
 RUN = RunId("hostile")
@@ -214,6 +215,22 @@ def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(polic
     assert stage.edge.exit_code == EXIT_REFUSED
     assert "work.private = False" in stage.said[-1]
     assert stage.leaves == ["refused"]
+
+
+def test_a_noise_law_of_the_runs_own_needs_the_operators_word() -> None:
+    law = "tests.common.test_noise_port:Mixed"
+    scenario = small_scenario(seed=None, privacy={"noise": law, "scale": 1.0, "share": 0.5})
+    for policy in (OperatorPolicy(), OperatorPolicy(allowed=frozenset({"another:Law"}))):
+        stage = Stage(scenario, policy=policy)
+        stage.welcome()
+        assert stage.edge.exit_code == EXIT_REFUSED
+        assert f"privacy.noise = {law!r}" in stage.said[-1]
+        assert f"--allow {law}" in stage.said[-1]
+        assert stage.leaves == ["refused"]
+    stage = Stage(scenario, policy=OperatorPolicy(allowed=frozenset({law})))
+    stage.welcome()
+    assert stage.edge.preparation is not None
+    assert stage.edge.preparation.worker.recipe.law == Mixed(1.0, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_the_table_for_people_has_the_same_columns(mapa: Mapa) -> None:
         ("--epsilon 0.1 --batch-size 0", ["batch_size = 0", "at least 1"]),
         ("--epsilon 0.1 --sigma 1e200", ["float64"]),
         ("--epsilon 0.1 --rule halve", ["rule = 'halve'", "theta", "table"]),
-        ("--noise laplace", ["noise = 'laplace'", "exponential-norm"]),
+        ("--noise laplace", ["epsilon: required with --noise laplace"]),
         ("--epsilon 0.1 --batch-size many", ["--batch-size", "integer"]),
         ("--epsilon 0.1 --colour red", ["--colour"]),
     ],
