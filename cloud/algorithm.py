@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 
 from cloud.stages import Stage
-from common.noise import NoiseLaw
+from common.noise.law import NoiseLaw
 from common.options import option
 from common.problem import Problem
 from common.quantities import Vector

@@ -12,7 +12,8 @@ from cloud.server import CloudServer
 from cloud.terms import BelowFloorError, Terms
 from common.errors import ConfigurationError
 from common.models.model import Model
-from common.noise import TAIL_NATS, NoiseLaw, Sampling
+from common.noise.law import TAIL_NATS, NoiseLaw
+from common.noise.mechanism import Sampling
 from common.problem import Problem
 from common.quantities import Vector
 from common.randomness import CounterStreams, Purpose
@@ -34,11 +35,9 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         iterations=scenario.iterations,
         private=scenario.private,
         noise=privacy.noise,
-        epsilons=tuple(privacy.epsilon or ()),
-        noise_multipliers=tuple(privacy.noise_multiplier or ()),
+        parameters=privacy.given,
         noised_dimension=noised_dimension(scenario, model),
-        epsilon_floor=privacy.epsilon_floor,
-        noise_multiplier_ceiling=privacy.noise_multiplier_ceiling or float("inf"),
+        limits=privacy.limits,
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluation.every,
         fifo_capacity=fifo_capacity(scenario.workers, model.dimension),

@@ -33,7 +33,7 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.noise import NoiseLaw
+from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite, length
 
 _FLOAT32 = np.dtype(np.float32)
@@ -394,12 +394,14 @@ def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened 
 
 def edge_joined(index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool) -> EdgeJoined:
     """State under which law an edge takes part from update t on."""
+    parameters = {} if law is None else law.parameters
     return EdgeJoined(
         edge=index,
         edge_id=edge_id,
         t=t,
         noise="none" if law is None else law.name,
-        epsilon=getattr(law, "epsilon", None),
-        noise_multiplier=getattr(law, "noise_multiplier", None),
+        epsilon=parameters.pop("epsilon", None),
+        noise_multiplier=parameters.pop("noise_multiplier", None),
         returned=returned,
+        parameters=parameters,
     )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cloud.openings import Openings
+from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.messages import Hello
-from common.noise import LAWS, Gaussian, NoiseLaw, noise_law
+from common.noise.law import NoiseLaw
+from common.noise.registry import describe_law, law_names, noise_law
 from common.quantities import EdgeId
 
 FOR_GOOD = (
@@ -33,11 +36,13 @@ class Terms:
     iterations: int  # T
     private: bool  # False for ASGD and CSGD: nobody clips or noises
     noise: str  # the run's law
-    epsilons: tuple[float, ...] = ()  # ε_k where a hello leaves it open, cycled over k
-    noise_multipliers: tuple[float, ...] = ()  # z_k likewise, for the gaussian law
+    parameters: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # of the law, where a hello leaves them open; each cycled over k
     noised_dimension: int = 1  # how many coordinates η has
-    epsilon_floor: float = 0.0
-    noise_multiplier_ceiling: float = float("inf")
+    limits: Mapping[str, float] = field(
+        default_factory=dict
+    )  # `epsilon_floor` and the like, those that are set
     edges_at_least: int = 1  # hellos to wait for before the first model is sent
     evaluate_every: int = 0  # 0: never
     fifo_capacity: int = 1024
@@ -49,34 +54,32 @@ class Terms:
     def law(self, hello: Hello, index: int) -> NoiseLaw:
         """Return how edge k will noise: by its own hello, else as the run's scenario says."""
         name = hello.noise or self.noise
-        epsilon, multiplier = hello.epsilon, hello.noise_multiplier
-        if epsilon is None and multiplier is None and name == self.noise:
-            if name == "gaussian" and self.noise_multipliers:
-                multiplier = self.noise_multipliers[index % len(self.noise_multipliers)]
-            elif self.epsilons:
-                epsilon = self.epsilons[index % len(self.epsilons)]
-        return noise_law(name, epsilon=epsilon, noise_multiplier=multiplier)
+        if name != self.noise and is_dotted(name):  # an edge must not have the cloud import anything
+            raise ConfigurationError(
+                f"noise = {name!r}: allowed are {', '.join(law_names())} or the run's law"
+            )
+        parameters = hello.parameters
+        if not parameters and name == self.noise:
+            parameters = {key: values[index % len(values)] for key, values in self.parameters.items()}
+        return noise_law(name, parameters)
 
     def moment(self, law: NoiseLaw) -> float:
         """Return v_k of a law; raise BelowFloorError where it is more than the run bears.
 
         γ knows an edge's noise by v alone, so the run's limit holds for v whatever law the edge chose.
         """
-        epsilon, multiplier = getattr(law, "epsilon", None), getattr(law, "noise_multiplier", None)
-        if epsilon is not None and epsilon < self.epsilon_floor:
-            raise BelowFloorError(
-                f"epsilon = {epsilon}: must be at least {self.epsilon_floor}, this run's privacy.epsilon_floor"
-            )
-        if multiplier is not None and multiplier > self.noise_multiplier_ceiling:
-            raise BelowFloorError(
-                f"noise_multiplier = {multiplier}: must be at most {self.noise_multiplier_ceiling},"
-                " this run's privacy.noise_multiplier_ceiling"
-            )
+        for parameter in describe_law(law.name).parameters:
+            value, limit = law.parameters[parameter.name], self.limits.get(parameter.limit)
+            if limit is not None and parameter.passes(value, limit):
+                most = "at most" if parameter.reading.larger_is_noisier else "at least"
+                raise BelowFloorError(
+                    f"{parameter.name} = {value}: must be {most} {limit}, this run's privacy.{parameter.limit}"
+                )
         moment, bearable = law.relative_second_moment(self.noised_dimension), self.bearable_moment
         if moment > bearable:
             raise BelowFloorError(
                 f"noise = {law.name!r}: has E‖η‖²/ΔS² = {moment:.6g}, which must be at most {bearable:.6g}"
-                f" by this run's privacy.{self._limiting_key}"
+                f" by this run's privacy.{' and '.join(describe_law(self.noise).limits)}"
             )
         return moment
 
@@ -90,16 +93,13 @@ class Terms:
         return (1 + _ROUNDING) * (self.most_samples / 2 + law.relative_tail(self.noised_dimension))
 
     @property
-    def _limiting_key(self) -> str:
-        return "noise_multiplier_ceiling" if self.noise == Gaussian.name else "epsilon_floor"
-
-    @property
     def bearable_moment(self) -> float:
-        """v of the run's own law at its floor of ε, or ceiling of z; infinite where none is set."""
-        limit: float = getattr(self, self._limiting_key)
-        if not 0 < limit < float("inf"):
-            return float("inf")
-        return LAWS[self.noise](limit).relative_second_moment(self.noised_dimension)
+        """v of the run's own law at the limits of its parameters; infinite where one of them has none."""
+        law = describe_law(self.noise)
+        if not law.parameters or any(key not in self.limits for key in law.limits):
+            return math.inf
+        noisiest = law.make({one.name: self.limits[one.limit] for one in law.parameters})
+        return noisiest.relative_second_moment(self.noised_dimension)
 
 
 @dataclass(slots=True)

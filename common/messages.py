@@ -10,7 +10,8 @@ defaults are for engines without a wire, where there is one life, one process an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from common.quantities import EdgeId, NoisyGradient, Vector
 
@@ -24,8 +25,9 @@ class Hello:
 
     edge_id: EdgeId
     noise: str | None = None  # name of the law; None: the run's
-    epsilon: float | None = None  # ε_k
-    noise_multiplier: float | None = None  # z_k, for the gaussian law
+    parameters: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of the law, ε_k for example; none: the run's
     last_sequence: int = 0  # highest sequence its ledger holds for this run; 0: none
     index: int | None = None  # k that it held before, in this run or another, where its ledger knows one
     nonce: str = ""  # of the process that says it
@@ -116,6 +118,7 @@ class EdgeJoined:
     epsilon: float | None
     noise_multiplier: float | None
     returned: bool
+    parameters: Mapping[str, float] = field(default_factory=dict)  # other parameters: keys beside these
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,9 @@ class PerSampleGradients(Protocol):
     def norms(self) -> npt.NDArray[np.float32]:
         """Return ‖∇F(x, ξ_i)‖ of each sample."""
 
+    def l1_norms(self) -> npt.NDArray[np.float32]:
+        """Return ‖∇F(x, ξ_i)‖₁ of each sample."""
+
     def nulled(self, rows: npt.NDArray[np.bool_]) -> PerSampleGradients:
         """Return the same with zeros for the chosen samples, whose rows stay: no other row's rounding changes."""
 

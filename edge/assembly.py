@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.models.model import Model
-from common.noise import Clipping, NoiseLaw, Sampling
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Sampling
 from common.quantities import Indices
 from common.scenario.parts import noised_slice
 from common.scenario.scenario import Scenario

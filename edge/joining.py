@@ -44,8 +44,7 @@ class Joining:
         return Hello(
             edge_id=self.edge_id,
             noise=self.policy.law,
-            epsilon=self.policy.epsilon,
-            noise_multiplier=self.policy.noise_multiplier,
+            parameters=self.policy.parameters,
             last_sequence=effect.last_sequence,
             index=self._index(),
             nonce=nonce,

@@ -16,7 +16,7 @@ from common.accounting.overlap import ShardSpent, worst_record
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.datasets.families import records_of
 from common.errors import ConfigurationError, LocalProtocolError, MapaError, RemoteProtocolError
-from common.noise import Adjacency, Sampling
+from common.noise.mechanism import Adjacency, Sampling
 from common.quantities import EdgeId, RunId
 
 # Says how many charges of a kind a budget permits beside what was spent.

@@ -5,12 +5,14 @@ What a budget still permits is the ledger's business; that no two edges spend it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
-from common.noise import Adjacency, ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, noise_law
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Adjacency
+from common.noise.registry import describe_law, implied_law, noise_law
 from common.transport.link import LinkProfile
 from edge.ledger import ShardIdentity
 
@@ -28,14 +30,13 @@ class PolicyError(ConfigurationError):
 class OperatorPolicy:
     """What this edge's operator decided. What is left open the run's scenario decides.
 
-    ε_k and z_k are also a floor: every single release guarantees at least that much, under zero-out adjacency
-    (a sample's contribution set to zero) and before amplification by sampling. The budget is a ceiling on
+    The parameters are also a floor: every single release guarantees at least what they promise, under zero-out
+    adjacency (a sample's contribution set to zero) and before amplification by sampling. The budget is a ceiling on
     what all releases of a record cost it, whichever edges of this state directory made them.
     """
 
     noise: str | None = None
-    epsilon: float | None = None  # ε_k
-    noise_multiplier: float | None = None  # z_k
+    parameters: Mapping[str, float] = field(default_factory=dict)  # of the law: ε_k, z_k
     budget: Budget | None = None  # (ε, δ) of the records
     replace_budget: bool = False  # it replaces earlier budgets for these records
     link: LinkProfile | None = None
@@ -45,14 +46,12 @@ class OperatorPolicy:
     @property
     def law(self) -> str | None:
         """Name the law: an ε alone asks for gamma-norm noise, a z alone for gaussian; None: no word on noise."""
-        if self.noise is None and self.epsilon is not None:
-            return GammaNorm.name
-        return Gaussian.name if self.noise is None and self.noise_multiplier is not None else self.noise
+        return implied_law(self.parameters) if self.noise is None and self.parameters else self.noise
 
     @property
     def asks_for_a_guarantee(self) -> bool:
         """Tell whether releases must be private at all: the paper's law, asked for by its name, never is."""
-        return self.law is not None and self.noise != ExponentialNorm.name
+        return self.law is not None and describe_law(self.law).made.protects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +76,9 @@ def law_for(policy: OperatorPolicy, of_run: NoiseLaw | None) -> NoiseLaw | None:
     """Return how this edge noises: by its operator's word, else as the run does; None: the run never noises."""
     if of_run is None or policy.law is None:
         return of_run
-    epsilon, multiplier = policy.epsilon, policy.noise_multiplier
-    if epsilon is None and multiplier is None and policy.law == of_run.name:
+    if not policy.parameters and policy.law == of_run.name:
         return of_run
-    return noise_law(policy.law, epsilon=epsilon, noise_multiplier=multiplier)
+    return noise_law(policy.law, policy.parameters)
 
 
 def permit(policy: OperatorPolicy, proposal: Proposal, *, budget_kept: bool) -> None:
@@ -120,7 +118,7 @@ def _check_noise(policy: OperatorPolicy, proposal: Proposal) -> None:
     if kind.law is None and policy.law is not None:
         raise PolicyError(
             "work.private = False: this run neither clips nor noises, and this edge's operator asked for noise;"
-            " take part without --noise, --epsilon and --noise-multiplier, or not at all"
+            " take part without --noise and its parameters, or not at all"
         )
     if not policy.asks_for_a_guarantee:
         return
@@ -129,11 +127,21 @@ def _check_noise(policy: OperatorPolicy, proposal: Proposal) -> None:
         raise PolicyError(
             f"this edge's operator asked for noise, and this run's would not protect: {guarantee.reason}"
         )
-    if policy.epsilon is not None:
-        _check_floor("--epsilon", policy.epsilon, "ε", guarantee.epsilon, kind, at_most=True)
-    if policy.noise_multiplier is not None:
-        multiplier = guarantee.noise_multiplier
-        _check_floor("--noise-multiplier", policy.noise_multiplier, "z", multiplier, kind, at_most=False)
+    if policy.parameters and policy.law is not None:
+        promise = noise_law(policy.law, policy.parameters).promise()
+        asked = " ".join(_option(name, value) for name, value in policy.parameters.items())
+        if promise.epsilon is not None:
+            _check_floor(asked, promise.epsilon, "ε", guarantee.epsilon, kind, at_most=True)
+        if promise.noise_multiplier is not None:
+            multiplier = guarantee.noise_multiplier
+            _check_floor(asked, promise.noise_multiplier, "z", multiplier, kind, at_most=False)
+
+
+def _option(name: str, value: float) -> str:
+    """Return the option of `mapa edge` that sets a parameter."""
+    if name in ("epsilon", "noise_multiplier"):
+        return f"--{name.replace('_', '-')} {value:g}"
+    return f"--noise-parameter {name}={value:g}"
 
 
 def _check_floor(
@@ -147,7 +155,7 @@ def _check_floor(
     has = "no such guarantee" if given is None else f"{symbol} = {given:g}"
     mechanism = kind.mechanism
     raise PolicyError(
-        f"{option} {asked:g}: one release of this run guarantees {has} under zero-out adjacency, before"
+        f"{option}: one release of this run guarantees {has} under zero-out adjacency, before"
         f" amplification, with privacy.clipping = {mechanism.clipping.value!r}, data.sampler ="
         f" {mechanism.sampling.value!r} and batch_size = {mechanism.batch_size}; must be at"
         f" {'most' if at_most else 'least'} {asked:g}. {_REMEDY}"

@@ -38,7 +38,8 @@ def prepare(
     admission: Admission, run: RunId, policy: OperatorPolicy, ledger: Ledger, load: Callable[[str], Dataset]
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
-    scenario = parse_welcome({**admission.scenario, "seed": admission.seed})
+    allowed = policy.allowed | {policy.noise or ""}  # whoever names a law by --noise allows it
+    scenario = parse_welcome({**admission.scenario, "seed": admission.seed}, allowed=allowed)
     for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
         if is_dotted(name):
             check_code(policy, key, name)

@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from common.errors import RemoteProtocolError
-from common.noise import LARGEST_BOUND, LEAST_BOUND, Clipping, NoiseLaw
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping, Norm
 from common.quantities import ClippedGradient, NoisyGradient, PerSampleGradients, Vector
 
 
@@ -19,7 +20,9 @@ def check_bound(bound: float) -> None:
         )
 
 
-def clip_per_sample(gradients: PerSampleGradients, bound: float, batch_size: int) -> ClippedGradient:
+def clip_per_sample(
+    gradients: PerSampleGradients, bound: float, batch_size: int, norm: Norm = Norm.L2
+) -> ClippedGradient:
     """Scale every sample's gradient to norm ≤ C, sum, divide by the configured b.
 
     Never by the samples at hand: under Poisson sampling their number is private, and may be 0.
@@ -28,7 +31,7 @@ def clip_per_sample(gradients: PerSampleGradients, bound: float, batch_size: int
     products, as a null record's does: how the others round depends on the batch's shape.
     """
     limit = np.float32(bound)
-    norms = gradients.norms()
+    norms = gradients.norms() if norm is Norm.L2 else gradients.l1_norms()
     if not math.isfinite(norms.sum()):
         lost = ~np.isfinite(norms)
         gradients = gradients.nulled(lost)
@@ -38,23 +41,28 @@ def clip_per_sample(gradients: PerSampleGradients, bound: float, batch_size: int
     return ClippedGradient(gradients.weighted_sum(weights) / np.float32(batch_size))
 
 
-def clip_batch_mean(gradients: PerSampleGradients, bound: float, batch_size: int) -> ClippedGradient:
+def clip_batch_mean(
+    gradients: PerSampleGradients, bound: float, batch_size: int, norm: Norm = Norm.L2
+) -> ClippedGradient:
     """Line 5 as printed: clip the mean (D-02); its sensitivity is bΔS."""
     mean = gradients.weighted_sum(None)
     mean /= np.float32(batch_size)
-    norm = float(np.sqrt(mean @ mean))
-    if not math.isfinite(norm):
+    length = float(np.sqrt(mean @ mean) if norm is Norm.L2 else np.abs(mean).sum())
+    if not math.isfinite(length):
         mean[:] = 0
-    elif norm > bound:
-        mean *= np.float32(bound / norm)
+    elif length > bound:
+        mean *= np.float32(bound / length)
     return ClippedGradient(mean)
 
 
-def clip(gradients: PerSampleGradients, how: Clipping, bound: float, batch_size: int) -> ClippedGradient:
+def clip(
+    gradients: PerSampleGradients, how: Clipping, bound: float, batch_size: int, norm: Norm = Norm.L2
+) -> ClippedGradient:
+    """Clip to C in the norm that the noise law needs."""
     check_bound(bound)
     if how is Clipping.PER_SAMPLE:
-        return clip_per_sample(gradients, bound, batch_size)
-    return clip_batch_mean(gradients, bound, batch_size)
+        return clip_per_sample(gradients, bound, batch_size, norm)
+    return clip_batch_mean(gradients, bound, batch_size, norm)
 
 
 def perturb(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError, require
-from common.noise import Sampling
+from common.noise.mechanism import Sampling
 from common.quantities import Indices
 from common.randomness import CounterStreams, Purpose, permutation_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sqlite3
@@ -17,7 +18,7 @@ from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity,
 
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"
-_VERSION = 2
+_VERSION = 3
 
 _SCHEMA = f"""
 PRAGMA page_size = 8192;
@@ -29,7 +30,7 @@ CREATE TABLE account (
   position INTEGER PRIMARY KEY,
   edge_id TEXT NOT NULL, run TEXT NOT NULL,
   dataset TEXT NOT NULL, partition TEXT NOT NULL, shard INTEGER NOT NULL, disjoint INTEGER NOT NULL,
-  noise TEXT, epsilon REAL, noise_multiplier REAL,
+  noise TEXT, parameters TEXT NOT NULL,
   clipping TEXT NOT NULL, scope TEXT NOT NULL, sampling TEXT NOT NULL,
   batch_size INTEGER NOT NULL, shard_size INTEGER NOT NULL,
   total_epsilon REAL, total_delta REAL, own_budget INTEGER NOT NULL, reproducible INTEGER NOT NULL,
@@ -42,12 +43,11 @@ CREATE TABLE outbox (
 ) STRICT;
 """
 # Version 1 did not say whose a budget was, and each one bound at once: so it stays.
-_FROM_VERSION_1 = (
-    "ALTER TABLE account ADD COLUMN own_budget INTEGER NOT NULL DEFAULT 1",
-    f"PRAGMA user_version = {_VERSION}",
-)
+_FROM_VERSION_1 = "ALTER TABLE account ADD COLUMN own_budget INTEGER NOT NULL DEFAULT 1"
+# Version 2 had a column for each parameter that a noise law could have.
+_FORMER_PARAMETERS = ("epsilon", "noise_multiplier")
 _TERMS = (
-    *("edge_id", "run", "dataset", "partition", "shard", "disjoint", "noise", "epsilon", "noise_multiplier"),
+    *("edge_id", "run", "dataset", "partition", "shard", "disjoint", "noise", "parameters"),
     *("clipping", "scope", "sampling", "batch_size", "shard_size"),
     *("total_epsilon", "total_delta", "own_budget", "reproducible"),
 )
@@ -83,7 +83,7 @@ class SqliteLedger(MemoryLedger):
             [(known,)] = self._connection.execute("SELECT id FROM edge").fetchall()
             self._edge_id = EdgeId(known)
             self._load(self._connection)
-        except (sqlite3.Error, ValueError, KeyError, ConfigurationError) as error:
+        except (sqlite3.Error, ValueError, KeyError, TypeError, ConfigurationError) as error:
             self.close()
             raise _damaged(self.path, error) from error
         if edge_id is not None and known != edge_id:
@@ -204,13 +204,12 @@ def _connect(path: Path) -> sqlite3.Connection:
         [(version,)] = connection.execute("PRAGMA user_version")
         if application != _APPLICATION:
             raise sqlite3.DatabaseError("not a ledger of this program")
-        if version not in (1, _VERSION):
+        if not 1 <= version <= _VERSION:
             raise ConfigurationError(
                 f"ledger {path}: version {version}, and this program reads versions 1 to {_VERSION}; update it"
             )
         connection.execute("BEGIN IMMEDIATE")
-        for statement in _FROM_VERSION_1 if version == 1 else ():
-            connection.execute(statement)
+        _migrate(connection, version)
         connection.execute("COMMIT")
         [(verdict, *_)] = connection.execute("PRAGMA quick_check(1)")
         if verdict != "ok":
@@ -226,6 +225,23 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring the tables of an earlier version into today's form, within the transaction that is open."""
+    if version == _VERSION:
+        return
+    if version == 1:
+        connection.execute(_FROM_VERSION_1)
+    connection.execute("ALTER TABLE account ADD COLUMN parameters TEXT NOT NULL DEFAULT '{}'")
+    rows = connection.execute(f"SELECT position, {', '.join(_FORMER_PARAMETERS)} FROM account").fetchall()
+    for position, *values in rows:  # here, not by SQLite's JSON functions: those may round a number
+        given = zip(_FORMER_PARAMETERS, values, strict=True)
+        parameters = json.dumps({key: value for key, value in given if value is not None})
+        connection.execute("UPDATE account SET parameters = ? WHERE position = ?", (parameters, position))
+    for key in _FORMER_PARAMETERS:
+        connection.execute(f"ALTER TABLE account DROP COLUMN {key}")
+    connection.execute(f"PRAGMA user_version = {_VERSION}")
 
 
 def _damaged(path: Path, error: Exception) -> ConfigurationError:
@@ -244,14 +260,15 @@ def _sync(path: Path) -> None:
 
 
 def _row(account: Account) -> dict[str, object]:
-    budget = account.budget
+    budget, kind = account.budget, account.kind.fields()
     return {
         "run": account.run,
         "dataset": account.shard.dataset,
         "partition": account.shard.partition,
         "shard": account.shard.index,
         "disjoint": int(account.shard.disjoint),
-        **account.kind.fields(),
+        **kind,
+        "parameters": json.dumps(kind["parameters"]),
         "total_epsilon": None if budget is None else budget.epsilon,
         "total_delta": None if budget is None else budget.delta,
         "own_budget": int(account.own_budget),
@@ -264,7 +281,7 @@ def _account(row: dict[str, Any]) -> Account:
     return Account(
         run=RunId(row["run"]),
         shard=ShardIdentity(row["dataset"], row["partition"], row["shard"], bool(row["disjoint"])),
-        kind=ReleaseKind.of_fields(row),
+        kind=ReleaseKind.of_fields(row | {"parameters": json.loads(row["parameters"])}),
         budget=budget,
         own_budget=bool(row["own_budget"]),
         reproducible=bool(row["reproducible"]),

@@ -9,7 +9,8 @@ import numpy as np
 
 from common.messages import GradientMade, ModelReceived
 from common.models.model import Features, Model, Targets
-from common.noise import Clipping, NoiseLaw, Sampling
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId, Indices, NoisyGradient, Vector
 from common.randomness import CounterStreams, Purpose
 from edge.privacy import check_bound, clip, perturb
@@ -91,7 +92,7 @@ class EdgeWorker:
             mean += np.float32(recipe.regularization) * x
             return NoisyGradient(mean)
         bound = recipe.batch_size * sensitivity / 2
-        clipped = clip(gradients, recipe.clipping, bound, recipe.batch_size)
+        clipped = clip(gradients, recipe.clipping, bound, recipe.batch_size, recipe.law.norm)
         rng = self.streams.at(self.index, Purpose.NOISE, n)
         released = perturb(clipped, recipe.law, sensitivity, recipe.noised, rng)
         # It depends on no sample (D-06). Before the noise, a huge x would round the samples' part to steps

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
-from common.noise import Clipping, Sampling
+from common.noise.mechanism import Clipping, Sampling
 from common.scenario.scenario import Scenario
 
 
@@ -17,9 +17,8 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
     and goes: beside z no scenario may say it, and the cap of an edge is what the budget permits at this z.
     """
     privacy = scenario.privacy
-    if not scenario.private or privacy.total_epsilon is None or privacy.noise != "gaussian":
-        return scenario
-    if privacy.noise_multiplier is not None:
+    law = privacy.described.made
+    if not scenario.private or privacy.total_epsilon is None or law.calibrated is None or privacy.given:
         return scenario
     if privacy.scope != "all":
         raise ConfigurationError(
@@ -34,8 +33,9 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
         shard_size=min(shard_sizes),
         sampling=Sampling(scenario.data.sampler),
         clipping=Clipping(privacy.clipping),
+        law=law,
     )
-    filled = privacy.model_copy(update={"noise_multiplier": [z], "releases": None})
+    filled = privacy.model_copy(update={law.calibrated: [z], "releases": None})
     return scenario.model_copy(update={"privacy": filled})
 
 

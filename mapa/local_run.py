@@ -112,7 +112,7 @@ def edge_arguments(
     arguments = [sys.executable, "-P", "-m", "mapa.cli", "edge"]
     arguments += ["--broker", str(broker), "--run", run, "--count", str(count)]
     arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
-    for name in (scenario.model.name, scenario.data.set):
+    for name in (scenario.model.name, scenario.data.set, scenario.privacy.noise):
         if is_dotted(name):
             arguments += ["--allow", name]
     return arguments

@@ -17,7 +17,8 @@ from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError, RecordsError
 from common.models.model import Model
-from common.noise import NoiseLaw, Sampling
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
 from common.records.rundir import RunDirectory, new_run_id
 from common.records.tally import Tally

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
+from common.noise.registry import describe_law, laws_with
 from common.scenario.scenario import Scenario, parse_scenario
 from common.transport.link import links_from_csv
 from mapa.figure_lines import FOLDER, PREFIX, line_of, values_of
@@ -119,11 +120,13 @@ def _drop_the_other_parameter(values: dict[str, Any], changed: dict[str, Any]) -
     privacy = values.get("privacy")
     if not isinstance(privacy, dict) or not any(key.startswith("privacy.") for key in changed):
         return
-    gaussian = privacy.get("noise", "gaussian") == "gaussian"
-    others = ["noise_multiplier", "noise_multiplier_ceiling", "releases"]
-    if gaussian:
-        others = ["epsilon", "epsilon_floor"]
-    if gaussian and "privacy.noise_multiplier" in changed:
+    name = privacy.get("noise", "gaussian")
+    if not isinstance(name, str):
+        return
+    law = describe_law(name, "privacy.noise")
+    own, calibrated = {*law.names, *law.limits}, law.made.calibrated
+    others = [key for key in privacy if laws_with(key) and key not in own]
+    if calibrated is None or f"privacy.{calibrated}" in changed:
         others.append("releases")
     for key in others:
         if f"privacy.{key}" not in changed:

@@ -13,7 +13,7 @@ from common.accounting.gaussian import GaussianReleases
 from common.accounting.overlap import ShardSpent, total_of_records
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import Total, total
-from common.noise import Adjacency
+from common.noise.mechanism import Adjacency
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -304,6 +304,7 @@ def _largest(edges: Sequence[EdgeStatement]) -> EdgeStatement:
 
 def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
     of = edge.of
+    parameters = {} if of.kind.law is None else of.kind.law.parameters
     return {
         "edge": of.edge,
         "edge_id": of.edge_id,
@@ -311,8 +312,9 @@ def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
         "charges": of.spent[-1].charges,
         "shard_size": of.kind.shard_size,
         **_mechanism(of.kind),
-        "noise_multiplier": getattr(of.kind.law, "noise_multiplier", None),
-        "epsilon_per_release": getattr(of.kind.law, "epsilon", None),
+        "noise_multiplier": parameters.pop("noise_multiplier", None),
+        "epsilon_per_release": parameters.pop("epsilon", None),
+        **({"parameters": parameters} if parameters else {}),
         "reproducible_noise": of.reproducible,
         "exact": edge.exact,
         **_figures(edge.total),
@@ -334,11 +336,9 @@ def _mechanism(kind: ReleaseKind) -> dict[str, str]:
     rate = f"poisson, rate {kind.sampling_rate:.4g}" if mechanism.amplified else mechanism.sampling.value
     if law is None:
         return {"noise": "none", "release": "none", "clipping": "none", "scope": "none", "sampler": rate}
-    multiplier = getattr(law, "noise_multiplier", None)
-    strength = f"z = {multiplier:g}" if multiplier is not None else f"ε = {getattr(law, 'epsilon', 0):g}"
     return {
         "noise": law.name,
-        "release": f"{law.name}, {strength}",
+        "release": ", ".join(part for part in (law.name, law.strength) if part),
         "clipping": mechanism.clipping.value,
         "scope": mechanism.scope.value,
         "sampler": rate,

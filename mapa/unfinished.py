@@ -11,7 +11,7 @@ from typing import Any
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
-from common.noise import noise_law
+from common.noise.registry import describe_law
 from common.scenario.scenario import parse_scenario
 from mapa.run_reader import read_events, read_manifest
 from mapa.statement import EdgeReleases
@@ -78,7 +78,8 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
 def _law(joined: dict[str, Any]) -> Any:
     if joined["noise"] == "none":
         return None
-    return noise_law(joined["noise"], epsilon=joined["epsilon"], noise_multiplier=joined["noise_multiplier"])
+    law = describe_law(joined["noise"])
+    return law.make({key: joined[key] for key in law.names if joined.get(key) is not None})
 
 
 def _last_update(path: Path) -> int:

@@ -30,7 +30,11 @@ PURE = [
         f"edge/{name}.py"
         for name in ("policy", "privacy", "worker", "samplers", "session", "conversation", "cloud_watch")
     ),
-    *(f"common/{name}.py" for name in ("noise", "problem", "quantities", "messages", "errors", "options")),
+    *(
+        f"common/noise/{name}.py"
+        for name in ("law", "mechanism", "gaussian", "gamma_norm", "exponential_norm", "laplace", "registry")
+    ),
+    *(f"common/{name}.py" for name in ("problem", "quantities", "messages", "errors", "options")),
 ]
 FORBIDDEN_IN_PURE = {
     "paho",

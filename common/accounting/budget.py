@@ -12,7 +12,10 @@ from common.accounting.gaussian import GaussianReleases, dp_accounting
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
-from common.noise import Adjacency, Clipping, Gaussian, Mechanism, Sampling, Scope
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
+from common.noise.registry import describe_law
 
 # No edge gets this far; it bounds the search where a release costs next to nothing.
 MOST_CHARGES = 1_000_000
@@ -77,8 +80,11 @@ def calibrate(
     shard_size: int,
     sampling: Sampling = Sampling.POISSON,
     clipping: Clipping = Clipping.PER_SAMPLE,
+    law: type[NoiseLaw] = Gaussian,
 ) -> float:
     """Return the least z whose `releases` cost at most the budget by PLD, to about 1e-6.
+
+    `law` is Gaussian noise whose one parameter is z, up to a factor that its guarantee says.
 
     By RDP where δ is too small for PLD; either way `total` of so many releases is within the budget.
     """
@@ -87,10 +93,14 @@ def calibrate(
     if budget.delta == 0:
         raise ConfigurationError("total_delta = 0: a Gaussian release needs a δ greater than 0")
     mechanism = Mechanism(clipping, Scope.ALL, sampling, batch_size)
-    unit = ReleaseKind(Gaussian(1.0), mechanism, shard_size)
+
+    def kind(z: float) -> ReleaseKind:
+        return ReleaseKind(describe_law(law.name).make({str(law.calibrated): z}), mechanism, shard_size)
+
+    unit = kind(1.0)
     z, step = _least_multiplier(budget, unit, unit.charges(releases)), 1e-9
     # A root may lie either side by its tolerance, and PLD's last digits jump about; the budget may not be passed.
-    while not keeps(budget, ReleaseKind(Gaussian(z), mechanism, shard_size), releases):
+    while not keeps(budget, kind(z), releases):
         z *= 1 + step
         step *= 2
     return z

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from common.accounting.releases import Spent
-from common.noise import Mechanism, NoiseLaw
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Mechanism
 
 if TYPE_CHECKING:
     from common.accounting.total import Total

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from common.errors import ConfigurationError
-from common.noise import (
-    Adjacency,
-    Clipping,
-    Guarantee,
-    Mechanism,
-    NoiseLaw,
-    Sampling,
-    Scope,
-    noise_law,
-)
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Adjacency, Clipping, Guarantee, Mechanism, Sampling, Scope
+from common.noise.registry import noise_law
 
 NO_NOISE = "no noise: gradients leave as they are (ASGD and CSGD never clip or noise)"
 
@@ -50,8 +43,7 @@ class ReleaseKind:
         law, mechanism = self.law, self.mechanism
         return {
             "noise": None if law is None else law.name,
-            "epsilon": getattr(law, "epsilon", None),
-            "noise_multiplier": getattr(law, "noise_multiplier", None),
+            "parameters": {} if law is None else law.parameters,
             "clipping": mechanism.clipping.value,
             "scope": mechanism.scope.value,
             "sampling": mechanism.sampling.value,
@@ -64,9 +56,7 @@ class ReleaseKind:
         """Read what `fields` has written."""
         law = None
         if fields["noise"] is not None:
-            law = noise_law(
-                fields["noise"], epsilon=fields["epsilon"], noise_multiplier=fields["noise_multiplier"]
-            )
+            law = noise_law(fields["noise"], fields["parameters"])
         mechanism = Mechanism(
             Clipping(fields["clipping"]),
             Scope(fields["scope"]),

@@ -12,7 +12,7 @@ from common.accounting.gaussian import GaussianReleases
 from common.accounting.odometer import odometer
 from common.accounting.pure import PureReleases
 from common.accounting.releases import ReleaseKind, Spent, check_delta
-from common.noise import Adjacency
+from common.noise.mechanism import Adjacency
 
 # A PLD's grid widens with ε: minutes and gigabytes beyond this, for a figure that protects nobody.
 PLD_CEILING = 50.0

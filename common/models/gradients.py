@@ -27,6 +27,12 @@ class OuterGradients:
         squares *= np.vecdot(self._d, self._d)
         return np.sqrt(squares, out=squares)
 
+    def l1_norms(self) -> npt.NDArray[np.float32]:
+        """Return ‖D_i‖₁·‖X_i‖₁."""
+        sums: npt.NDArray[np.float32] = np.abs(self._x).sum(axis=1)
+        sums *= np.abs(self._d).sum(axis=1)
+        return sums
+
     def nulled(self, rows: npt.NDArray[np.bool_]) -> OuterGradients:
         kept = ~rows[:, None]
         return OuterGradients(np.where(kept, self._d, _ZERO), np.where(kept, self._x, _ZERO))
@@ -49,6 +55,10 @@ class RowGradients:
     def norms(self) -> npt.NDArray[np.float32]:
         squares: npt.NDArray[np.float32] = np.vecdot(self._rows, self._rows)
         return np.sqrt(squares, out=squares)
+
+    def l1_norms(self) -> npt.NDArray[np.float32]:
+        sums: npt.NDArray[np.float32] = np.abs(self._rows).sum(axis=1)
+        return sums
 
     def nulled(self, rows: npt.NDArray[np.bool_]) -> RowGradients:
         return RowGradients(np.where(~rows[:, None], self._rows, _ZERO))

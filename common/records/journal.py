@@ -39,7 +39,8 @@ class Journal:
         if type(fact) is GradientApplied:
             self._stream.write(self._applied(fact, time))
         else:
-            self.write(event_name(fact), asdict(fact), time)
+            fields = asdict(fact)
+            self.write(event_name(fact), fields | fields.pop("parameters", {}), time)
 
     def evaluated(self, evaluation: Evaluation, time: float | None = None) -> None:
         """Write an evaluation; a value that is not finite is null."""

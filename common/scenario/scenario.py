@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, model_validator
 
 from common.algorithms import Description, describe
 from common.constants import NOMINAL, measured_constants
+from common.dotted import is_dotted
 from common.errors import ConfigurationError
-from common.noise import Clipping, Mechanism, NoiseLaw, Sampling, Scope, noise_law
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.problem import Problem, SensitivityRule
 from common.scenario.explanation import explain
 from common.scenario.tables import (
@@ -154,9 +156,7 @@ class Scenario(Table):
         """Return how edge k noises; None where the algorithm never does."""
         if not self.private:
             return None
-        if self.privacy.noise == "gaussian":
-            return noise_law("gaussian", noise_multiplier=self.privacy.parameter(index))
-        return noise_law(self.privacy.noise, epsilon=self.privacy.parameter(index))
+        return self.privacy.described.make(self.privacy.parameters(index), "privacy.")
 
     def for_edge(self, index: int) -> dict[str, Any]:
         """Return what edge k needs: its own ε_k and link alone; the seed travels apart, where there is one.
@@ -165,9 +165,8 @@ class Scenario(Table):
         """
         left_out = {"seed", "algorithm", "evaluation", "records", "delays"}
         values = {**self.model_dump(mode="json", exclude=left_out), "work": self._work.model_dump()}
-        for key in ("epsilon", "noise_multiplier"):
-            if given := values["privacy"][key]:
-                values["privacy"][key] = [given[index % len(given)]]
+        for key, given in self.privacy.given.items():
+            values["privacy"][key] = [given[index % len(given)]]
         if self.links:
             values["links"] = [values["links"][index % len(self.links)]]
         return values
@@ -200,9 +199,18 @@ def parse_scenario(values: Mapping[str, Any]) -> Scenario:
         raise ConfigurationError(explain(error, Scenario)) from error
 
 
-def parse_welcome(values: Mapping[str, Any]) -> Scenario:
-    """Check a scenario as an edge gets it: `work` says what to do, and nothing is looked up by an algorithm's name."""
+def parse_welcome(values: Mapping[str, Any], *, allowed: Collection[str] = ()) -> Scenario:
+    """Check a scenario as an edge gets it: `work` says what to do, and nothing is looked up by an algorithm's name.
+
+    `allowed` are the noise laws by dotted path that may be imported; a model or data set is not imported here.
+    """
     rest = dict(values)
+    privacy = rest.get("privacy")
+    noise = privacy.get("noise") if isinstance(privacy, Mapping) else None
+    if isinstance(noise, str) and is_dotted(noise) and noise not in allowed:
+        raise ConfigurationError(
+            f"privacy.noise = {noise!r}: the run asks for code of its own; allow it with --allow {noise}"
+        )
     if "algorithm" in rest:
         raise ConfigurationError("algorithm: an edge is told by `work` what to do, not by an algorithm")
     work = rest.pop("work", None)

@@ -10,7 +10,9 @@ from common.datasets.catalogue import DATA_SETS
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.registry import MODELS
-from common.noise import LARGEST_BOUND, LARGEST_PARAMETER, LEAST_BOUND, LEAST_PARAMETER
+from common.noise.law import LARGEST_PARAMETER, LEAST_PARAMETER
+from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND
+from common.noise.registry import LawDescription, describe_law, laws_with
 from common.transport.link import LEAST_RATE_KBPS, LONGEST_DELAY_MS, MOST_PARTITIONS, link_profile
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -114,9 +116,19 @@ class WorkTable(Table):
 
 
 class PrivacyTable(Table):
-    """[privacy]"""
+    """[privacy]: how edges clip and noise, and beside that the parameters of the law that is named.
 
-    noise: Literal["gaussian", "gamma-norm", "exponential-norm"] = "gaussian"
+    `epsilon` and `noise_multiplier` are written down for every law, so that digests last; what a law has beyond
+    them is asked of the law.
+    """
+
+    model_config = ConfigDict(
+        extra="allow"
+    )  # parameters of the law, and their limits: `_of_the_law` checks them
+
+    noise: str = Field(
+        "gaussian", min_length=1, max_length=200, description="the law of the noise; or package.module:Class"
+    )
     epsilon: PerEdge | None = Field(None, description="ε_k of one release; a list is cycled over edges")
     noise_multiplier: PerEdge | None = Field(None, description="z_k of the gaussian law, instead of epsilon")
     clipping: Literal["per-sample", "batch-mean"] = "per-sample"
@@ -131,38 +143,84 @@ class PrivacyTable(Table):
     epsilon_floor: NonNegative = Field(0.0, description="the cloud refuses a hello with a smaller ε_k")
     noise_multiplier_ceiling: Positive | None = Field(None, description="likewise for z_k")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, values: Any) -> Any:
+        """Bring a law's own parameters into the form of the declared ones: a value for each edge."""
+        if not isinstance(values, dict) or not isinstance(name := values.get("noise", "gaussian"), str):
+            return values
+        own = [key for key in _described(name).names if key in values and key not in cls.model_fields]
+        return values | {key: v if isinstance(v := values[key], list) else [v] for key in own}
+
     @model_validator(mode="after")
-    def _one_parameter(self) -> Self:
-        if self.noise == "gaussian":
-            for key in ("epsilon", "epsilon_floor"):
-                if getattr(self, key):
-                    raise ValueError(self._of_another_law(key, "'gamma-norm' or 'exponential-norm'"))
-            if self.noise_multiplier is None and self.total_epsilon is None:
-                raise ValueError(
-                    "privacy.noise = 'gaussian': needs privacy.noise_multiplier or privacy.total_epsilon"
-                )
-            if self.noise_multiplier is not None and self.releases is not None:
-                raise ValueError(
-                    f"privacy.releases = {self.releases}: goes with privacy.total_epsilon alone,"
-                    " for which it calibrates z; with privacy.noise_multiplier leave it out"
-                )
-        else:
-            for key in ("noise_multiplier", "noise_multiplier_ceiling"):
-                if getattr(self, key) is not None:
-                    raise ValueError(self._of_another_law(key, "'gaussian'"))
-            if self.epsilon is None:
-                raise ValueError(f"privacy.noise = {self.noise!r}: needs privacy.epsilon")
+    def _of_the_law(self) -> Self:
+        law = self.described
+        own, extra = {*law.names, *law.limits}, set(self.model_extra or {})
+        declared = {key for key in type(self).model_fields if laws_with(key) and getattr(self, key)}
+        for key in sorted((declared | extra) - own):
+            raise ValueError(self._of_another_law(key))
+        calibrated = law.made.calibrated
+        for key in law.names:
+            if getattr(self, key, None) is None and not (
+                key == calibrated and self.total_epsilon is not None
+            ):
+                instead = " or privacy.total_epsilon" if key == calibrated else ""
+                raise ValueError(f"privacy.noise = {self.noise!r}: needs privacy.{key}{instead}")
+        given = calibrated is not None and getattr(self, calibrated) is not None
+        if given and self.releases is not None:
+            raise ValueError(
+                f"privacy.releases = {self.releases}: goes with privacy.total_epsilon alone,"
+                f" for which it calibrates {calibrated}; with privacy.{calibrated} leave it out"
+            )
+        for parameter in law.parameters:
+            for value in self._values(parameter.name):
+                parameter.option.checked(f"privacy.{parameter.name}", value)
+            if parameter.limit in self.limits:
+                parameter.option.checked(f"privacy.{parameter.limit}", self.limits[parameter.limit])
         return self
 
-    def _of_another_law(self, key: str, laws: str) -> str:
-        return f"privacy.{key} = {getattr(self, key)!r}: goes with privacy.noise = {laws}, not with {self.noise!r}"
+    def _of_another_law(self, key: str) -> str:
+        value, law = getattr(self, key), self.described
+        if laws := laws_with(key):
+            named = " or ".join(repr(one) for one in laws)
+            return f"privacy.{key} = {value!r}: goes with privacy.noise = {named}, not with {self.noise!r}"
+        known = [one for one in type(self).model_fields if not laws_with(one)]
+        allowed = ", ".join((*known, *law.names, *law.limits))
+        return f"privacy.{key} = {value!r}: unknown key; allowed with noise = {self.noise!r} are {allowed}"
 
-    def parameter(self, index: int) -> float:
-        """Return ε_k, or z_k for the gaussian law."""
-        given = self.noise_multiplier if self.noise == "gaussian" else self.epsilon
-        if given is None:
+    def _values(self, key: str) -> list[Any]:
+        given: list[Any] | None = getattr(self, key, None)
+        if given is not None and not 0 < len(given) <= 100_000:
+            raise ValueError(f"privacy.{key}: {len(given)} values; must be from 1 to 100000")
+        return given or []
+
+    @property
+    def described(self) -> LawDescription:
+        """What the law says of itself."""
+        return _described(self.noise)
+
+    @property
+    def given(self) -> dict[str, list[float]]:
+        """The law's parameters, each a list that is cycled over edges; one that a budget must still set is absent."""
+        return {key: values for key in self.described.names if (values := self._values(key))}
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """How much noise the run bears: limits of the law's parameters by key, those that are set."""
+        unset = (None, 0.0)  # of the declared ones; a law's own are either there or not
+        found: dict[str, Any] = {key: getattr(self, key, None) for key in self.described.limits}
+        return {key: v for key, v in found.items() if key in (self.model_extra or {}) or v not in unset}
+
+    def parameters(self, index: int) -> dict[str, float]:
+        """Return the law's parameters for edge k."""
+        given = self.given
+        if len(given) < len(self.described.names):
             raise ConfigurationError("privacy.total_epsilon: not yet calibrated to a noise multiplier")
-        return given[index % len(given)]
+        return {key: values[index % len(values)] for key, values in given.items()}
+
+
+def _described(name: str) -> LawDescription:
+    return describe_law(name, "privacy.noise")
 
 
 class DelaysTable(Table):

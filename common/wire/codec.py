@@ -138,8 +138,7 @@ def encode_hello(hello: Hello) -> bytes:
     return _encode_cold(
         v1.HelloV1,
         noise=hello.noise,
-        epsilon=hello.epsilon,
-        noise_multiplier=hello.noise_multiplier,
+        parameters=dict(hello.parameters),
         last_sequence=hello.last_sequence,
         index=hello.index,
         nonce=hello.nonce,
@@ -154,8 +153,7 @@ def decode_hello(edge_id: EdgeId, payload: bytes) -> Hello:
     return Hello(
         edge_id=edge_id,
         noise=wire.noise,
-        epsilon=wire.epsilon,
-        noise_multiplier=wire.noise_multiplier,
+        parameters=wire.parameters,
         last_sequence=wire.last_sequence,
         index=wire.index,
         nonce=wire.nonce,

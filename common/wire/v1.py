@@ -17,6 +17,7 @@ INTEGER_LIMIT = 2**63  # sequences, versions and incarnations lie in [0, 2^63)
 COLD_LIMIT = 4096  # bytes of hello, refuse, leave, halt, presence
 WELCOME_LIMIT = 65536  # bytes; it carries the scenario
 DEPTH_LIMIT = 8  # nesting of the scenario
+PARAMETERS_LIMIT = 8  # of a noise law
 ITEMS_LIMIT = 4096  # entries of a map or list, characters of a text
 
 # array(6) 1 "g" | 0xcf sequence | 0xcf version read | 0xcf incarnation | 0xcb ΔS
@@ -46,7 +47,11 @@ Number = Annotated[int, Field(ge=1, lt=INTEGER_LIMIT)]  # of a hello, from 1 in 
 Word = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Text = Annotated[str, Field(max_length=512), AfterValidator(_printable)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LawName = Annotated[
+    str, Field(pattern=r"^([a-z0-9-]{1,32}|[A-Za-z0-9_.]{1,96}:[A-Za-z0-9_]{1,32})$")
+]  # or dotted
+ParameterName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Message(BaseModel):
@@ -59,9 +64,10 @@ class HelloV1(_Message):
     """edge/<id>/hello."""
 
     kind: Literal["hello"] = "hello"
-    noise: Word | None  # None: the run's
-    epsilon: Positive | None  # ε_k
-    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None  # z_k
+    noise: LawName | None  # None: the run's
+    parameters: Annotated[
+        dict[ParameterName, Finite], Field(max_length=PARAMETERS_LIMIT)
+    ]  # of the law; {}: the run's
     last_sequence: Count
     index: Count | None  # k that it held before
     nonce: Nonce  # of the edge's process: a reconnect keeps it, a second process has another

@@ -12,7 +12,9 @@ from common.accounting.budget import calibrate
 from common.accounting.releases import Budget
 from common.errors import ConfigurationError
 from common.messages import SendModel
-from common.noise import Clipping, NoiseLaw, Sampling, noise_law
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Sampling
+from common.noise.registry import noise_law
 from edge.samplers import draw_batch
 from edge.worker import EdgeWorker, Recipe
 from experiments.attack.inversion import Head, Picture, head_of, infer_target, invert
@@ -49,7 +51,7 @@ def nominal_law(name: str, epsilon: float, batch_size: int) -> NoiseLaw:
     so it is twice the least noise multiplier for (ε, 1e-5).
     """
     if name != "gaussian":
-        return noise_law(name, epsilon=epsilon)
+        return noise_law(name, {"epsilon": epsilon})
     z = calibrate(
         Budget(epsilon, DELTA),
         releases=1,
@@ -57,7 +59,7 @@ def nominal_law(name: str, epsilon: float, batch_size: int) -> NoiseLaw:
         shard_size=batch_size,
         sampling=Sampling.SHUFFLED,
     )
-    return noise_law("gaussian", noise_multiplier=2 * z)
+    return noise_law("gaussian", {"noise_multiplier": 2 * z})
 
 
 def attack(

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from common.noise import Gaussian, NoiseLaw, Sampling
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Sampling
 from experiments.audit.bounds import Floats
 from experiments.audit.canary import LOUD
 from experiments.audit.design import Design, Plant, honest

@@ -13,7 +13,8 @@ import numpy as np
 from common.metrics import LOSS, Metric
 from common.models.gradients import Matrix, RowGradients
 from common.models.model import Features, Images, Labels, Targets, layout
-from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
+from common.noise.law import NoiseLaw, distances
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, PerSampleGradients, Vector
 from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Recipe, Shard
@@ -141,18 +142,7 @@ def log_likelihood_ratio(
     law: NoiseLaw | None, sensitivity: float, releases: Releases, zeroed: Floats, there: Floats
 ) -> Floats:
     """Return log p(ν | there) − log p(ν | zeroed) of each release: the best score, by Neyman and Pearson."""
-    from_zeroed: Floats = np.linalg.norm(releases - zeroed, axis=-1)
-    from_there: Floats = np.linalg.norm(releases - there, axis=-1)
-    nearer: Floats = from_zeroed - from_there
-    match law:
-        case Gaussian(noise_multiplier=z):
-            return nearer * (from_zeroed + from_there) * (2 / (z * sensitivity) ** 2)
-        case GammaNorm(epsilon=epsilon):
-            return nearer * epsilon / sensitivity
-        case ExponentialNorm(epsilon=epsilon):
-            tiny = np.finfo(np.float64).tiny
-            singular = np.log(from_zeroed + tiny) - np.log(from_there + tiny)
-            ratio: Floats = nearer * epsilon / sensitivity + (releases.shape[-1] - 1) * singular
-            return ratio
-        case _:
-            return nearer
+    if law is not None:
+        return law.log_ratio(sensitivity, releases, zeroed, there)
+    far, near = distances(releases, zeroed, there)
+    return far - near

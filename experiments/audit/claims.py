@@ -16,7 +16,7 @@ import numpy as np
 from common.accounting.gaussian import GaussianReleases, pld
 from common.accounting.pure import amplify_zero_out
 from common.accounting.releases import ReleaseKind
-from common.noise import Adjacency
+from common.noise.mechanism import Adjacency
 from experiments.audit.bounds import Floats, scipy_special
 
 

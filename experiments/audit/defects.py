@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.models.gradients import Matrix, RowGradients
-from common.noise import Adjacency, Guarantee, Mechanism, Noise, NoiseLaw
+from common.noise.law import Noise, NoiseLaw
+from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm
 from common.quantities import NoisyGradient, PerSampleGradients, Vector
 from common.randomness import CounterStreams, Purpose
 from edge.worker import EdgeWorker
@@ -19,12 +20,16 @@ from experiments.audit.design import Plant
 
 
 @dataclass(frozen=True, slots=True)
-class Muted:
+class Muted(NoiseLaw):
     """A law that leaves some coordinates without noise."""
 
     name: ClassVar[str] = "muted"
     law: NoiseLaw
     mute: Callable[[int], slice]  # given N
+
+    @property
+    def norm(self) -> Norm:  # type: ignore[override]
+        return self.law.norm
 
     def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Noise:
         eta = self.law.draw(sensitivity, dimension, rng)

@@ -9,7 +9,8 @@ import numpy as np
 
 from common.accounting.releases import ReleaseKind
 from common.models.gradients import Matrix
-from common.noise import Clipping, Mechanism, NoiseLaw, Sampling, Scope
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId
 from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Recipe, Shard

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.accounting.gaussian import GaussianReleases, rdp
-from common.noise import Clipping, Gaussian, Sampling
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId
 from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Recipe, Shard

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from common.errors import ConfigurationError
-from common.noise import Clipping, GammaNorm, Gaussian, Sampling, Scope
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Sampling, Scope
 from common.scenario.scenario import Scenario
 from experiments.audit.battery import battery
 from experiments.audit.canary import Setting
@@ -55,7 +58,7 @@ def _setting(world: World, scenario: Scenario, edge: int, dimension: int | None)
     mechanism = scenario.mechanism
     # a linear model's first layer is all of it
     partly = mechanism.scope is Scope.FIRST_CONV and world.model.first_layer.stop < world.model.dimension
-    default = 2 if isinstance(law, GammaNorm) else 16
+    default = NoiseLaw.audit_dimension if law is None else law.audit_dimension
     return Setting(
         law=law,
         batch_size=mechanism.batch_size,

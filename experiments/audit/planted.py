@@ -11,18 +11,11 @@ import numpy.typing as npt
 
 from common.accounting.releases import ReleaseKind
 from common.models.gradients import Matrix, RowGradients
-from common.noise import (
-    Adjacency,
-    Clipping,
-    ExponentialNorm,
-    GammaNorm,
-    Gaussian,
-    Guarantee,
-    Mechanism,
-    Noise,
-    NoiseLaw,
-    Sampling,
-)
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import Noise, NoiseLaw
+from common.noise.mechanism import Adjacency, Clipping, Guarantee, Mechanism, Norm, Sampling
 from common.quantities import NoisyGradient, PerSampleGradients, Vector
 from common.randomness import CounterStreams, Purpose
 from edge.privacy import clip_per_sample, perturb
@@ -36,11 +29,15 @@ from experiments.audit.game import Game, Releases
 
 
 @dataclass(frozen=True, slots=True)
-class HalfScale:
+class HalfScale(NoiseLaw):
     """A law that draws half of what it claims to draw."""
 
     name: ClassVar[str] = "half-scale"
     law: NoiseLaw
+
+    @property
+    def norm(self) -> Norm:  # type: ignore[override]
+        return self.law.norm
 
     def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Noise:
         return self.law.draw(sensitivity / 2, dimension, rng)

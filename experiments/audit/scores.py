@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.noise import NoiseLaw
+from common.noise.law import NoiseLaw
 from experiments.audit.bounds import Floats
 from experiments.audit.canary import log_likelihood_ratio
 from experiments.audit.game import Releases, Score

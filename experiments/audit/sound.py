@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from common.accounting.releases import ReleaseKind
-from common.noise import Adjacency, Clipping, GammaNorm, Gaussian, Sampling
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Adjacency, Clipping, Sampling
 from experiments.audit.battery import battery
 from experiments.audit.canary import Setting
 from experiments.audit.claims import claim_for

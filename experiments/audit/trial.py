@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.noise import Gaussian
+from common.noise.gaussian import Gaussian
 from experiments.audit.battery import battery
 from experiments.audit.defects import MUTATIONS
 from experiments.audit.game import Finding, Playable

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.accounting.releases import ReleaseKind
 from common.messages import GradientArrived, SendModel
-from common.noise import noise_law
+from common.noise.registry import noise_law
 from common.quantities import EdgeId, NoisyGradient, RunId
 from common.wire.codec import decode_gradient, decode_model, encode_gradient, encode_model
 from edge.ledger import Account, ShardIdentity
@@ -58,7 +58,7 @@ def _median(work: Callable[[], object], count: int, batches: int = 15) -> float:
 
 def _debit() -> float:
     run, payload = RunId("bench"), bytes(4 * _DIMENSION)
-    kind = ReleaseKind(noise_law("gaussian", noise_multiplier=2.0), bench_scenario(5, 1).mechanism, 1000)
+    kind = ReleaseKind(noise_law("gaussian", {"noise_multiplier": 2.0}), bench_scenario(5, 1).mechanism, 1000)
     with tempfile.TemporaryDirectory() as directory, SqliteLedger(Path(directory)) as ledger:
         ledger.open(Account(run=run, shard=ShardIdentity("none", "iid", 0), kind=kind))
 

@@ -99,7 +99,7 @@ function again() { tries++; if (ended() && tries >= 3) over(); else if (owed && 
 function greet() { tries = 0; greeting = true; hello(); }
 function hello() { // nil: noise as the scenario says. Before the first presence there is nobody to greet.
   const held = { last_sequence: BigInt(ledger.sequence), index: ledger.index && BigInt(ledger.index), nonce, incarnation: life };
-  const words = () => ({ v: 1n, kind: "hello", noise: null, epsilon: null, noise_multiplier: null, ...held, number: ++number });
+  const words = () => ({ v: 1n, kind: "hello", noise: null, parameters: {}, ...held, number: ++number });
   if (life !== undefined) publish("hello", pack(words()), 1);
   owe();
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from common.noise import Clipping
+from common.noise.mechanism import Clipping
 from experiments.attack.reconstruction import Cell, attack
 from mapa.simulation.world import World
 

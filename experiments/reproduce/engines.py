@@ -112,7 +112,7 @@ def _account(scenario: Scenario) -> str:
 
 @cache
 def _noise_multiplier(text: str, size: int) -> float:
-    return calibrated(parse_welcome(json.loads(text)), [size]).privacy.parameter(0)
+    return calibrated(parse_welcome(json.loads(text)), [size]).privacy.parameters(0)["noise_multiplier"]
 
 
 _kept: dict[tuple[str, str, Path], World] = {}

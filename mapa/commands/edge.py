@@ -10,7 +10,7 @@ import typer
 
 from common.accounting.releases import Budget
 from common.errors import ConfigurationError
-from common.noise import LAWS, noise_law
+from common.noise.registry import describe_law
 from common.transport.link import LinkProfile, link_profile
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.policy import OperatorPolicy
@@ -41,6 +41,7 @@ def edge_command(
         str | None,
         typer.Option(help="noise law, instead of the run's; exponential-norm gives no guarantee"),
     ] = None,
+    noise_parameter: options.NoiseParameters = None,
     total_epsilon: Annotated[
         float | None,
         typer.Option(
@@ -78,16 +79,13 @@ def edge_command(
     """Take part in a run until it ends or the budget is spent."""
     policy = OperatorPolicy(
         noise=noise,
-        epsilon=epsilon,
-        noise_multiplier=noise_multiplier,
+        parameters=_parameters(epsilon, noise_multiplier, noise_parameter),
         budget=None if total_epsilon is None else Budget(total_epsilon, total_delta),
         replace_budget=replace_budget,
         link=_link(link),
         allowed=frozenset(allow or ()),
         allow_seed=allow_seed,
     )
-    if epsilon is not None and noise_multiplier is not None:
-        raise ConfigurationError("--epsilon and --noise-multiplier: give only one of them")
     _check_law(policy)
     if replace_budget and total_epsilon is None:
         raise ConfigurationError(
@@ -115,13 +113,29 @@ def edge_command(
     raise typer.Exit(code)
 
 
+def _parameters(
+    epsilon: float | None, noise_multiplier: float | None, given: list[str] | None
+) -> dict[str, float]:
+    """Return the law's parameters by name; one that is given twice is an error."""
+    if epsilon is not None and noise_multiplier is not None:
+        raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
+    named = options.noise_parameters(given)
+    for name, value in (("epsilon", epsilon), ("noise_multiplier", noise_multiplier)):
+        if value is not None:
+            named.setdefault(name, []).append(value)
+    for name, values in named.items():
+        if len(values) > 1:
+            raise ConfigurationError(f"{name} = {values}: an edge has one value of it")
+    return {name: values[0] for name, values in named.items()}
+
+
 def _check_law(policy: OperatorPolicy) -> None:
-    """Refuse at once what no cloud would accept; a law without its parameter takes the run's."""
-    law, epsilon, multiplier = policy.law, policy.epsilon, policy.noise_multiplier
-    if law is not None and law not in LAWS:
-        raise ConfigurationError(f"--noise {law!r}: allowed are {', '.join(LAWS)}")
-    if law is not None and (epsilon, multiplier) != (None, None):
-        noise_law(law, epsilon=epsilon, noise_multiplier=multiplier)
+    """Refuse at once what no cloud would take; a law without its parameter takes the run's."""
+    if policy.law is None:
+        return
+    law = describe_law(policy.law, "--noise")
+    if policy.parameters:
+        law.make(policy.parameters)
 
 
 def _link(name: str | None) -> LinkProfile | None:

@@ -13,7 +13,10 @@ from rich.console import Console
 from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.datasets.families import records_of
 from common.errors import ConfigurationError
-from common.noise import Clipping, Gaussian, Mechanism, NoiseLaw, Sampling, Scope, noise_law
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.noise.registry import noise_law
 from common.scenario.scenario import Scenario, parse_scenario
 from edge.ledger import Standing
 from edge.ledger_snapshot import ledger_snapshot
@@ -225,8 +228,9 @@ def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None
 def _law(row: dict[str, Any]) -> NoiseLaw | None:
     if row["noise"] == "none":
         return None
-    epsilon, multiplier = row["epsilon_per_release"], row["noise_multiplier"]
-    return noise_law(row["noise"], epsilon=epsilon, noise_multiplier=multiplier)
+    known = {"epsilon": row["epsilon_per_release"], "noise_multiplier": row["noise_multiplier"]}
+    given = {key: value for key, value in known.items() if value is not None}
+    return noise_law(row["noise"], {**given, **row.get("parameters", {})})
 
 
 def _json(path: Path) -> dict[str, Any]:

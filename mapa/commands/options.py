@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
+from common.noise.registry import PARAMETER_NAME
 from common.quantities import RunId
 from common.transport.connection import BrokerAddress, Credentials, TlsFiles, parse_address
 from common.wire.topics import edge_id, run_id
@@ -21,7 +23,30 @@ Changes = Annotated[
 ]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="folder for the records, runs/<id>/")]
 DataDir = Annotated[Path | None, typer.Option(help="folder of the data sets, instead of MAPA_DATA_DIR")]
+NoiseParameters = Annotated[
+    list[str] | None,
+    typer.Option("--noise-parameter", help="NAME=VALUE: a parameter of the noise law; repeatable"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
+
+
+def split_parameter(text: str) -> tuple[str, str]:
+    """Return name and value of a NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(PARAMETER_NAME, name.strip()) or not value.strip():
+        raise ConfigurationError(f"--noise-parameter {text!r}: must be NAME=VALUE, e.g. epsilon=0.5")
+    return name.strip(), value.strip()
+
+
+def noise_parameters(given: list[str] | None) -> dict[str, list[float]]:
+    """Return the numbers of every --noise-parameter by name, in order."""
+    found: dict[str, list[float]] = {}
+    for name, value in map(split_parameter, given or ()):
+        try:
+            found.setdefault(name, []).append(float(value))
+        except ValueError:
+            raise ConfigurationError(f"--noise-parameter {name}={value}: must be a number") from None
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

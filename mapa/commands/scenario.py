@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.algorithms import algorithm_names, describe
+from common.noise.registry import law_names
 from common.scenario.scenario import Scenario
 from mapa.figure_lines import PREFIX, about_line, line_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
@@ -49,6 +50,9 @@ def schema() -> None:
     """Print the JSON schema of a scenario."""
     document = Scenario.model_json_schema()
     document["$defs"]["AlgorithmTable"] |= _with_options(document["$defs"]["AlgorithmTable"])
+    document["$defs"]["PrivacyTable"]["properties"]["noise"] |= {
+        "anyOf": [{"enum": list(law_names())}, {"pattern": ":"}]
+    }
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 

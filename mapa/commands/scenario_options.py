@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from common.noise.registry import LawDescription, describe_law, implied_law
 from common.scenario.scenario import Scenario
 from mapa.commands import options
 from mapa.scenario_files import load_scenario, read_scenario
@@ -30,6 +31,7 @@ class ScenarioOptions:
         str | None, typer.Option(help="ε of one release; switches a gaussian scenario to gamma-norm")
     ] = None
     noise_multiplier: Annotated[str | None, typer.Option(help="z of gaussian noise")] = None
+    noise_parameter: options.NoiseParameters = None
     total_epsilon: Annotated[
         str | None, typer.Option(help="privacy budget of each edge; z is computed from it unless given")
     ] = None
@@ -50,22 +52,26 @@ class ScenarioOptions:
         return [*found, *self._privacy(scenario), *(self.changes or ())]
 
     def _privacy(self, scenario: str) -> list[str]:
-        gaussian, found = _noise(scenario) == "gaussian", []
-        if self.epsilon is not None:
-            # ε of one release belongs to a law on the norm; the gaussian law has z, and ε of the whole run
-            found += ["privacy.noise=gamma-norm"] if gaussian else []
-            found.append(f"privacy.epsilon={self.epsilon}")
-        if self.noise_multiplier is not None:
-            found += ["privacy.noise=gaussian", f"privacy.noise_multiplier={self.noise_multiplier}"]
+        law, found = _law(scenario), []
+        given = {"epsilon": self.epsilon, "noise_multiplier": self.noise_multiplier}
+        for key, text in given.items():
+            if text is not None:
+                # a law that has no such parameter gives way to the one that it asks for
+                found += [] if key in law.names else [f"privacy.noise={implied_law([key])}"]
+                found.append(f"privacy.{key}={text}")
+        named = [options.split_parameter(text) for text in self.noise_parameter or ()]
+        found += [f"privacy.{key}={text}" for key, text in named]
         if self.total_epsilon is not None:
             found.append(f"privacy.total_epsilon={self.total_epsilon}")
-            if gaussian and self.noise_multiplier is None and self.epsilon is None:
-                found.append("privacy.noise_multiplier=")  # z follows from the budget
+            calibrated = law.made.calibrated
+            if calibrated is not None and not named and all(text is None for text in given.values()):
+                found.append(f"privacy.{calibrated}=")  # it follows from the budget
         if self.total_delta is not None:
             found.append(f"privacy.total_delta={self.total_delta}")
         return found
 
 
-def _noise(scenario: str) -> str:
+def _law(scenario: str) -> LawDescription:
     privacy = read_scenario(scenario)[1].get("privacy", {})
-    return str(privacy.get("noise", "gaussian")) if isinstance(privacy, dict) else ""
+    name = privacy.get("noise", "gaussian") if isinstance(privacy, dict) else "gaussian"
+    return describe_law(str(name), "privacy.noise")

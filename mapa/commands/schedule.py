@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +13,9 @@ from rich.table import Table
 
 from cloud.stages import Stage, planned_stages
 from common.errors import ConfigurationError
-from common.noise import LAWS, noise_law
+from common.noise.registry import describe_law, laws_with
 from common.problem import Problem, SensitivityRule
+from mapa.commands import options
 
 _COLUMNS = (
     "stage",
@@ -39,8 +41,13 @@ def schedule(
     noise_multiplier: Annotated[
         list[float] | None, typer.Option(help="z_k of the gaussian law; repeatable")
     ] = None,
-    noise: Annotated[str, typer.Option(help="exponential-norm, gamma-norm or gaussian")] = "exponential-norm",
-    dimension: Annotated[int | None, typer.Option(help="N, for gamma-norm and gaussian")] = None,
+    noise: Annotated[
+        str, typer.Option(help="exponential-norm, gamma-norm, gaussian, laplace or package.module:Class")
+    ] = "exponential-norm",
+    noise_parameter: options.NoiseParameters = None,
+    dimension: Annotated[
+        int | None, typer.Option(help="N, for all laws whose second moment grows with it")
+    ] = None,
     tau_max: Annotated[int, typer.Option(help="τ_max")] = 5,
     loss_gap: Annotated[float, typer.Option(help="f₀ = f(x₁) − f(x*)")] = 1.0,
     iterations: Annotated[int, typer.Option(help="T")] = 25000,
@@ -65,7 +72,10 @@ def schedule(
         first_clip=first_clip,
         rule=SensitivityRule(rule),
     )
-    moment = largest_moment(noise, epsilon or [], noise_multiplier or [], dimension)
+    given = options.noise_parameters(noise_parameter)
+    for key, values in (("epsilon", epsilon), ("noise_multiplier", noise_multiplier)):
+        given[key] = given.get(key, []) + list(values or ())
+    moment = largest_moment(noise, {key: values for key, values in given.items() if values}, dimension)
     stages = list(planned_stages(moment, problem))
     last_start, last = stages[-1]
     if as_json:
@@ -81,29 +91,26 @@ def schedule(
         )
 
 
-def largest_moment(
-    noise: str, epsilons: list[float], multipliers: list[float], dimension: int | None
-) -> float:
-    """Return v = max_k E‖η‖²/ΔS² of the law in use."""
-    if noise not in LAWS:
-        raise ConfigurationError(f"noise = {noise!r}: allowed are {', '.join(LAWS)}")
-    if noise == "gaussian" and epsilons:
-        raise ConfigurationError("epsilon: not allowed with --noise gaussian; use --noise-multiplier")
-    if noise == "gaussian" and not multipliers:
-        raise ConfigurationError("noise_multiplier: required with --noise gaussian")
-    if noise != "gaussian" and multipliers:
-        raise ConfigurationError(f"noise_multiplier: requires --noise gaussian, not {noise}; use --epsilon")
-    if noise != "gaussian" and not epsilons:
-        raise ConfigurationError(f"epsilon: required with --noise {noise}")
-    if noise in ("gaussian", "gamma-norm") and dimension is None:
-        raise ConfigurationError(
-            f"dimension: required with --noise {noise}: its relative noise variance E‖η‖²/ΔS² grows with N"
-        )
+def largest_moment(noise: str, given: Mapping[str, Sequence[float]], dimension: int | None) -> float:
+    """Return v = max_k E‖η‖²/ΔS² of the law in use; the values of each parameter are cycled over edges."""
+    law = describe_law(noise)
+    for key in given:
+        if key not in law.names:
+            goes = " or ".join(laws_with(key)) or "no law that comes with mapa"
+            takes = " and ".join(law.names) or "no parameter"
+            raise ConfigurationError(f"{key}: goes with --noise {goes}, not {noise}, which takes {takes}")
+    for key in law.names:
+        if not given.get(key):
+            raise ConfigurationError(f"{key}: required with --noise {noise}")
     if dimension is not None and dimension < 1:
         raise ConfigurationError(f"dimension = {dimension}: must be at least 1")
-    laws = [noise_law(noise, noise_multiplier=z) for z in multipliers]
-    laws += [noise_law(noise, epsilon=e) for e in epsilons]
-    return max(law.relative_second_moment(dimension or 1) for law in laws)
+    edges = max((len(values) for values in given.values()), default=1)
+    laws = [law.make({key: values[k % len(values)] for key, values in given.items()}) for k in range(edges)]
+    if dimension is None and any(
+        one.relative_second_moment(1) != one.relative_second_moment(2) for one in laws
+    ):
+        raise ConfigurationError(f"dimension: required with --noise {noise}: its second moment grows with N")
+    return max(one.relative_second_moment(dimension or 1) for one in laws)
 
 
 def _row(start: int, stage: Stage) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
-from common.noise import ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, Sampling
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Sampling
 from common.quantities import Indices
 
 NAME = "block: SFC64 (seed, 1) for batches, (seed, 2) for noise, (seed, 3) for its norms"
@@ -51,20 +52,6 @@ def noise_block(
     streams: BlockStreams,
 ) -> None:
     """Add a row of noise to each row of the gradients, in place."""
-    count, dimension = gradients.shape
-    normals = streams.noise.standard_normal((count, dimension), dtype=np.float32)
-    first = laws[0]
-    if isinstance(first, Gaussian):
-        scale = (
-            np.array([law.noise_multiplier for law in laws if isinstance(law, Gaussian)]) * sensitivities / 2
-        )
-    else:
-        radial = [law for law in laws if isinstance(law, ExponentialNorm | GammaNorm)]
-        epsilons = np.array([law.epsilon for law in radial])
-        if isinstance(first, GammaNorm):
-            radii = streams.norms.standard_gamma(dimension, count)
-        else:
-            radii = streams.norms.standard_exponential(count)
-        scale = radii * sensitivities / epsilons / np.sqrt(np.vecdot(normals, normals))
-    normals *= scale.astype(np.float32)[:, None]
-    gradients += normals
+    made = type(laws[0])
+    assert all(type(law) is made for law in laws)  # they are the run's own
+    gradients += made.draw_block(laws, sensitivities, gradients.shape[1], streams.noise, streams.norms)

@@ -13,7 +13,7 @@ from cloud.assembly import algorithm_for, begun, check_own_edges, first_model
 from cloud.server import edge_joined, stage_opened
 from common.errors import ConfigurationError
 from common.messages import EdgeJoined, StageOpened
-from common.noise import NoiseLaw
+from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector
 from mapa.simulation.world import World
 

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from common.errors import ConfigurationError
 from common.models.linear import LinearModel
-from common.noise import Clipping
+from common.noise.mechanism import Clipping, Norm
 from common.quantities import Indices, Vector, is_finite
 from common.records.journal import Journal
 from common.scenario.scenario import Scenario
 from mapa.simulation.plan import check_plannable
 from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
-from mapa.simulation.vectorised_run import Matrix, VectorisedRun
+from mapa.simulation.vectorised_run import Matrix, VectorisedRun, norm_of
 from mapa.simulation.world import World
 
 _BATCH_BYTES = 1 << 20  # of gathered samples in one stretch: about what stays in the cache
@@ -104,14 +104,18 @@ class _Rounds:
         self.runs = runs
         self.model: LinearModel = world.model
         self.features, self.targets = world.features, world.targets
-        self.row_norms = np.sqrt(np.vecdot(self.features, self.features))
+        self.row_norms = {norm: norm_of(self.features, norm) for norm in {run.norm for run in runs}}
         self.workers = world.scenario.workers
         self.batch_size = world.scenario.batch_size
         self.iterations = world.scenario.iterations
         self.done = 0
         self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
         self.clips = [run.clips for run in runs]
-        self.per_sample = _places_of(self.clips, Clipping.PER_SAMPLE)
+        self.per_sample = {
+            norm: (places, row_norms)
+            for norm, row_norms in self.row_norms.items()
+            if (places := _clipped_per_sample(runs, norm)) is not None
+        }
         self.rates = np.stack([run.plan.rates for run in runs])  # R × (T+1)
         self.sensitivities = np.stack([run.plan.sensitivities for run in runs])
         self.x: Matrix = np.stack([run.plan.first_model for run in runs])  # R × N
@@ -166,11 +170,10 @@ class _Rounds:
         if present is not None:
             d[~present] = 0  # and not d · 0, which may be NaN
         sensitivities = self._sensitivities(n, count)
-        per_sample = self.per_sample
-        if per_sample is not None:
+        for norm, (per_sample, row_norms) in self.per_sample.items():
             bounds = (self.batch_size * sensitivities[per_sample][..., None] / 2).astype(np.float32)
             clipped = d[per_sample]
-            norms = np.sqrt(np.vecdot(clipped, clipped)) * self.row_norms[rows[per_sample]]
+            norms = norm_of(clipped, norm) * row_norms[rows[per_sample]]
             _null_what_is_not_finite(clipped, norms)
             clipped *= (bounds / np.maximum(norms, bounds))[..., None]
             if clipped.base is None:  # chosen one by one, so it is a copy
@@ -181,7 +184,7 @@ class _Rounds:
         for r, clips in enumerate(self.clips):
             if clips is Clipping.BATCH_MEAN:
                 bounds = (self.batch_size * sensitivities[r] / 2).astype(np.float32)
-                norms = np.sqrt(np.vecdot(gradients[r], gradients[r]))
+                norms = norm_of(gradients[r], self.runs[r].norm)
                 _null_what_is_not_finite(gradients[r], norms)
                 gradients[r] *= (bounds / np.maximum(norms, bounds))[:, None]
         for r, run in enumerate(self.runs):
@@ -215,10 +218,10 @@ class _Rounds:
         return rows, present
 
 
-def _places_of(clips: Sequence[Clipping | None], one: Clipping) -> slice | list[int] | None:
-    """Return which runs clip so: a slice, which copies nothing, where all do; None where none does."""
-    places = [r for r, how in enumerate(clips) if how is one]
-    return slice(None) if len(places) == len(clips) else places or None
+def _clipped_per_sample(runs: Sequence[VectorisedRun], norm: Norm) -> slice | list[int] | None:
+    """Return which runs clip each sample in this norm: a slice, which copies nothing, where all do; None: none."""
+    places = [r for r, run in enumerate(runs) if run.clips is Clipping.PER_SAMPLE and run.norm is norm]
+    return slice(None) if len(places) == len(runs) else places or None
 
 
 def _null_what_is_not_finite(vectors: npt.NDArray[np.float32], norms: npt.NDArray[np.float32]) -> None:

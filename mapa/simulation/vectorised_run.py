@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.messages import GradientApplied
-from common.noise import Clipping, NoiseLaw, Sampling
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Norm, Sampling
 from common.quantities import EdgeId, Indices, Vector
 from common.randomness import Purpose
 from common.records.journal import Journal
@@ -52,6 +53,12 @@ class VectorisedRun:
             run.records.fact(fact)
         run._open_stage(1)
         return run
+
+    @property
+    def norm(self) -> Norm:
+        """The norm that is clipped, where anything is."""
+        law = self.laws[0]  # all are of the run's own
+        return Norm.L2 if law is None else law.norm
 
     def batches(self, first: int, n: int, count: int) -> Indices | list[Indices]:
         """Return the n-th batch of edges first, first+1, …: rows of a matrix where all are of one size."""
@@ -147,6 +154,14 @@ class VectorisedRun:
         if reason in ("finished", "diverged"):
             releases[(done - 1) % self.workers] -= 1  # the edge of the last update was told to halt
         return Outcome(tally=records.tally, x=x.copy(), releases=releases, reason=reason)
+
+
+def norm_of(vectors: Matrix, norm: Norm) -> Matrix:
+    """Return the norm of each vector along the last axis."""
+    lengths: Matrix = (
+        np.sqrt(np.vecdot(vectors, vectors)) if norm is Norm.L2 else np.abs(vectors).sum(axis=-1)
+    )
+    return lengths
 
 
 def _places(shards: list[Indices]) -> tuple[Indices, Indices, Indices]:

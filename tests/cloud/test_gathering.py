@@ -17,7 +17,12 @@ PROBLEM = Problem(
     batch_size=4, smoothness=1.0, sigma=1.0, tau_max=2, iterations=50, loss_gap=1.0, first_clip=2.0
 )
 TERMS = Terms(
-    edges=5, iterations=50, private=True, noise="exponential-norm", epsilons=(1.0,), edges_at_least=5
+    edges=5,
+    iterations=50,
+    private=True,
+    noise="exponential-norm",
+    parameters={"epsilon": (1.0,)},
+    edges_at_least=5,
 )
 
 

@@ -38,14 +38,16 @@ PROBLEM = Problem(
     batch_size=4, smoothness=1.0, sigma=1.0, tau_max=2, iterations=50, loss_gap=1.0, first_clip=2.0
 )
 Found = TypeVar("Found")
+LIMITS = ("epsilon_floor", "noise_multiplier_ceiling")
 MOMENT = 2.0  # of the exponential norm at ε = 1
-TERMS = Terms(edges=3, iterations=50, private=True, noise="exponential-norm", epsilons=(1.0,))
+TERMS = Terms(edges=3, iterations=50, private=True, noise="exponential-norm", parameters={"epsilon": (1.0,)})
 
 
 def cloud(
     algorithm: str = "mapa", *, problem: Problem = PROBLEM, measure_tau: bool = False, **changes: Any
 ) -> CloudServer:
-    terms = replace(TERMS, **changes)
+    limits = {key: changes.pop(key) for key in LIMITS if key in changes}
+    terms = replace(TERMS, **changes, limits=limits)
     begin = beginning(algorithm, replace(problem, measure_tau=measure_tau))
     return CloudServer(terms=terms, model=np.zeros(3, np.float32), begin=begin)
 
@@ -55,7 +57,8 @@ NUMBERS = count(1)
 
 def hello(edge: str, **fields: Any) -> Hello:
     """Return a hello that is newer than all before, as a process says them."""
-    return Hello(edge_id=EdgeId(edge), **{"number": next(NUMBERS), **fields})
+    parameters = {key: fields.pop(key) for key in ("epsilon", "noise_multiplier") if key in fields}
+    return Hello(edge_id=EdgeId(edge), parameters=parameters, **{"number": next(NUMBERS), **fields})
 
 
 def gradient(
@@ -118,7 +121,7 @@ def test_the_first_stage_uses_the_smallest_epsilon_of_those_who_waited() -> None
 
 
 def test_epsilons_left_open_are_those_of_the_scenario_cycled_over_the_index() -> None:
-    server = cloud(epsilons=(4.0, 3.0))
+    server = cloud(parameters={"epsilon": (4.0, 3.0)})
     effects = joined(server, "a", "b", "c")
     said = [effect.epsilon for effect in effects if isinstance(effect, EdgeJoined)]
     assert said == [4.0, 3.0, 4.0]
@@ -237,8 +240,7 @@ def test_an_edge_that_lost_its_ledger_is_refused() -> None:
         (
             {
                 "noise": "gaussian",
-                "epsilons": (),
-                "noise_multipliers": (1.0,),
+                "parameters": {"noise_multiplier": (1.0,)},
                 "noise_multiplier_ceiling": 2.0,
                 "noised_dimension": 3,
             },
@@ -246,7 +248,9 @@ def test_an_edge_that_lost_its_ledger_is_refused() -> None:
             "epsilon-floor",
             "1.2e+13, which must be at most 3 by this run's privacy.noise_multiplier_ceiling",
         ),
-        ({}, {"noise": "laplace", "epsilon": 1.0}, "mechanism", "laplace"),
+        ({}, {"noise": "cauchy", "epsilon": 1.0}, "mechanism", "cauchy"),
+        ({}, {"noise": "tests.own:Law", "epsilon": 1.0}, "mechanism", "or the run's law"),
+        ({}, {"epsilon": 1.0, "noise_multiplier": 1.0}, "mechanism", "takes epsilon, not noise_multiplier"),
         ({}, {"noise_multiplier": 1.0}, "mechanism", "takes epsilon"),
         ({}, {"noise": "gaussian"}, "mechanism", "takes noise_multiplier"),
         ({}, {"epsilon": -1.0}, "mechanism", "epsilon = -1.0"),
@@ -279,14 +283,16 @@ def test_a_hello_that_the_run_cannot_bear_is_refused_and_changes_nothing(
         (
             {
                 "noise": "gaussian",
-                "epsilons": (),
-                "noise_multipliers": (1.0,),
+                "parameters": {"noise_multiplier": (1.0,)},
                 "noise_multiplier_ceiling": 2.0,
                 "noised_dimension": 9,
             },
             {"noise_multiplier": 2.0},
         ),
-        ({"noise": "gaussian", "noise_multipliers": (1.0,), "epsilon_floor": 0.5}, {"noise_multiplier": 9.0}),
+        (
+            {"noise": "gaussian", "parameters": {"noise_multiplier": (1.0,)}, "epsilon_floor": 0.5},
+            {"noise_multiplier": 9.0},
+        ),
     ],
 )
 def test_the_floor_itself_is_bearable_and_binds_only_what_it_limits(
@@ -312,7 +318,7 @@ def test_a_hello_whose_noise_leaves_float64_is_refused(algorithm: str, late: boo
 
 
 def test_whoever_never_noises_asks_no_epsilon() -> None:
-    server = cloud("asgd", private=False, epsilons=(), epsilon_floor=9.0)
+    server = cloud("asgd", private=False, parameters={}, epsilon_floor=9.0)
     effects = server.receive(hello("a"))
     assert kinds(effects) == ["Welcome", "EdgeJoined", "SendModel"]
     assert only(EdgeJoined, effects).noise == "none"
@@ -388,7 +394,7 @@ def test_an_edge_that_asks_for_ever_more_noise_does_not_open_the_stage_without_e
 
 
 def test_an_edge_that_moves_to_another_shard_takes_the_epsilon_of_that_one() -> None:
-    server = cloud(epsilons=(2.0, 2.0, 0.5))
+    server = cloud(parameters={"epsilon": (2.0, 2.0, 0.5)})
     joined(server, "a", "b")
     effects = server.receive(hello("b", index=2))
     assert only(Welcome, effects).index == 2

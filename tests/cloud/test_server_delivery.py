@@ -24,7 +24,8 @@ from common.messages import (
     SendModel,
     Welcome,
 )
-from common.noise import Gaussian, Sampling
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Sampling
 from common.problem import Problem
 from common.quantities import EdgeId, NoisyGradient
 from tests.algorithm_support import beginning
@@ -33,7 +34,12 @@ PROBLEM = Problem(
     batch_size=4, smoothness=1.0, sigma=1.0, tau_max=2, iterations=50, loss_gap=1.0, first_clip=2.0
 )
 TERMS = Terms(
-    edges=2, iterations=50, private=True, noise="gaussian", noise_multipliers=(1.0,), noised_dimension=3
+    edges=2,
+    iterations=50,
+    private=True,
+    noise="gaussian",
+    parameters={"noise_multiplier": (1.0,)},
+    noised_dimension=3,
 )
 LIFE, A = 7, EdgeId("a")
 

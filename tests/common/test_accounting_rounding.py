@@ -20,7 +20,8 @@ from common.accounting.budget import calibrate, max_charges
 from common.accounting.gaussian import GaussianReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import Total, total
-from common.noise import Adjacency, Clipping, Gaussian, Mechanism, Sampling, Scope
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 
 NEARLY_ALL = 10**12  # records; a batch of all but one is sampled, on a grid, and as good as not sampled
 

@@ -16,6 +16,7 @@ from common.records.journal import Journal, event_name
 
 FACTS: list[Fact] = [
     EdgeJoined(0, EdgeId("a"), 1, "gaussian", None, 2.0, False),
+    EdgeJoined(1, EdgeId("b"), 1, "own.noise:Law", None, None, False, {"scale": 0.5}),
     StageOpened(1, 1, 0.5, 2.0, 1.0, 0.01, 30, 5, False),
     GradientApplied(0, EdgeId("a"), 1, 1, 1, 0, 1, 0.5),
     GradientRefused(EdgeId("b"), 3, 2, "stranger"),
@@ -37,7 +38,9 @@ def test_a_record_is_the_facts_name_and_its_fields(fact: Fact, time: float | Non
     assert line.endswith("\n")
     assert line.count("\n") == 1
     record = json.loads(line)
-    wanted = {"event": event_name(fact), **asdict(fact)}
+    fields = asdict(fact)
+    wanted = {"event": event_name(fact), **fields, **fields.get("parameters", {})}
+    wanted.pop("parameters", None)  # a law's other parameters stand beside the other keys
     if time is not None:
         wanted["time"] = round(time, 6)
     assert record == wanted
@@ -46,6 +49,7 @@ def test_a_record_is_the_facts_name_and_its_fields(fact: Fact, time: float | Non
 
 def test_names_of_events() -> None:
     assert [event_name(fact) for fact in FACTS] == [
+        "edge_joined",
         "edge_joined",
         "stage_opened",
         "gradient_applied",
@@ -70,7 +74,8 @@ def test_the_quick_record_is_what_json_itself_would_write(
 def test_nothing_that_is_not_a_number_gets_a_gradient_into_a_record() -> None:
     """No fact has a field that could hold a vector."""
     for fact in FACTS:
-        for value in asdict(fact).values():
+        fields = asdict(fact)
+        for value in (*fields.pop("parameters", {}).values(), *fields.values()):
             assert value is None or isinstance(value, int | float | str)
 
 

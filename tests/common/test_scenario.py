@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from common.errors import ConfigurationError
-from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Sampling, Scope
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Sampling, Scope
 from common.problem import SensitivityRule
 from common.scenario.scenario import Scenario, parse_scenario
 
@@ -195,7 +198,7 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
                 "privacy__noise_multiplier": 1.0,
                 "privacy__epsilon_floor": 5.0,
             },
-            ["privacy.epsilon_floor = 5.0: goes with", "'gamma-norm' or 'exponential-norm'", "'gaussian'"],
+            ["privacy.epsilon_floor = 5.0: goes with", "'gamma-norm' or 'laplace', not with 'gaussian'"],
         ),
         (
             {"privacy__noise": "gaussian", "privacy__epsilon": None},

@@ -25,6 +25,7 @@ COUNTS = st.integers(0, 2**63 - 1)
 WORDS = st.from_regex(r"\A[a-z0-9-]{1,32}\Z")
 NONCES = st.from_regex(r"\A[0-9a-f]{16}\Z")
 POSITIVE = st.floats(min_value=1e-300, allow_nan=False, allow_infinity=False)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 VECTORS = hnp.arrays(
     np.float32, st.integers(1, 50), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)
 )
@@ -53,7 +54,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "halt": codec.decode_halt,
     "presence": codec.decode_presence,
 }
-HELLO = Hello(edge_id=EDGE, noise="gaussian", noise_multiplier=1.5, nonce=NONCE)
+HELLO = Hello(edge_id=EDGE, noise="gaussian", parameters={"noise_multiplier": 1.5}, nonce=NONCE)
 ADMISSION = codec.Admission(
     welcome=Welcome(EDGE, 2, 9),
     edges=5,
@@ -105,9 +106,8 @@ def test_a_model_arrives_as_it_was_sent(
 
 
 @given(
-    WORDS | st.none(),
-    POSITIVE | st.none(),
-    POSITIVE | st.none(),
+    WORDS | st.just("package.module:Class") | st.none(),
+    st.dictionaries(st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True), FINITE, max_size=8),
     COUNTS,
     COUNTS | st.none(),
     NONCES,
@@ -115,8 +115,7 @@ def test_a_model_arrives_as_it_was_sent(
 )
 def test_a_hello_arrives_as_it_was_sent(
     noise: str | None,
-    epsilon: float | None,
-    multiplier: float | None,
+    parameters: dict[str, float],
     last: int,
     index: int | None,
     nonce: str,
@@ -125,8 +124,7 @@ def test_a_hello_arrives_as_it_was_sent(
     sent = Hello(
         edge_id=EDGE,
         noise=noise,
-        epsilon=epsilon,
-        noise_multiplier=multiplier,
+        parameters=parameters,
         last_sequence=last,
         index=index,
         nonce=nonce,
@@ -291,11 +289,19 @@ WRONG_FIELDS: list[tuple[str, dict[str, object]]] = [
     ("hello", {"v": 2}),
     ("hello", {"v": True}),
     ("hello", {"kind": "leave"}),
-    ("hello", {"epsilon": 0.0}),
-    ("hello", {"epsilon": float("nan")}),
-    ("hello", {"epsilon": float("inf")}),
-    ("hello", {"epsilon": "1"}),
-    ("hello", {"noise_multiplier": -1.0}),
+    ("hello", {"epsilon": 1.0}),  # a field of its own before the map
+    ("hello", {"noise": "a b"}),
+    ("hello", {"noise": "a" * 129}),
+    ("hello", {"parameters": None}),
+    ("hello", {"parameters": [1.0]}),
+    ("hello", {"parameters": {"epsilon": float("nan")}}),
+    ("hello", {"parameters": {"epsilon": float("inf")}}),
+    ("hello", {"parameters": {"epsilon": "1"}}),
+    ("hello", {"parameters": {"epsilon": True}}),
+    ("hello", {"parameters": {"Epsilon": 1.0}}),
+    ("hello", {"parameters": {"": 1.0}}),
+    ("hello", {"parameters": {"e" * 33: 1.0}}),
+    ("hello", {"parameters": {f"p{i}": 1.0 for i in range(9)}}),
     ("hello", {"last_sequence": -1}),
     ("hello", {"last_sequence": 2**63}),
     ("hello", {"last_sequence": 1.0}),

@@ -12,7 +12,10 @@ from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.datasets.dataset import Dataset
 from common.errors import DataUnavailableError, MapaError, RemoteProtocolError
 from common.messages import Hello, Refuse, SendModel, Welcome
-from common.noise import ExponentialNorm, GammaNorm, Gaussian, NoiseLaw
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
 from common.quantities import RunId
 from common.scenario.scenario import Scenario
 from common.transport.channel import MemoryBroker, MemoryChannel
@@ -33,6 +36,7 @@ from edge.conversation import EXIT_FAILED, EXIT_REFUSED, SessionEffect
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
 from edge.worker import EdgeWorker
+from tests.common.test_noise_port import Mixed
 from tests.core_support import small_dataset, small_scenario
 
 RUN = RunId("hostile")
@@ -204,7 +208,11 @@ def test_a_model_that_acknowledges_what_was_never_debited_is_dropped_and_counted
 
 @pytest.mark.parametrize(
     "policy",
-    [OperatorPolicy(epsilon=0.2), OperatorPolicy(noise_multiplier=3.0), OperatorPolicy(noise="gamma-norm")],
+    [
+        OperatorPolicy(parameters={"epsilon": 0.2}),
+        OperatorPolicy(parameters={"noise_multiplier": 3.0}),
+        OperatorPolicy(noise="gamma-norm"),
+    ],
 )
 def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(policy: OperatorPolicy) -> None:
     stage = Stage(small_scenario(algorithm={"name": "asgd"}), policy=policy)
@@ -214,14 +222,42 @@ def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(polic
     assert stage.leaves == ["refused"]
 
 
+def test_a_noise_law_of_the_runs_own_needs_the_operators_word() -> None:
+    law = "tests.common.test_noise_port:Mixed"
+    scenario = small_scenario(seed=None, privacy={"noise": law, "scale": 1.0, "share": 0.5})
+    for policy in (OperatorPolicy(), OperatorPolicy(allowed=frozenset({"another:Law"}))):
+        stage = Stage(scenario, policy=policy)
+        stage.welcome()
+        assert stage.edge.exit_code == EXIT_REFUSED
+        assert f"privacy.noise = {law!r}" in stage.said[-1]
+        assert f"--allow {law}" in stage.said[-1]
+        assert stage.leaves == ["refused"]
+    stage = Stage(scenario, policy=OperatorPolicy(allowed=frozenset({law})))
+    stage.welcome()
+    assert stage.edge.preparation is not None
+    assert stage.edge.preparation.worker.recipe.law == Mixed(1.0, 0.5)
+
+
 @pytest.mark.parametrize(
     ("policy", "privacy", "law"),
     [
-        (OperatorPolicy(epsilon=0.5), {"noise": "gaussian", "noise_multiplier": 8.0}, GammaNorm(0.5)),
-        (OperatorPolicy(epsilon=0.5), {"noise": "exponential-norm", "epsilon": 1.0}, GammaNorm(0.5)),
-        (OperatorPolicy(noise_multiplier=8.0), {"noise": "exponential-norm", "epsilon": 1.0}, Gaussian(8.0)),
         (
-            OperatorPolicy(noise="exponential-norm", epsilon=0.5),
+            OperatorPolicy(parameters={"epsilon": 0.5}),
+            {"noise": "gaussian", "noise_multiplier": 8.0},
+            GammaNorm(0.5),
+        ),
+        (
+            OperatorPolicy(parameters={"epsilon": 0.5}),
+            {"noise": "exponential-norm", "epsilon": 1.0},
+            GammaNorm(0.5),
+        ),
+        (
+            OperatorPolicy(parameters={"noise_multiplier": 8.0}),
+            {"noise": "exponential-norm", "epsilon": 1.0},
+            Gaussian(8.0),
+        ),
+        (
+            OperatorPolicy(noise="exponential-norm", parameters={"epsilon": 0.5}),
             {"noise": "gaussian", "noise_multiplier": 8.0},
             ExponentialNorm(0.5),
         ),
@@ -247,11 +283,14 @@ def test_an_epsilon_alone_means_gamma_norm_noise_and_a_z_gaussian_and_the_hello_
 @pytest.mark.parametrize(
     ("policy", "privacy"),
     [
-        (OperatorPolicy(epsilon=0.5), {"noise": "gamma-norm", "epsilon": 0.5}),
-        (OperatorPolicy(noise_multiplier=8.0), {"noise": "gaussian", "noise_multiplier": 8.0}),
+        (OperatorPolicy(parameters={"epsilon": 0.5}), {"noise": "gamma-norm", "epsilon": 0.5}),
+        (
+            OperatorPolicy(parameters={"noise_multiplier": 8.0}),
+            {"noise": "gaussian", "noise_multiplier": 8.0},
+        ),
         (OperatorPolicy(noise="gaussian"), {"noise": "gaussian", "noise_multiplier": 8.0}),
         (
-            OperatorPolicy(noise="gaussian", noise_multiplier=8.0),
+            OperatorPolicy(noise="gaussian", parameters={"noise_multiplier": 8.0}),
             {"noise": "gaussian", "noise_multiplier": 8.0},
         ),
     ],
@@ -269,10 +308,13 @@ def test_an_operator_who_asks_for_noise_takes_no_part_where_a_layer_leaves_in_th
     ("policy", "says"),
     [
         (
-            OperatorPolicy(noise_multiplier=1.0),
+            OperatorPolicy(parameters={"noise_multiplier": 1.0}),
             "--noise-multiplier 1: one release of this run guarantees z =",
         ),
-        (OperatorPolicy(epsilon=0.1), "--epsilon 0.1: one release of this run guarantees ε ="),
+        (
+            OperatorPolicy(parameters={"epsilon": 0.1}),
+            "--epsilon 0.1: one release of this run guarantees ε =",
+        ),
     ],
 )
 @pytest.mark.parametrize(
@@ -295,8 +337,8 @@ def test_a_welcome_that_voids_what_the_operator_asked_for_is_not_followed(
 ASKED = [
     OperatorPolicy(budget=Budget(2.0, 1e-5)),
     OperatorPolicy(noise="gaussian"),
-    OperatorPolicy(noise_multiplier=8.0),
-    OperatorPolicy(epsilon=0.5),
+    OperatorPolicy(parameters={"noise_multiplier": 8.0}),
+    OperatorPolicy(parameters={"epsilon": 0.5}),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,11 @@ from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.datasets import embedded, mnist
 from common.errors import ConfigurationError, LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
-from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, OtherShardError, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
@@ -369,7 +374,7 @@ def test_a_ledger_of_a_later_version_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 7")
     connection.close()
-    with pytest.raises(ConfigurationError, match="version 7, and this program reads versions 1 to 2"):
+    with pytest.raises(ConfigurationError, match="version 7, and this program reads versions 1 to 3"):
         SqliteLedger(tmp_path)
 
 
@@ -381,15 +386,53 @@ def test_a_ledger_of_version_1_is_read_and_its_budgets_bind_as_they_did(tmp_path
         spend(ledger, 1)
         path, before = ledger.path, ledger.standings()
     connection = sqlite3.connect(path)
+    as_version_2(connection)
     connection.execute("ALTER TABLE account DROP COLUMN own_budget")
     connection.execute("PRAGMA user_version = 1")
     connection.commit()
     connection.close()
-    for _ in range(2):  # the second time it is of version 2
+    for _ in range(2):  # the second time it is of this version
         with SqliteLedger(tmp_path) as ledger:
             ledger.open(account())
             assert ledger.standings() == before
             assert ledger.account(RUN) == account()
+
+
+def as_version_2(connection: Any) -> None:
+    """Bring a ledger back to the form with a column for each parameter of a noise law."""
+    import json
+
+    connection.execute("ALTER TABLE account ADD COLUMN epsilon REAL")
+    connection.execute("ALTER TABLE account ADD COLUMN noise_multiplier REAL")
+    for position, text in connection.execute("SELECT position, parameters FROM account").fetchall():
+        values = json.loads(text)
+        connection.execute(
+            "UPDATE account SET epsilon = ?, noise_multiplier = ? WHERE position = ?",
+            (values.get("epsilon"), values.get("noise_multiplier"), position),
+        )
+    connection.execute("ALTER TABLE account DROP COLUMN parameters")
+    connection.execute("PRAGMA user_version = 2")
+
+
+@pytest.mark.parametrize("law", [Gaussian(1 / 3), GammaNorm(0.1 + 0.2), ExponentialNorm(1e-8 / 7), None])
+def test_a_ledger_of_version_2_keeps_its_laws_to_the_last_bit(tmp_path: Path, law: NoiseLaw | None) -> None:
+    import sqlite3
+
+    kind = ReleaseKind(law, account().kind.mechanism, account().kind.shard_size)
+    terms = replace(account(), kind=kind, budget=None)
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(terms)
+        spend(ledger, 2)
+        path, before = ledger.path, ledger.standings()
+    connection = sqlite3.connect(path)
+    as_version_2(connection)
+    connection.commit()
+    connection.close()
+    for _ in range(2):
+        with SqliteLedger(tmp_path) as ledger:
+            assert ledger.standings() == before
+            ledger.open(terms)  # a run keeps its terms: another ε or z would be refused
+            assert ledger.account(RUN) == terms
 
 
 def test_whose_a_budget_is_survives_a_restart(tmp_path: Path) -> None:

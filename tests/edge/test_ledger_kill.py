@@ -22,7 +22,8 @@ from pathlib import Path
 
 import pytest
 from common.accounting.releases import ReleaseKind
-from common.noise import Clipping, Gaussian, Mechanism, Sampling, Scope
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 

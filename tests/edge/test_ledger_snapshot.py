@@ -12,7 +12,8 @@ import pytest
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
-from common.noise import Clipping, Gaussian, Mechanism, Sampling, Scope
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.ledger import Account, ShardIdentity
 from edge.ledger_snapshot import ledger_snapshot
@@ -26,7 +27,8 @@ EDGE = """
 import os, sys
 from pathlib import Path
 from common.accounting.releases import ReleaseKind
-from common.noise import Clipping, Gaussian, Mechanism, Sampling, Scope
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 

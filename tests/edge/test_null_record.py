@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from common.models.gradients import OuterGradients, RowGradients
 from common.models.model import Model
 from common.models.registry import make_model
-from common.noise import Clipping
+from common.noise.mechanism import Clipping
 from common.quantities import PerSampleGradients
 from edge.privacy import clip
 

@@ -6,17 +6,11 @@ import pytest
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
-from common.noise import (
-    Adjacency,
-    Clipping,
-    ExponentialNorm,
-    GammaNorm,
-    Gaussian,
-    Mechanism,
-    NoiseLaw,
-    Sampling,
-    Scope,
-)
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from edge.ledger import ShardIdentity
 from edge.policy import (
     Claim,
@@ -48,7 +42,7 @@ def proposed(
     return Proposal(kind=kind, shard=SHARD, seed=seed)
 
 
-Z1, E1 = OperatorPolicy(noise_multiplier=1.0), OperatorPolicy(epsilon=0.1)
+Z1, E1 = OperatorPolicy(parameters={"noise_multiplier": 1.0}), OperatorPolicy(parameters={"epsilon": 0.1})
 RUN = Gaussian(1.0)
 # (policy, the run's law, clipping, sampler, b, scope) -> what the refusal says; None: permitted
 CASES = [
@@ -84,7 +78,15 @@ CASES = [
     (OperatorPolicy(noise="gamma-norm"), None, EACH, POISSON, 10, ALL, "neither clips nor noises"),
     # the paper's law has no guarantee: by its name it may be had all the same
     (OperatorPolicy(noise="exponential-norm"), ExponentialNorm(1.0), EACH, POISSON, 10, ALL, None),
-    (OperatorPolicy(noise="exponential-norm", epsilon=0.1), RUN, MEAN, REPLACED, 10, FIRST, None),
+    (
+        OperatorPolicy(noise="exponential-norm", parameters={"epsilon": 0.1}),
+        RUN,
+        MEAN,
+        REPLACED,
+        10,
+        FIRST,
+        None,
+    ),
     # no word on noise: as the run says
     (OperatorPolicy(), RUN, MEAN, REPLACED, 10, FIRST, None),
     (OperatorPolicy(), ExponentialNorm(1.0), EACH, POISSON, 10, ALL, None),
@@ -108,11 +110,11 @@ def test_every_release_guarantees_what_the_operator_asked_for(
     if says is None:
         permit(policy, proposal, budget_kept=True)
         given = kind.guarantee(Adjacency.ZERO_OUT)
-        if policy.noise_multiplier is not None:
-            assert given.noise_multiplier == pytest.approx(policy.noise_multiplier)
-        elif policy.epsilon is not None and policy.noise is None:
+        if "noise_multiplier" in policy.parameters:
+            assert given.noise_multiplier == pytest.approx(policy.parameters["noise_multiplier"])
+        elif "epsilon" in policy.parameters and policy.noise is None:
             assert given.epsilon is not None
-            assert given.epsilon <= policy.epsilon * (1 + 1e-9)
+            assert given.epsilon <= policy.parameters["epsilon"] * (1 + 1e-9)
         return
     with pytest.raises(PolicyError) as refused:
         permit(policy, proposal, budget_kept=False)
@@ -125,12 +127,12 @@ def test_every_release_guarantees_what_the_operator_asked_for(
 @pytest.mark.parametrize(
     ("policy", "of_run", "law"),
     [
-        (OperatorPolicy(epsilon=0.5), RUN, GammaNorm(0.5)),
-        (OperatorPolicy(epsilon=0.5), ExponentialNorm(1.0), GammaNorm(0.5)),
-        (OperatorPolicy(noise_multiplier=2.0), GammaNorm(1.0), Gaussian(2.0)),
+        (OperatorPolicy(parameters={"epsilon": 0.5}), RUN, GammaNorm(0.5)),
+        (OperatorPolicy(parameters={"epsilon": 0.5}), ExponentialNorm(1.0), GammaNorm(0.5)),
+        (OperatorPolicy(parameters={"noise_multiplier": 2.0}), GammaNorm(1.0), Gaussian(2.0)),
         (OperatorPolicy(noise="gaussian"), RUN, RUN),
         (OperatorPolicy(), GammaNorm(1.0), GammaNorm(1.0)),
-        (OperatorPolicy(epsilon=0.5), None, None),
+        (OperatorPolicy(parameters={"epsilon": 0.5}), None, None),
     ],
 )
 def test_the_operator_s_law_goes_before_the_run_s(
@@ -142,11 +144,11 @@ def test_the_operator_s_law_goes_before_the_run_s(
 @pytest.mark.parametrize(
     "policy",
     [
-        OperatorPolicy(noise="gaussian", epsilon=1.0),
-        OperatorPolicy(noise="gamma-norm", noise_multiplier=1.0),
+        OperatorPolicy(noise="gaussian", parameters={"epsilon": 1.0}),
+        OperatorPolicy(noise="gamma-norm", parameters={"noise_multiplier": 1.0}),
         OperatorPolicy(noise="gamma-norm"),  # the run is gaussian and has no ε to take
-        OperatorPolicy(epsilon=1.0, noise_multiplier=1.0),
-        OperatorPolicy(noise="laplace", epsilon=1.0),
+        OperatorPolicy(parameters={"epsilon": 1.0, "noise_multiplier": 1.0}),
+        OperatorPolicy(noise="cauchy", parameters={"epsilon": 1.0}),
     ],
 )
 def test_a_law_without_its_one_parameter_is_refused(policy: OperatorPolicy) -> None:

@@ -13,7 +13,11 @@ from common.messages import SendModel
 from common.metrics import LOSS
 from common.models.gradients import RowGradients
 from common.models.model import Features, Images, Labels, Targets, layout
-from common.noise import Clipping, ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, Sampling
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId, Vector
 from common.randomness import CounterStreams, Purpose
 from edge.privacy import clip

@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 from common.errors import ConfigurationError, DataUnavailableError
 from common.messages import GradientArrived, SendModel
 from common.models.registry import make_model
-from common.noise import Clipping, ExponentialNorm, Gaussian, Sampling
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId, NoisyGradient
 from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import encode_gradient, encode_model
@@ -123,7 +125,7 @@ def test_each_epsilon_can_have_a_training_of_its_own(monkeypatch: pytest.MonkeyP
     trained: list[float] = []
 
     def noted(one: World, updates: Sequence[int]) -> list[SendModel]:
-        trained.append(one.scenario.privacy.parameter(0))
+        trained.append(one.scenario.privacy.parameters(0)["epsilon"])
         return models_at(one, updates)
 
     monkeypatch.setattr("experiments.attack.reconstruction.models_at", noted)

@@ -18,7 +18,10 @@ from typer.testing import CliRunner
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
 from common.models.registry import make_model
-from common.noise import Adjacency, Clipping, ExponentialNorm, GammaNorm, Gaussian, Mechanism, Sampling, Scope
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from experiments.audit import of_scenario
 from experiments.audit.bounds import one_run_epsilon, upper_rate
 from experiments.audit.canary import Setting

@@ -12,7 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from common.errors import ConfigurationError
-from common.noise import GammaNorm, Gaussian, Sampling
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Sampling
 from common.randomness import Purpose
 from experiments.audit.battery import battery
 from experiments.audit.claims import GdpClaim, PureClaim

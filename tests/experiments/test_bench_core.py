@@ -24,7 +24,7 @@ NOWHERE = Path("/nonexistent")
 def test_the_sweep_that_is_timed_runs_every_seed_and_epsilon_as_one_product() -> None:
     worlds = sweep_worlds(NOWHERE, edges=7, iterations=20)
     check_vectorised(worlds, blocks=True)
-    assert len({(w.scenario.seed, w.scenario.privacy.parameter(0)) for w in worlds}) == 8
+    assert len({(w.scenario.seed, w.scenario.law(0)) for w in worlds}) == 8
     outcomes = simulate_many(worlds, blocks=True)
     assert [outcome.tally.updates for outcome in outcomes] == [20] * 8
     assert len({outcome.x.tobytes() for outcome in outcomes}) == 8

@@ -241,7 +241,7 @@ def test_no_run_of_a_total_budget_spends_more_than_it() -> None:
     some = [p for p in points("tiny", "sound") if p.scenario.private and p.line.startswith("sound-lr-mnist")]
     assert {p.variant for p in some} == {"audp", "mapa"}
     worlds = [world_for(point.scenario, NOWHERE) for point in some]
-    assert len({world.scenario.privacy.parameter(0) for world in worlds}) == 1
+    assert len({world.scenario.law(0) for world in worlds}) == 1
     for world, outcome in zip(worlds, simulate_many(worlds, blocks=True), strict=True):
         scenario, most = world.scenario, max(outcome.releases)
         spent = privacy_of(scenario, [(0, "edge-0", scenario.law(0), len(world.rows[0]), most)])

@@ -39,6 +39,16 @@ def test_an_edge_process_is_ours(elsewhere: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_edges_of_a_local_run_may_import_what_its_scenario_names(elsewhere: Path) -> None:
+    law = "tests.common.test_noise_port:Mixed"
+    changes = [f"privacy.noise={law}", "privacy.scale=1", "privacy.share=0.5"]
+    _, scenario = load_scenario("quickstart", changes)
+    command = edge_arguments(
+        scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
+    )
+    assert command[command.index("--allow") + 1] == law
+
+
 @pytest.mark.slow
 def test_the_embedded_broker_is_ours(elsewhere: Path) -> None:
     with embedded_broker(elsewhere / "broker") as broker:

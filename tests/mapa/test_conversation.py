@@ -326,7 +326,7 @@ def test_a_run_that_names_code_is_refused_unless_the_edge_permits_it() -> None:
 
 def test_an_epsilon_that_does_not_fit_the_law_ends_the_edge_with_2() -> None:
     run = Talk(talk(privacy={"noise_multiplier": 1.0}))
-    edge = run.edge(OperatorPolicy(noise="gaussian", epsilon=0.5))
+    edge = run.edge(OperatorPolicy(noise="gaussian", parameters={"epsilon": 0.5}))
     run.until(lambda: edge.exit_code is not None)
     assert edge.exit_code == 2
     assert any("takes noise_multiplier" in line for line in run.said)
@@ -335,7 +335,7 @@ def test_an_epsilon_that_does_not_fit_the_law_ends_the_edge_with_2() -> None:
 @pytest.mark.parametrize("privacy", [{"noise": "gamma-norm", "epsilon": 1.0}, {"noise_multiplier": 1.0}])
 def test_an_edge_with_its_own_epsilon_noises_with_it(privacy: dict[str, Any]) -> None:
     run = Talk(talk(seed=None, privacy=privacy, iterations=10, data={"sampler": "poisson"}))
-    edge = run.edge(OperatorPolicy(epsilon=0.25))
+    edge = run.edge(OperatorPolicy(parameters={"epsilon": 0.25}))
     run.run()
     assert edge.preparation is not None
     law = edge.preparation.worker.recipe.law

@@ -12,7 +12,9 @@ import pytest
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.datasets import embedded, mnist
-from common.noise import Clipping, Gaussian, Mechanism, NoiseLaw, Sampling, Scope
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger

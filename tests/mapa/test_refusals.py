@@ -26,7 +26,10 @@ EDGE = ("edge", "--broker", "127.0.0.1:1", "--run", "r")
     ("words", "said"),
     [
         ((*EDGE, "--epsilon", "-1"), ["epsilon = -1.0"]),
-        ((*EDGE, "--noise", "foo"), ["--noise 'foo'", "gamma-norm", "gaussian"]),
+        ((*EDGE, "--noise", "foo"), ["--noise = 'foo'", "gamma-norm", "gaussian"]),
+        ((*EDGE, "--noise", "laplace", "--noise-parameter", "epsilon=0"), ["epsilon = 0.0"]),
+        ((*EDGE, "--epsilon", "1", "--noise-parameter", "epsilon=2"), ["epsilon = [2.0, 1.0]", "one value"]),
+        ((*EDGE, "--noise-parameter", "scale=2"), ["scale", "no law is meant"]),
         ((*EDGE, "--noise-multiplier", "0"), ["noise_multiplier = 0.0"]),
         ((*EDGE, "--noise", "gaussian", "--epsilon", "1"), ["epsilon"]),
         ((*EDGE, "--connect-timeout", "-1"), ["--connect-timeout -1.0", "at least 0"]),

@@ -9,7 +9,10 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from common.noise import ExponentialNorm, GammaNorm, Gaussian, NoiseLaw
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
 
 DRAWS = 8000
 SENSITIVITY = 0.7

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from common.models.gradients import OuterGradients, RowGradients
-from common.noise import Adjacency, Clipping, Mechanism, Sampling, Scope
+from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from edge.privacy import clip, clip_batch_mean, clip_per_sample
 
 Rows = npt.NDArray[np.float32]

@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from common.errors import ConfigurationError
-from common.noise import ExponentialNorm, GammaNorm, Gaussian, NoiseLaw, Sampling
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Sampling
 from common.randomness import streams_for
 from common.records.journal import Journal
 from common.records.tally import Tally

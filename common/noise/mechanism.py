@@ -1,0 +1,105 @@
+"""How an edge makes a release, as far as privacy goes, and what one release guarantees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+# C lies between these. Norms are squared in float32, which loses at most 1.2e-38 of every square: a norm comes
+# out too small by √N·1.1e-19 at most, a millionth of the least C at N = 2²⁶. Far below that C, a gradient
+# passes for one of norm 0 and is not clipped at all. Above the largest, a sum of clipped samples, or of noise,
+# could leave float32.
+LEAST_BOUND, LARGEST_BOUND = 1e-9, 1e9
+
+
+class Norm(Enum):
+    """The norm that is clipped to C, and that sensitivities are measured in."""
+
+    L1 = "L1"
+    L2 = "L2"
+
+
+class Clipping(Enum):
+    """Where the bound C = bΔS/2 applies.
+
+    D-02: line 5 of algorithm:MAPA clips the batch mean, whose sensitivity is then bΔS.
+    Only clipping each sample first makes it ΔS.
+    """
+
+    PER_SAMPLE = "per-sample"
+    BATCH_MEAN = "batch-mean"
+
+
+class Scope(Enum):
+    """Which coordinates are noised. D-03: the rest of a `first-conv` gradient is sent in the clear."""
+
+    ALL = "all"
+    FIRST_CONV = "first-conv"
+
+
+class Sampling(Enum):
+    """How an edge picks the batch of its n-th gradient."""
+
+    POISSON = "poisson"
+    SHUFFLED = "shuffled"
+    WITH_REPLACEMENT = "with-replacement"
+
+
+class Adjacency(Enum):
+    """What "differing in one sample" means."""
+
+    ZERO_OUT = "zero-out"  # one sample's contribution is set to zero; shard sizes are public
+    REPLACE_ONE = "replace-one"
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """How an edge makes a release, as far as privacy goes."""
+
+    clipping: Clipping
+    scope: Scope
+    sampling: Sampling
+    batch_size: int  # b
+
+    def sensitivity_over_clip(self, adjacency: Adjacency) -> float:
+        """Return the true sensitivity of the released mean, in the norm that is clipped and in units of C.
+
+        Per-sample clipping moves by C/b (zero-out) or 2C/b = ΔS (replace-one) for each place that a
+        record fills; sampling with replacement lets one record fill all b of them. A clipped batch
+        mean can go anywhere in its ball whatever the adjacency: 2C = bΔS.
+        """
+        if self.clipping is Clipping.BATCH_MEAN:
+            return 2.0
+        places = self.batch_size if self.sampling is Sampling.WITH_REPLACEMENT else 1
+        moves = 1 if adjacency is Adjacency.ZERO_OUT else 2
+        return moves * places / self.batch_size
+
+    @property
+    def amplified(self) -> bool:
+        """Tell whether subsampling at rate b/n_k may be counted."""
+        return self.sampling is Sampling.POISSON
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """What one release guarantees for the record it used, before amplification and composition.
+
+    Exactly one of `epsilon` and `noise_multiplier` is set, or neither: then it is not DP at all.
+    """
+
+    adjacency: Adjacency
+    epsilon: float | None = None  # pure ε of the release
+    noise_multiplier: float | None = None  # Gaussian noise: its std over the true L2 sensitivity
+    reason: str = ""  # why it is not DP
+
+    @property
+    def is_private(self) -> bool:
+        return self.epsilon is not None or self.noise_multiplier is not None
+
+
+def in_the_clear(adjacency: Adjacency) -> Guarantee:
+    """Return what a release guarantees of which only a part is noised."""
+    return Guarantee(
+        adjacency,
+        reason="only the first convolution's gradient is noised; the other layers leave in the clear",
+    )
