@@ -13,11 +13,6 @@ import numpy as np
 
 from common.errors import ConfigurationError
 
-# A scenario, so a welcome too, may ask for a link no worse than this.
-LONGEST_DELAY_MS = 60_000.0  # delay and jitter, one way
-LONGEST_PARTITION = 86_400.0  # seconds, of its start and of its duration
-LEAST_RATE_KBPS = 0.1
-
 _PARETO_SHAPE = 3.0  # finite variance, heavy tail
 _BLOCK = 256  # draws at a time
 
