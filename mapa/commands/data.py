@@ -14,6 +14,7 @@ from rich.table import Table
 
 from common.datasets.catalogue import DATA_SETS, data_directory, describe, get_dataset
 from common.datasets.mirrors import data_mirror
+from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from mapa.commands import options
 from mapa.scenario_files import data_set_of
@@ -93,10 +94,13 @@ def get(
             bar.update(tasks[file], completed=done, total=total)
 
         for name in wanted:
+            if scenario is not None and is_dotted(name):  # a class of one's own brings its data itself
+                got[name] = []
+                continue
             files = get_dataset(name, folder, mirror=mirror, progress=show)
             got[name] = [str(path) for path in files]
     if as_json:
         print(json.dumps(got, indent=2))
         return
     for name, paths in got.items():
-        print(f"{name}: {', '.join(paths)}")
+        print(f"{name}: {', '.join(paths) or 'nothing to download, the class loads it'}")

@@ -17,6 +17,7 @@ from experiments.examples.custom import HuberHinge, TwoBlobs
 from mapa.recording import record_simulation
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
+from tests.program_support import Mapa
 
 EXAMPLE = Path(__file__).parents[2] / "experiments" / "examples" / "custom.toml"
 
@@ -111,3 +112,8 @@ def test_a_model_a_data_set_and_an_algorithm_are_one_short_file(tmp_path: Path) 
     assert (summary["reason"], summary["updates"]) == ("finished", 400)
     assert summary["final_accuracy"] > 0.95
     assert summary["privacy"]["epsilon"] <= 4
+
+
+def test_a_data_set_of_ones_own_needs_no_download(mapa: Mapa) -> None:
+    done = mapa("data", "get", "--scenario", str(OWN))
+    assert (done.code, "nothing to download" in done.out) == (0, True)
