@@ -23,6 +23,8 @@ from common.accounting.total import Total, total
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 
+pytestmark = pytest.mark.slow  # statistics: seconds each
+
 NEARLY_ALL = 10**12  # records; a batch of all but one is sampled, on a grid, and as good as not sampled
 
 

@@ -17,6 +17,8 @@ from common.noise.mechanism import Clipping
 from common.quantities import PerSampleGradients
 from edge.privacy import clip
 
+pytestmark = pytest.mark.slow  # statistics: seconds each
+
 MODELS = ["lr", "svm", "softmax", "cnn", "scattering"]
 B = 12
 

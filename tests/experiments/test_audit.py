@@ -36,6 +36,8 @@ from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
 from tests.core_support import small_world
 
+pytestmark = pytest.mark.slow  # statistics: seconds each
+
 SOUND, PLANTED = sound_games(), planted_games()
 ALPHA = familywise(0.95, len(SOUND) + len(PLANTED))
 SEED = 20240  # fixed: a sound game that is flagged by chance would be flagged every time

@@ -25,6 +25,8 @@ from experiments.audit.many import ManyCanaries
 from experiments.audit.trial import INVISIBLE, MULTIPLIERS, Planted, planted, put_to_test
 from experiments.commands.audit import audit_command
 
+pytestmark = pytest.mark.slow  # statistics: seconds each
+
 ROUNDS = 8000
 ALPHA = familywise(0.95, sum(len(defect.games) for defect in planted(ROUNDS)))
 SEED = 7

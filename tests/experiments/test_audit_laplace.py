@@ -19,6 +19,8 @@ from experiments.audit.game import Game, Releases, play
 from experiments.audit.planted import HalfScale
 from experiments.audit.sound import honest_game
 
+pytestmark = pytest.mark.slow  # statistics: seconds each
+
 PLAIN = Setting(law=Laplace(4.0), batch_size=4, shard_size=4, dimension=Laplace.audit_dimension)
 ROUNDS = 3000
 
