@@ -14,7 +14,7 @@ from cloud.contacts import Contacts
 from cloud.evaluation import Evaluator
 from cloud.lives import Lives
 from cloud.server import CloudServer
-from common.errors import LocalProtocolError, RemoteProtocolError
+from common.errors import RemoteProtocolError
 from common.messages import (
     EdgeGone,
     EdgeJoined,
@@ -30,7 +30,7 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.quantities import RunId, is_finite
+from common.quantities import RunId
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
@@ -293,17 +293,11 @@ class CloudService:
                 assert_never(effect)
 
     def _send(self, topic: str, effect: SendModel) -> None:
-        try:
-            payload = encode_model(effect)
-        except LocalProtocolError:
-            if is_finite(effect.model):
-                raise
-            self._perform_all(self.server.halt("diverged"))  # no edge would take such a model
-        else:
-            if not self.channel.publish(topic, payload):
-                self._owe_model(topic, effect, len(payload))
-            elif self._owed_models:
-                self._owed_models.pop(topic, None)  # an older one
+        payload = encode_model(effect)
+        if not self.channel.publish(topic, payload):
+            self._owe_model(topic, effect, len(payload))
+        elif self._owed_models:
+            self._owed_models.pop(topic, None)  # an older one
 
     def _owe_model(self, topic: str, effect: SendModel, size: int) -> None:
         """Keep a model that the channel did not accept and send it again: its edge waits for it."""

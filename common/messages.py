@@ -45,6 +45,7 @@ class GradientArrived:
     sensitivity: float  # ΔS that it was clipped and noised under
     gradient: NoisyGradient  # g̃
     incarnation: int = 0  # of the run whose model it read
+    norm: float | None = field(default=None, compare=False)  # ‖g̃‖, where decoding has found it; never sent
 
 
 @dataclass(frozen=True, slots=True)

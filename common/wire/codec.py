@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.messages import GradientArrived, Halt, Hello, Leave, Refuse, SendModel, Welcome
-from common.quantities import EdgeId, NoisyGradient, Vector, is_finite
+from common.quantities import EdgeId, NoisyGradient, Vector, is_finite, length
 from common.wire import v1
 
 _Schema = TypeVar("_Schema", v1.HelloV1, v1.LeaveV1, v1.HaltV1, v1.PresenceV1, v1.WelcomeV1, v1.RefuseV1)
@@ -67,12 +67,13 @@ def encode_gradient(event: GradientArrived) -> bytes:
 
 def decode_gradient(edge_id: EdgeId, payload: bytes, dimension: int) -> GradientArrived:
     """Return the gradient; its vector is a read-only view of the payload."""
-    sequence, version, incarnation, sensitivity, vector = _decode_hot(
+    sequence, version, incarnation, sensitivity, vector, norm = _decode_hot(
         "gradient", v1.GRADIENT_MARK, payload, dimension
     )
     if not sequence:
         raise RemoteProtocolError("gradient: sequence 0; sequences count from 1")
-    return GradientArrived(edge_id, sequence, version, sensitivity, NoisyGradient(vector), incarnation)
+    gradient = NoisyGradient(vector)
+    return GradientArrived(edge_id, sequence, version, sensitivity, gradient, incarnation, norm)
 
 
 def incarnation_of(payload: bytes) -> int | None:
@@ -91,7 +92,7 @@ def encode_model(effect: SendModel) -> bytes:
 
 def decode_model(edge_id: EdgeId, payload: bytes, dimension: int) -> SendModel:
     """Return the model; its vector is a read-only view of the payload."""
-    version, incarnation, acknowledged, sensitivity, vector = _decode_hot(
+    version, incarnation, acknowledged, sensitivity, vector, _ = _decode_hot(
         "model", v1.MODEL_MARK, payload, dimension
     )
     return SendModel(edge_id, version, sensitivity, acknowledged, vector, incarnation)
@@ -112,7 +113,8 @@ def _encode_hot(mark: bytes, a: int, b: int, c: int, sensitivity: float, vector:
 
 def _decode_hot(
     kind: str, mark: bytes, payload: bytes, dimension: int
-) -> tuple[int, int, int, float, Vector]:
+) -> tuple[int, int, int, float, Vector, float]:
+    """Return the three integers, ΔS, the vector and its length, which is finite where every number is."""
     if len(payload) != v1.HEADER_BYTES + 4 * dimension:
         raise RemoteProtocolError(
             f"{kind}: {len(payload)} bytes, N = {dimension} takes {v1.HEADER_BYTES + 4 * dimension}"
@@ -125,9 +127,10 @@ def _decode_hot(
     if not 0 <= sensitivity < math.inf:  # NaN fails too
         raise RemoteProtocolError(f"{kind}: sensitivity {sensitivity}")
     vector = np.frombuffer(payload, _FLOATS, offset=v1.HEADER_BYTES)
-    if not is_finite(vector):
+    norm = length(vector)
+    if not norm < math.inf:  # NaN fails too
         raise RemoteProtocolError(f"{kind}: a number that is not finite")
-    return a, b, c, sensitivity, vector
+    return a, b, c, sensitivity, vector, norm
 
 
 # ---- cold: everything else, by schema

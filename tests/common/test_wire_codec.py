@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -15,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.messages import GradientArrived, Halt, Hello, Leave, Refuse, SendModel, Welcome
-from common.quantities import EdgeId, NoisyGradient, is_finite
+from common.quantities import EdgeId, NoisyGradient, is_finite, length
 from common.wire import codec, v1
 
 EDGE = EdgeId("e1")
@@ -249,7 +251,15 @@ def test_large_finite_numbers_whose_squares_overflow_are_accepted() -> None:
 
 @given(hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32)))
 def test_the_quick_test_of_finiteness_is_exact(vector: np.ndarray) -> None:
-    assert is_finite(vector) == bool(np.isfinite(vector).all())
+    finite = bool(np.isfinite(vector).all())
+    assert is_finite(vector) == math.isfinite(length(vector)) == finite
+    if finite:
+        assert length(vector) == pytest.approx(np.linalg.norm(vector.astype(np.float64)), rel=1e-5, abs=1e-18)
+
+
+def test_a_decoded_gradient_brings_its_length_and_a_sender_cannot_name_another() -> None:
+    sent = replace(gradient((3.0, -4.0)), norm=0.0)
+    assert codec.decode_gradient(EDGE, codec.encode_gradient(sent), 2).norm == 5.0
 
 
 @pytest.mark.parametrize("kind", ["gradient", "model"])
