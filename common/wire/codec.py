@@ -30,7 +30,11 @@ _pack, _unpack_from = v1.HEADER.pack, v1.HEADER.unpack_from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A welcome and all that an edge needs to begin."""
+    """A welcome as it travels, with all that an edge needs to begin.
+
+    Two values, because two parts make it: the server, which is pure, decides the `Welcome` (which shard, and from
+    which sequence on); the service adds what only the wire needs, the scenario and the hello that it answers.
+    """
 
     welcome: Welcome
     edges: int  # number of shards
