@@ -28,14 +28,14 @@ class BudgetExhausted(MapaError):
 
 
 class OtherShardError(ConfigurationError):
-    """The ledger belongs to another shard of the same cut than the one that was dealt."""
+    """The ledger belongs to another shard of the same cut than the one that was assigned."""
 
-    def __init__(self, run: RunId, held: ShardIdentity, dealt: ShardIdentity) -> None:
+    def __init__(self, run: RunId, held: ShardIdentity, assigned: ShardIdentity) -> None:
         self.held = held.index
         super().__init__(
-            f"run {run}: shard {dealt.index} ({dealt.partition}) was dealt, and this ledger holds shard {held.index}"
-            f" of the same cut; what others have released of shard {dealt.index} it does not know."
-            f" Take part with the ledger of shard {dealt.index}, or while shard {held.index} is free"
+            f"run {run}: shard {assigned.index} ({assigned.partition}) was assigned, and this ledger holds"
+            f" shard {held.index} of the same cut; what others have released of shard {assigned.index} it does not know."
+            f" Take part with the ledger of shard {assigned.index}, or while shard {held.index} is free"
         )
 
 
