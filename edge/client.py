@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import assert_never
 
 from common.datasets.dataset import Dataset
@@ -63,6 +64,7 @@ class EdgeClient:
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
+    state_dir: Path = Path("state")  # where the operator finds this ledger
     nonce: str = field(default_factory=new_nonce)
     pushed: int = 0
     resent: int = 0
@@ -79,7 +81,14 @@ class EdgeClient:
 
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
-        self._joining = Joining(self.run, self.policy, self.ledger, self.load, renewable=self.renewable)
+        self._joining = Joining(
+            self.run,
+            self.policy,
+            self.ledger,
+            self.load,
+            renewable=self.renewable,
+            state_dir=self.state_dir,
+        )
         self._outbox = Outbox(self.run, self.ledger)
         self._line = Line(self.loop, self._open)
         self.session = self._outbox.session()
@@ -205,7 +214,7 @@ class EdgeClient:
             case DropOutbox():
                 self._outbox.drop(effect.sequence)
             case RenewIdentity():
-                self._renew(effect.detail)
+                self._renew(effect.last_sequence)
             case SayLeave():
                 leave = encode_leave(Leave(self.edge_id, effect.reason, self.nonce))
                 self._line.publish(self._topic(EdgeTopic.LEAVE), leave, qos=1)
@@ -232,12 +241,13 @@ class EdgeClient:
             self.resent += self.patience.tries > 0
             self._line.publish(self._topic(EdgeTopic.GRADIENT), payload, qos=0)
 
-    def _renew(self, detail: str) -> None:
+    def _renew(self, known: int) -> None:
         old = self.edge_id
-        outcome = self._joining.renew(detail)
+        outcome = self._joining.renew(known)
         if isinstance(outcome, IdentityRenewed):
             self.say(
-                f"{old}: its ledger was lost ({detail}); continuing as {self.edge_id} on an unused shard"
+                f"{old}: its ledger was lost (the cloud knows of {known} releases in this run, the ledger of none);"
+                f" continuing as {self.edge_id} on an unused shard"
             )
             self._outbox.forget()
             self.inbox.forget()

@@ -171,7 +171,7 @@ class DropOutbox:
 class RenewIdentity:
     """The ledger of this edge id is lost: take another id. Its outcome: IdentityRenewed or IdentityKept."""
 
-    detail: str
+    last_sequence: int  # of this id, by the word of the cloud: more than the ledger has
 
 
 @dataclass(frozen=True, slots=True)

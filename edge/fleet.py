@@ -113,6 +113,7 @@ class EdgeFleet:
             say=self.say,
             on_stop=self._stopped,
             renewable=named is None,
+            state_dir=self.settings.state_dir,
         )
         self.clients.append(client)
         client.start()

@@ -235,8 +235,10 @@ class EdgeSession:
                 self.cloud.incarnation = refuse.incarnation
                 return self._greet_now()
             case "ledger-lost":
+                if refuse.last_sequence is None or refuse.last_sequence <= self.last_sequence:
+                    return []  # nothing that this ledger lacks: no cloud refuses that
                 self._phase = Phase.RENEWING
-                return [RenewIdentity(refuse.detail)]
+                return [RenewIdentity(refuse.last_sequence)]
             case "halted":
                 return self._done(EXIT_DONE, f"the run has ended: {refuse.detail}")
             case "fleet-full":

@@ -130,6 +130,9 @@ class SqliteLedger(MemoryLedger):
             ]
         )
 
+    def _save_charge(self, entry: Entry, through: int, charges: int) -> None:
+        self._commit([(_DEBIT, (through, charges, *entry.key)), (_DROP, (*entry.key, through))])
+
     def _commit(self, statements: list[tuple[str, Any]]) -> None:
         connection = self._connection
         if connection is None:

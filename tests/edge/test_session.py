@@ -32,6 +32,7 @@ from edge.conversation import (
     Prepare,
     Prepared,
     PushOutbox,
+    RenewIdentity,
     Reroute,
     SayHello,
     SayLeave,
@@ -77,7 +78,8 @@ def model(acknowledged: int, life: int = LIFE) -> ModelReceived:
 
 def refuse(reason: str, number: int | None, **fields: Any) -> Refuse:
     nonce = None if number is None else MINE
-    return Refuse(EDGE, reason, "why", nonce, number, **{"incarnation": LIFE, **fields})
+    known = {"last_sequence": 9} if reason == "ledger-lost" else {}
+    return Refuse(EDGE, reason, "why", nonce, number, **{"incarnation": LIFE, **known, **fields})
 
 
 def session(**fields: Any) -> EdgeSession:
@@ -375,6 +377,14 @@ def test_a_refuse_counts_for_the_newest_hello_alone(reason: str) -> None:
     assert made.receive(refuse(reason, 1)) == []
     assert made.receive(refuse(reason, None)) == []
     assert names(made.receive(refuse(reason, 2))) == ["RenewIdentity" if reason == "ledger-lost" else "Stop"]
+
+
+@pytest.mark.parametrize("known", [None, 0, 3])
+def test_a_ledger_that_lacks_nothing_is_not_lost(known: int | None) -> None:
+    made = session(last_sequence=3)
+    assert made.receive(refuse("ledger-lost", 1, last_sequence=known)) == []
+    assert made.phase is Phase.GREETING
+    assert made.receive(refuse("ledger-lost", 1, last_sequence=4)) == [RenewIdentity(4)]
 
 
 def test_a_reason_that_no_cloud_gives_ends_nobody() -> None:
