@@ -47,6 +47,9 @@ from edge.policy import OperatorPolicy
 from edge.preparation import Preparation
 from edge.session import EdgeSession
 
+FAREWELL = 60.0  # seconds that an edge waits for its broker to say leave; the cloud has as many for its halt
+TOLD_TO_END = 8.0  # when its operator ends it: an engine kills a container after ten
+
 
 @dataclass(slots=True)
 class EdgeClient:
@@ -78,6 +81,7 @@ class EdgeClient:
     _events: deque[SessionEvent] = field(default_factory=deque)  # what the session is still to be told
     _telling: bool = False
     _looked_at: int = -1  # the last sequence when `healthy` was last asked
+    _farewell: float = 5.0  # seconds for what is still owed at the end
 
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
@@ -137,8 +141,13 @@ class EdgeClient:
         self._tell(LeaveWanted(reason))
 
     def give_up(self, code: int, text: str) -> None:
-        """End for a reason of our own; the cloud is told where it can be reached, lest it wait."""
-        self._tell(GivenUp(code, text))
+        """End since no connection can be had; so nobody can be told."""
+        self._tell(GivenUp(code, text, unreachable=True))
+
+    def hurry(self) -> None:
+        """Wait no longer for a broker that is away, where only the leave is left to say."""
+        if self.exit_code is not None:
+            self._line.end(0.0)
 
     def healthy(self) -> bool:
         """Tell whether this edge has made a gradient since it was last asked, or waits on purpose.
@@ -216,8 +225,7 @@ class EdgeClient:
             case RenewIdentity():
                 self._renew(effect.last_sequence)
             case SayLeave():
-                leave = encode_leave(Leave(self.edge_id, effect.reason, self.nonce))
-                self._line.publish(self._topic(EdgeTopic.LEAVE), leave, qos=1)
+                self._say_leave(effect.reason)
             case Stop():
                 self._stop(effect.code, effect.text)
             case _:
@@ -253,11 +261,19 @@ class EdgeClient:
             self.inbox.forget()
         self._tell(outcome)
 
+    def _say_leave(self, reason: str) -> None:
+        """Say it as soon as a broker that is away is back, within the time that this end has."""
+        leave = encode_leave(Leave(self.edge_id, reason, self.nonce))
+        self._line.publish(self._topic(EdgeTopic.LEAVE), leave, qos=1)
+        self._farewell = TOLD_TO_END if reason == "shutdown" else FAREWELL
+        if not self._line.connected:
+            self.say(f"{self.edge_id}: the broker is away; waiting up to {self._farewell:g} s to say leave")
+
     def _stop(self, code: int, text: str) -> None:
         self.patience.end()
         self.exit_code = code
         self.say(f"{self.edge_id}: {text}")
-        self._line.end()
+        self._line.end(self._farewell)
         self.ledger.close()
         self.on_stop(code)
 

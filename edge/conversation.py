@@ -59,6 +59,7 @@ class GivenUp:
 
     code: int
     text: str
+    unreachable: bool = False  # it is the broker that cannot be had: nothing more can be said
 
 
 # -- events: the outcome of an effect

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.datasets.dataset import Dataset
-from common.errors import MapaError
+from common.errors import LedgerUnavailableError, MapaError
 from common.messages import Hello
 from common.quantities import EdgeId, RunId
 from common.wire.codec import Admission
 from edge.conversation import (
+    EXIT_FAILED,
+    GivenUp,
     IdentityKept,
     IdentityRenewed,
     OtherShardHeld,
@@ -55,7 +57,7 @@ class Joining:
             incarnation=effect.incarnation,
         )
 
-    def follow(self, admission: Admission) -> Prepared | OtherShardHeld | WelcomeDeclined:
+    def follow(self, admission: Admission) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
         """Take what the first welcome deals; the later ones must deal the same."""
         if self._admission is not None:
             return self._compare(self._admission, admission)
@@ -66,6 +68,8 @@ class Joining:
                 return WelcomeDeclined(str(error))
             self._wanted = error.held  # only a welcome tells which data it is about: now it can be asked for
             return OtherShardHeld()
+        except LedgerUnavailableError as error:
+            return GivenUp(EXIT_FAILED, str(error))
         except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others go on
             return WelcomeDeclined(str(error) or "not enough memory for what the welcome asks for")
         self._admission = admission

@@ -110,7 +110,7 @@ class EdgeSession:
                 told = self.hellos > 0  # else nobody knows of this edge
                 return self._done(EXIT_DONE, f"left: {event.reason}", event.reason if told else None)
             case GivenUp():
-                told = self.connected and self.hellos > 0  # lest the cloud wait; an end by failure does not
+                told = self.hellos > 0 and not event.unreachable  # lest the cloud wait
                 return self._done(event.code, event.text, "failed" if told else None)
             case _:
                 return self._outcome(event)

@@ -189,7 +189,7 @@ TABLE = {
     "Disconnected":          (_,         _,         _,         _,         _,         _,         _,         _),
     "Unanswered":            (HELLO,     _,         _,         "waiting:SayHello", _, "pushing:PushOutbox", _, _),
     "LeaveWanted":           (LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      _),
-    "GivenUp":               (LEFT,      LEFT,      STOPPED,   LEFT,      LEFT,      LEFT,      LEFT,      _),
+    "GivenUp":               (LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      _),
     "welcome":               (PREPARE,   _,         _,         PREPARE,   _,         PREPARE,   _,         _),
     "stale welcome":         (_,         _,         _,         _,         _,         _,         _,         _),
     "refuse mechanism":      (STOPPED,   _,         _,         STOPPED,   _,         STOPPED,   _,         _),
@@ -292,13 +292,15 @@ def test_an_edge_that_never_said_hello_ends_without_a_word_to_the_cloud() -> Non
             assert stop.code == code
 
 
-def test_without_a_connection_a_leave_is_still_said_and_a_failure_is_not() -> None:
+def test_without_a_connection_a_leave_is_still_said_unless_the_connection_is_the_reason() -> None:
     left = pushing()
     left.receive(Disconnected())
     assert left.receive(LeaveWanted("shutdown")) == [SayLeave("shutdown"), Stop(EXIT_DONE, "left: shutdown")]
-    failed = pushing()
-    failed.receive(Disconnected())
-    assert failed.receive(GivenUp(EXIT_FAILED, "why")) == [Stop(EXIT_FAILED, "why")]
+    for unreachable, said in ((False, [SayLeave("failed")]), (True, [])):
+        failed = pushing()
+        failed.receive(Disconnected())
+        event = GivenUp(EXIT_FAILED, "why", unreachable=unreachable)
+        assert failed.receive(event) == [*said, Stop(EXIT_FAILED, "why")]
 
 
 def test_an_end_is_told_once() -> None:
