@@ -135,7 +135,7 @@ class CloudServer:
             detail = (
                 f"the ledger has {hello.last_sequence} releases, but {account.last_sequence} were applied"
             )
-            yield self._refuse(hello, "ledger-lost", detail)
+            yield replace(self._refuse(hello, "ledger-lost", detail), last_sequence=account.last_sequence)
             return
         index = self._deal(hello) if account is None else self._redeal(hello, account)
         try:

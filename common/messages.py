@@ -84,6 +84,7 @@ class Refuse:
     nonce: str | None = None  # of the hello that it answers; None where it answers a gradient
     number: int | None = None
     incarnation: int = 0  # of the run, now
+    last_sequence: int | None = None  # `ledger-lost` alone: the last of this edge's that the cloud knows
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,7 @@ def encode_refuse(refuse: Refuse) -> bytes:
         nonce=refuse.nonce,
         number=refuse.number,
         incarnation=refuse.incarnation,
+        last_sequence=refuse.last_sequence,
     )
 
 
@@ -208,7 +209,8 @@ def decode_answer(edge_id: EdgeId, payload: bytes) -> Admission | Refuse:
     if fields.get("kind") == "refuse":
         refuse = _checked(v1.RefuseV1, fields)
         answered = (refuse.nonce, refuse.number)
-        return Refuse(edge_id, refuse.reason, refuse.detail, *answered, refuse.incarnation)
+        known = (refuse.incarnation, refuse.last_sequence)
+        return Refuse(edge_id, refuse.reason, refuse.detail, *answered, *known)
     wire = _checked(v1.WelcomeV1, fields)
     if wire.index >= wire.edges:
         raise RemoteProtocolError(f"welcome: index {wire.index} of {wire.edges} shards")

@@ -158,6 +158,8 @@ def test_refuse_leave_halt_and_presence_arrive_as_they_were_sent() -> None:
     for answered in ((None, None), (NONCE, 2**40)):
         refuse = Refuse(EDGE, "fleet-full", "5 of 5 shards are dealt", *answered, LIFE)
         assert codec.decode_answer(EDGE, codec.encode_refuse(refuse)) == refuse
+        lost = replace(refuse, reason="ledger-lost", last_sequence=57)
+        assert codec.decode_answer(EDGE, codec.encode_refuse(lost)) == lost
     leave = Leave(EDGE, "budget", NONCE)
     assert codec.decode_leave(EDGE, codec.encode_leave(leave)) == leave
     halt = Halt("no-budget", 12, LIFE)
@@ -391,6 +393,18 @@ def test_a_scenario_beyond_a_cap_is_refused_on_both_sides() -> None:
             codec.encode_welcome(
                 codec.Admission(welcome=Welcome(EDGE, 0, 0), edges=1, scenario=scenario, seed=1, nonce=NONCE)
             )
+
+
+@pytest.mark.parametrize(
+    ("reason", "known"), [("ledger-lost", None), ("ledger-lost", -1), ("ledger-lost", 2**63), ("full", 5)]
+)
+def test_a_refuse_names_the_last_sequence_with_ledger_lost_alone(reason: str, known: int | None) -> None:
+    refuse = Refuse(EDGE, reason, "why", NONCE, 1, LIFE, known)
+    with pytest.raises(LocalProtocolError, match="last_sequence"):
+        codec.encode_refuse(refuse)
+    fields = msgpack.unpackb(codec.encode_refuse(Refuse(EDGE, "ledger-lost", "why", NONCE, 1, LIFE, 7)))
+    with pytest.raises(RemoteProtocolError, match="last_sequence"):
+        codec.decode_answer(EDGE, msgpack.packb(fields | {"reason": reason, "last_sequence": known}))
 
 
 def test_a_refuse_cannot_bring_escape_sequences_to_a_terminal() -> None:
