@@ -50,7 +50,7 @@ def prepare(
         )
     dataset = dataset_for(scenario, load)
     check_sizes(scenario, len(dataset.train))
-    rows = shard_for(scenario, dataset.train.labels, index)
+    rows = shard_for(scenario, dataset.train, index)
     law = law_for(policy, scenario.law(index))
     kind = ReleaseKind(law, scenario.mechanism, len(rows))
     dealt = identity(scenario, dataset, shards, index)
@@ -65,10 +65,10 @@ def prepare(
         reproducible=admission.seed is not None,
     )
     check_pixels(scenario, len(rows), math.prod(dataset.shape))
-    images, labels = dataset.train.pixels(rows), dataset.train.labels[rows]
-    shape, classes = dataset.shape, dataset.classes
+    images, labels = dataset.train.values(rows), dataset.train.labels[rows]
+    shape, classes, target_range = dataset.shape, dataset.classes, dataset.target_range
     del dataset  # the shard is all that an edge keeps; a model may need the room at once
-    model = model_for(scenario, shape, classes)
+    model = model_for(scenario, shape, classes, target_range)
     check_model(scenario, model, images)
     ledger.open(account, replace_budget=policy.replace_budget)
     shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))

@@ -41,6 +41,6 @@ def assemble(scenario: Scenario, load: Callable[[str], Dataset]) -> RunParts:
     at each step what the cloud's scenario would cost it.
     """
     dataset = dataset_for(scenario, load)
-    model = model_for(scenario, dataset.shape, dataset.classes)
-    rows = shards_for(scenario, dataset.train.labels)
+    model = model_for(scenario, dataset.shape, dataset.classes, dataset.target_range)
+    rows = shards_for(scenario, dataset.train)
     return RunParts(calibrated(scenario, [len(shard) for shard in rows]), dataset, model, rows)

@@ -16,9 +16,20 @@ def dataset_for(scenario: Scenario, load: Callable[[str], Dataset]) -> Dataset:
     return with_holdout(load(scenario.data.set), scenario.data.holdout)
 
 
-def model_for(scenario: Scenario, shape: tuple[int, int], classes: int) -> Model:
-    """Return the model for images of this shape."""
-    return make_model(scenario.model.name, shape=shape, classes=classes, options=scenario.model.options)
+def model_for(
+    scenario: Scenario,
+    shape: tuple[int, ...],
+    classes: int,
+    target_range: tuple[float, float] | None = None,
+) -> Model:
+    """Return the model for samples of this shape."""
+    return make_model(
+        scenario.model.name,
+        shape=shape,
+        classes=classes,
+        options=scenario.model.options,
+        target_range=target_range,
+    )
 
 
 def noised_slice(scenario: Scenario, model: Model) -> slice:
