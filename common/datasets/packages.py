@@ -53,7 +53,7 @@ def unpack_npm(path: Path) -> dict[str, bytes]:
     for number, name in enumerate((*cifar.TRAIN, cifar.TEST)):
         with Image.open(io.BytesIO(members[name.replace(".bin", ".png")]), formats=("PNG",)) as sheet:
             pixels = np.asarray(sheet.convert("RGB")).reshape(-1, 32, 32, 3)
-        known = labels["test"] if name == cifar.TEST else labels["train"][10_000 * number :][:10_000]
+        known = labels["test"] if name == cifar.TEST else labels["train"][10_000 * number :][: len(pixels)]
         planes = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)
         files[name] = np.concatenate([np.array(known, np.uint8)[:, None], planes], axis=1).tobytes()
     return files
