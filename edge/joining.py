@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.datasets.dataset import Dataset
+from common.datasets.source import Source
 from common.errors import LedgerUnavailableError, MapaError
 from common.messages import Hello
 from common.quantities import EdgeId, RunId
@@ -34,7 +35,7 @@ class Joining:
     run: RunId
     policy: OperatorPolicy
     ledger: Ledger
-    load: Callable[[str], Dataset]
+    load: Callable[[Source], Dataset]
     preparation: Preparation | None = None
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     state_dir: Path = Path("state")  # where the operator finds this ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ import numpy as np
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.dataset import Dataset
+from common.datasets.source import Source
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
-from common.quantities import RunId
+from common.quantities import Indices, RunId
 from common.randomness import streams_for
 from common.scenario.parts import dataset_for, model_for
 from common.scenario.scenario import Scenario, parse_welcome
@@ -35,7 +37,11 @@ class Preparation:
 
 
 def prepare(
-    admission: Admission, run: RunId, policy: OperatorPolicy, ledger: Ledger, load: Callable[[str], Dataset]
+    admission: Admission,
+    run: RunId,
+    policy: OperatorPolicy,
+    ledger: Ledger,
+    load: Callable[[Source], Dataset],
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
     allowed = policy.allowed | {policy.noise or ""}  # whoever names a law by --noise allows it
@@ -50,7 +56,7 @@ def prepare(
         )
     dataset = dataset_for(scenario, load)
     check_sizes(scenario, len(dataset.train))
-    rows = shard_for(scenario, dataset.train.labels, index)
+    rows = shard_for(scenario, dataset.train, index)
     law = law_for(policy, scenario.law(index))
     kind = ReleaseKind(law, scenario.mechanism, len(rows))
     dealt = identity(scenario, dataset, shards, index)
@@ -65,10 +71,10 @@ def prepare(
         reproducible=admission.seed is not None,
     )
     check_pixels(scenario, len(rows), math.prod(dataset.shape))
-    images, labels = dataset.train.pixels(rows), dataset.train.labels[rows]
-    shape, classes = dataset.shape, dataset.classes
+    images, labels = dataset.train.values(rows), dataset.train.labels[rows]
+    shape, classes, target_range = dataset.shape, dataset.classes, dataset.target_range
     del dataset  # the shard is all that an edge keeps; a model may need the room at once
-    model = model_for(scenario, shape, classes)
+    model = model_for(scenario, shape, classes, target_range)
     check_model(scenario, model, images)
     ledger.open(account, replace_budget=policy.replace_budget)
     shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))
@@ -119,8 +125,23 @@ def scenario_budget(scenario: Scenario) -> Budget | None:
 def identity(scenario: Scenario, dataset: Dataset, shards: int, index: int) -> ShardIdentity:
     """Name the records of shard k, so that every run on them shares one account."""
     data = scenario.data
-    details = {"dirichlet": f" α={data.alpha!r}", "label": f" labels={data.labels_per_edge}"}
+    details = {
+        "dirichlet": f" α={data.alpha!r}",
+        "label": f" labels={data.labels_per_edge}",
+        "group": f" groups={_fingerprint(dataset.train.groups)}",
+        "sizes-dirichlet": f" α={data.alpha!r}",
+        "sizes-power": f" power={data.power!r}",
+    }
     cut = f"{data.partition}{details.get(data.partition, '')} K={shards} seed={scenario.seed or 0}"
     if data.holdout:
         cut += f" holdout={data.holdout}"
+    if (
+        data.declared is not None
+    ):  # labels, groups and the order of rows are as declared; the checksum is the file's
+        cut += f" schema={data.declared.declared.digest[:16]}"
     return ShardIdentity(dataset.checksum, cut, index, disjoint=data.partition != "shared")
+
+
+def _fingerprint(groups: Indices | None) -> str:
+    """Tell one grouping of the records from another: a data set's checksum may not."""
+    return "" if groups is None else hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:16]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cloud.evaluation import Evaluator
 from common.datasets.dataset import Dataset
+from common.datasets.source import Source
 from common.models.model import Model
 from common.quantities import Indices
 from common.scenario.parts import dataset_for, model_for
@@ -34,13 +35,13 @@ class RunParts:
         return Evaluator.of(self.model, self.dataset.test, self.scenario.model.regularization)
 
 
-def assemble(scenario: Scenario, load: Callable[[str], Dataset]) -> RunParts:
+def assemble(scenario: Scenario, load: Callable[[Source], Dataset]) -> RunParts:
     """Load the data, take the holdout, make the model, deal the shards; ConfigurationError where that cannot be.
 
     An edge does the same for itself (edge/preparation.py): it must not hold more than its own shard, and checks
     at each step what the cloud's scenario would cost it.
     """
     dataset = dataset_for(scenario, load)
-    model = model_for(scenario, dataset.shape, dataset.classes)
-    rows = shards_for(scenario, dataset.train.labels)
+    model = model_for(scenario, dataset.shape, dataset.classes, dataset.target_range)
+    rows = shards_for(scenario, dataset.train)
     return RunParts(calibrated(scenario, [len(shard) for shard in rows]), dataset, model, rows)

@@ -6,19 +6,31 @@ from collections.abc import Callable
 
 from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
+from common.datasets.source import Source
 from common.models.model import Model
 from common.models.registry import make_model
 from common.scenario.scenario import Scenario
 
 
-def dataset_for(scenario: Scenario, load: Callable[[str], Dataset]) -> Dataset:
+def dataset_for(scenario: Scenario, load: Callable[[Source], Dataset]) -> Dataset:
     """Return the data set, its holdout in the place of its test set where the scenario asks for one."""
-    return with_holdout(load(scenario.data.set), scenario.data.holdout)
+    return with_holdout(load(scenario.data.source), scenario.data.holdout)
 
 
-def model_for(scenario: Scenario, shape: tuple[int, int], classes: int) -> Model:
-    """Return the model for images of this shape."""
-    return make_model(scenario.model.name, shape=shape, classes=classes, options=scenario.model.options)
+def model_for(
+    scenario: Scenario,
+    shape: tuple[int, ...],
+    classes: int,
+    target_range: tuple[float, float] | None = None,
+) -> Model:
+    """Return the model for samples of this shape."""
+    return make_model(
+        scenario.model.name,
+        shape=shape,
+        classes=classes,
+        options=scenario.model.options,
+        target_range=target_range,
+    )
 
 
 def noised_slice(scenario: Scenario, model: Model) -> slice:
