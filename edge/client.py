@@ -41,6 +41,7 @@ from edge.joining import Joining
 from edge.ledger import Ledger
 from edge.line import Line
 from edge.outbox import Outbox
+from edge.own_data import OwnData
 from edge.patience import Patience
 from edge.policy import OperatorPolicy
 from edge.preparation import Preparation
@@ -63,6 +64,7 @@ class EdgeClient:
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
+    own: OwnData | None = None  # records that this edge brings itself
     nonce: str = field(default_factory=new_nonce)
     pushed: int = 0
     resent: int = 0
@@ -79,7 +81,9 @@ class EdgeClient:
 
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
-        self._joining = Joining(self.run, self.policy, self.ledger, self.load, renewable=self.renewable)
+        self._joining = Joining(
+            self.run, self.policy, self.ledger, self.load, self.own, renewable=self.renewable
+        )
         self._outbox = Outbox(self.run, self.ledger)
         self._line = Line(self.loop, self._open)
         self.session = self._outbox.session()

@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.datasets.dataset import Dataset
+from common.datasets.families import LOCAL
 from common.datasets.holdout import with_holdout
 from common.models.model import Model
 from common.models.registry import make_model
+from common.noise.mechanism import Sampling
 from common.scenario.scenario import Scenario
 
 
 def dataset_for(scenario: Scenario, load: Callable[[str], Dataset]) -> Dataset:
     """Return the data set, its holdout in the place of its test set where the scenario asks for one."""
     return with_holdout(load(scenario.data.set), scenario.data.holdout)
+
+
+def least_records(scenario: Scenario) -> int | None:
+    """Return how many records every edge has at least, where edges bring their own; None: shards are cut here.
+
+    An edge with fewer does not take part, so b/n_k is at most b over this.
+    """
+    schema = scenario.data.schema
+    if scenario.data.set != LOCAL or schema is None:
+        return None
+    one = Sampling(scenario.data.sampler) is Sampling.WITH_REPLACEMENT
+    return max(schema.records_at_least, 1 if one else scenario.batch_size)
 
 
 def model_for(scenario: Scenario, shape: tuple[int, int], classes: int) -> Model:
