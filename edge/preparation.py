@@ -14,7 +14,7 @@ from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
 from common.quantities import Indices, RunId
 from common.randomness import streams_for
-from common.scenario.parts import dataset_for, least_records, model_for
+from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
 from common.wire.codec import Admission
@@ -52,6 +52,7 @@ class Dealt:
     rows: Indices
     shape: tuple[int, ...]
     classes: int
+    target_range: tuple[float, float] | None
     identity: ShardIdentity
 
 
@@ -76,7 +77,7 @@ def prepare(
         )
     check_data(policy, scenario.data.set)
     dealt = _deal(scenario, shards, index, load) if own is None else _take(scenario, index, policy, own)
-    rows, shape, classes = dealt.rows, dealt.shape, dealt.classes
+    rows, shape = dealt.rows, dealt.shape
     law = law_for(policy, scenario.law(index))
     kind = ReleaseKind(law, scenario.mechanism, len(rows))
     proposal = Proposal(kind=kind, shard=dealt.identity, seed=admission.seed)
@@ -90,9 +91,10 @@ def prepare(
         reproducible=admission.seed is not None,
     )
     check_pixels(scenario, len(rows), math.prod(shape))
-    images, labels = dealt.samples.pixels(rows), dealt.samples.labels[rows]
+    images, labels = dealt.samples.values(rows), dealt.samples.labels[rows]
+    classes, target_range = dealt.classes, dealt.target_range
     del dealt  # the shard is all that an edge keeps; a model may need the room at once
-    model = model_for(scenario, shape, classes)
+    model = model_for(scenario, shape, classes, target_range)
     check_model(scenario, model, images)
     ledger.open(account, replace_budget=policy.replace_budget)
     shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))
@@ -113,20 +115,20 @@ def _deal(scenario: Scenario, shards: int, index: int, load: Callable[[str], Dat
     """Cut shard k of K from a data set that all hold."""
     dataset = dataset_for(scenario, load)
     check_sizes(scenario, len(dataset.train))
-    rows = shard_for(scenario, dataset.train.labels, index)
-    return Dealt(
-        dataset.train, rows, dataset.shape, dataset.classes, identity(scenario, dataset, shards, index)
-    )
+    rows = shard_for(scenario, dataset.train, index)
+    called = identity(scenario, dataset, shards, index)
+    return Dealt(dataset.train, rows, dataset.shape, dataset.classes, dataset.target_range, called)
 
 
 def _take(scenario: Scenario, index: int, policy: OperatorPolicy, own: OwnData) -> Dealt:
     """Take all records that this edge brings itself."""
-    schema, least = scenario.data.schema, least_records(scenario)
+    schema, least = own_schema(scenario), least_records(scenario)
     assert schema is not None and least is not None  # check_data, and the scenario's own check
     samples = own.read(schema)
     check_number(len(samples), at_least=least)
     rows = np.arange(len(samples), dtype=np.int64)
-    return Dealt(samples, rows, schema.shape, schema.classes, own_records(policy, index))
+    called = own_records(policy, index)
+    return Dealt(samples, rows, schema.shape, schema.classes, schema.target_range, called)
 
 
 def difference(first: Admission, later: Admission) -> str:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from common.datasets.dataset import Labels
 from common.errors import ConfigurationError, require
 from common.noise.mechanism import Sampling
 from common.quantities import Indices
@@ -23,7 +23,7 @@ _SECOND_STREAMS = 1_000_000  # what is drawn beside a permutation has a stream o
 
 
 def shard_rows(
-    labels: npt.NDArray[np.int64],
+    labels: Labels,
     *,
     partition: str,
     edges: int,
@@ -42,7 +42,7 @@ def shard_rows(
 
 
 def all_shards(
-    labels: npt.NDArray[np.int64],
+    labels: Labels,
     *,
     partition: str,
     edges: int,
@@ -87,7 +87,7 @@ def check_shards(
 
 
 def _owners(
-    labels: npt.NDArray[np.int64],
+    labels: Labels,
     partition: str,
     edges: int,
     seed: int,
@@ -113,9 +113,7 @@ def _deal_iid(size: int, edges: int, streams: CounterStreams) -> Indices:
     return owners
 
 
-def _deal_dirichlet(
-    labels: npt.NDArray[np.int64], edges: int, alpha: float, streams: CounterStreams
-) -> Indices:
+def _deal_dirichlet(labels: Labels, edges: int, alpha: float, streams: CounterStreams) -> Indices:
     """Each label's rows dealt in proportions drawn from Dirichlet(α, …, α) over the edges.
 
     The label skew of Hsu et al. 2019, drawn a label at a time (Yurochkin et al. 2019), so that every row
@@ -133,9 +131,7 @@ def _deal_dirichlet(
     return owners
 
 
-def _deal_labels(
-    labels: npt.NDArray[np.int64], edges: int, labels_per_edge: int, streams: CounterStreams
-) -> Indices:
+def _deal_labels(labels: Labels, edges: int, labels_per_edge: int, streams: CounterStreams) -> Indices:
     """Rows sorted by label, cut into even pieces, `labels_per_edge` pieces an edge (McMahan et al. 2017)."""
     require(labels_per_edge >= 1, "data.labels_per_edge", labels_per_edge, "at least 1")
     shuffled = _permutation(streams, 0, len(labels))

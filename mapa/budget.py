@@ -8,6 +8,7 @@ from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.families import LOCAL
 from common.errors import ConfigurationError
 from common.noise.mechanism import Clipping, Sampling
+from common.scenario.parts import own_schema
 from common.scenario.scenario import Scenario
 
 
@@ -25,7 +26,8 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
         raise ConfigurationError(
             "privacy.total_epsilon: cannot be kept with scope = 'first-conv', which is not DP"
         )
-    if scenario.data.schema is not None and scenario.data.set == LOCAL and not scenario.data.schema.records_at_least:
+    schema = own_schema(scenario)
+    if schema is not None and not schema.records_at_least:
         raise ConfigurationError(
             "data.schema.records_at_least: needed to compute the noise from privacy.total_epsilon with"
             f" data.set = {LOCAL!r}: how often a record is used depends on the number of an edge's records"

@@ -34,7 +34,9 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
     options = {**_PLACES, **prefixed(environ, CLOUD if name == "cloud" else EDGE)}
     for variable, folder in (("MAPA_EDGE_DATA", OWN_DATA), ("MAPA_TEST_DATA", TEST_DATA)):
         if variable in options:
-            options[variable] = str(folder / options[variable])  # a name in the folder; an absolute path stays
+            options[variable] = str(
+                folder / options[variable]
+            )  # a name in the folder; an absolute path stays
     if name == "cloud":
         short = Path(scenario).name.removesuffix(".toml")  # the stem of …-0.1 would be …-0
         options.setdefault("MAPA_RUN", f"{short}-{secrets.token_hex(4)}")

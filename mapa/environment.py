@@ -29,7 +29,18 @@ CLOUD = (
     "RUNS_DIR",
     "TEST_DATA",
 )
-EDGE = (*_CONNECTION, *_PRIVACY, "NOISE", "LINK", "ALLOW", "ALLOW_SEED", "ACCOUNTS", "STATE_DIR", "EDGE_DATA", "DATA_NAME")
+EDGE = (
+    *_CONNECTION,
+    *_PRIVACY,
+    "NOISE",
+    "LINK",
+    "ALLOW",
+    "ALLOW_SEED",
+    "ACCOUNTS",
+    "STATE_DIR",
+    "EDGE_DATA",
+    "DATA_NAME",
+)
 
 
 def text(environ: Mapping[str, str], name: str) -> str:

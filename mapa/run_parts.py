@@ -19,7 +19,7 @@ from common.datasets.schema import DataSchema
 from common.errors import ConfigurationError
 from common.models.model import Model
 from common.quantities import Indices
-from common.scenario.parts import dataset_for, least_records, model_for
+from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario
 from edge.assembly import shards_for
 from edge.policy import check_number
@@ -58,9 +58,7 @@ class OwnFiles:
     test: Path | None = None  # None: no metric is claimed
 
 
-def assemble(
-    scenario: Scenario, load: Callable[[str], Dataset], own: OwnFiles | None = None
-) -> RunParts:
+def assemble(scenario: Scenario, load: Callable[[str], Dataset], own: OwnFiles | None = None) -> RunParts:
     """Load the data, take the holdout, make the model, deal the shards; ConfigurationError where that cannot be.
 
     An edge does the same for itself (edge/preparation.py): it must not hold more than its own shard, and checks
@@ -74,14 +72,14 @@ def assemble(
             f" {scenario.data.set!r}"
         )
     dataset = dataset_for(scenario, load)
-    model = model_for(scenario, dataset.shape, dataset.classes)
-    rows = shards_for(scenario, dataset.train.labels)
+    model = model_for(scenario, dataset.shape, dataset.classes, dataset.target_range)
+    rows = shards_for(scenario, dataset.train)
     return RunParts(calibrated(scenario, [len(shard) for shard in rows]), dataset, model, rows)
 
 
 def _assemble_own(scenario: Scenario, own: OwnFiles | None) -> RunParts:
     """Take what is here of a run whose edges bring records of their own: all files in a simulation, else none."""
-    schema, least = scenario.data.schema, least_records(scenario)
+    schema, least = own_schema(scenario), least_records(scenario)
     assert schema is not None and least is not None  # the scenario's own check
     if own is None:
         raise ConfigurationError(
@@ -103,7 +101,7 @@ def _assemble_own(scenario: Scenario, own: OwnFiles | None) -> RunParts:
     parts = [part for part in (train, test) if part is not None and len(part)]
     checksum = content_checksum(*parts) if parts else ""
     dataset = Dataset(LOCAL, schema.shape, schema.classes, train, test, checksum, schema.target_range)
-    model = model_for(scenario, dataset.shape, dataset.classes)
+    model = model_for(scenario, schema.shape, schema.classes, schema.target_range)
     sizes = [len(shard) for shard in shards] or [least] * scenario.workers
     return RunParts(calibrated(scenario, sizes), dataset, model, rows)
 
@@ -113,5 +111,7 @@ def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:
         kind = np.int64 if schema.classes else np.float32
         return Samples(np.empty((0, math.prod(schema.shape)), np.float32), np.empty(0, kind))
     if len({shard.inputs.dtype for shard in shards}) > 1:
-        return Samples(np.concatenate([s.values() for s in shards]), np.concatenate([s.labels for s in shards]))
+        return Samples(
+            np.concatenate([s.values() for s in shards]), np.concatenate([s.labels for s in shards])
+        )
     return Samples(np.concatenate([s.inputs for s in shards]), np.concatenate([s.labels for s in shards]))

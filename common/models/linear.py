@@ -15,7 +15,7 @@ import numpy.typing as npt
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, Metric
 from common.models.gradients import OuterGradients
-from common.models.model import Features, Images, Labels, Targets, check_labels, layout
+from common.models.model import Features, Images, Labels, Targets, cannot_take, check_labels, layout
 from common.quantities import Vector
 
 Scores = npt.NDArray[np.float32]  # … × b × c
@@ -35,9 +35,9 @@ class LinearModel(ABC):
     name: str
     metrics: tuple[Metric, ...] = CLASSIFICATION
 
-    def __init__(self, *, shape: tuple[int, int], classes: int, outputs: int) -> None:
+    def __init__(self, *, shape: tuple[int, ...], classes: int, outputs: int) -> None:
         if classes < 2:
-            raise ConfigurationError(f"classes = {classes}: {self.name} needs at least 2")
+            raise cannot_take(self.name, shape, classes, "any shape, at least 2 classes")
         self.classes = classes
         self.inputs = math.prod(shape) + 1  # d
         self.outputs = outputs  # c
@@ -67,7 +67,7 @@ class LinearModel(ABC):
     def features(self, images: Images) -> Features:
         if images.shape[1:] != (self.inputs - 1,):
             raise ConfigurationError(
-                f"images of {images.shape[1:]} pixels: {self.name} was made for {self.inputs - 1}"
+                f"inputs of {images.shape[1:]} values: {self.name} was made for {self.inputs - 1}"
             )
         features = np.empty((len(images), self.inputs), np.float32)
         features[:, :-1] = images
@@ -97,7 +97,7 @@ class TwoWayModel(LinearModel):
     """One score; targets are +1 for the labels in `positive` (by default the odd ones), −1 for the others."""
 
     def __init__(
-        self, *, shape: tuple[int, int], classes: int, positive: Collection[int] | None = None
+        self, *, shape: tuple[int, ...], classes: int, positive: Collection[int] | None = None
     ) -> None:
         super().__init__(shape=shape, classes=classes, outputs=1)
         chosen = range(1, classes, 2) if positive is None else positive
@@ -114,7 +114,7 @@ class TwoWayModel(LinearModel):
 class ManyWayModel(LinearModel):
     """A score for each class; targets are the labels."""
 
-    def __init__(self, *, shape: tuple[int, int], classes: int) -> None:
+    def __init__(self, *, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(shape=shape, classes=classes, outputs=classes)
 
     def targets(self, labels: Labels) -> Targets:
@@ -126,7 +126,8 @@ class ManyWayModel(LinearModel):
 
     def _places(self, targets: Targets) -> npt.NDArray[np.int64]:
         """Return where each sample's own score is among the raveled scores."""
-        return np.arange(0, targets.size * self.outputs, self.outputs) + targets.ravel()
+        first = np.arange(0, targets.size * self.outputs, self.outputs)
+        return np.add(first, targets.ravel(), dtype=np.int64)
 
 
 class LogisticRegression(TwoWayModel):

@@ -43,7 +43,7 @@ class Table(BaseModel):
 class DataTable(Table):
     """[data]"""
 
-    set: Annotated[str, _named("data.set", DATA_SETS)] = Field(
+    set: Annotated[str, _named("data.set", (*DATA_SETS, "local"))] = Field(
         "mnist-5k", min_length=1, description="mnist, usps, mnist-5k or package.module:Class"
     )
     partition: Literal["iid", "dirichlet", "label", "shared"] = "iid"
@@ -55,6 +55,35 @@ class DataTable(Table):
     holdout: int = Field(
         0, ge=0, description="training records in no shard, evaluated on instead of the test set: for tuning"
     )
+    described: dict[str, Any] | None = Field(None, alias="schema", description="STAND-IN")
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    @model_validator(mode="after")
+    def _own(self) -> Self:
+        if self.set != "local":
+            return self
+        if self.described is None:
+            raise ValueError("data.schema: needed with data.set = 'local'")
+        self.declared
+        for key in ("partition", "alpha", "labels_per_edge", "holdout"):
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if value != default:
+                raise ValueError(
+                    f"data.{key} = {value!r}: means nothing with data.set = 'local', where every edge brings all its records"
+                )
+        return self
+
+    @property
+    def declared(self):
+        from common.datasets.schema import Column, DataSchema
+
+        d = dict(self.described)
+        tup = lambda v: tuple(map(tup, v)) if isinstance(v, list) else v
+        d = {
+            k: tup(v) if k != "columns" else tuple(Column(**{a: tup(b) for a, b in c.items()}) for c in v)
+            for k, v in d.items()
+        }
+        return DataSchema(**d)
 
 
 class ModelTable(Table):

@@ -59,7 +59,7 @@ def edge_command(
         Path | None,
         typer.Option(
             "--data",
-            help="records of your own, a file or a folder, for a run with data.set = \"local\"; they are read here"
+            help='records of your own, a file or a folder, for a run with data.set = "local"; they are read here'
             " and described to nobody",
         ),
     ] = None,
@@ -80,7 +80,9 @@ def edge_command(
     ] = False,
     new_schema: Annotated[
         bool,
-        typer.Option("--new-schema", help="read --data by this run's schema, although earlier runs had another"),
+        typer.Option(
+            "--new-schema", help="read --data by this run's schema, although earlier runs had another"
+        ),
     ] = False,
     data_dir: options.DataDir = None,
     state_dir: Annotated[

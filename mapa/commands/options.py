@@ -26,7 +26,7 @@ DataDir = Annotated[Path | None, typer.Option(help="folder of the data sets, ins
 TestData = Annotated[
     Path | None,
     typer.Option(
-        help="test data, a file or a folder, for a scenario with data.set = \"local\"; without it no metric is"
+        help='test data, a file or a folder, for a scenario with data.set = "local"; without it no metric is'
         " measured"
     ),
 ]

@@ -34,7 +34,7 @@ def simulate_command(
     data_dir: options.DataDir = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option(help="records of one edge, with data.set = \"local\"; once for each edge, in their order"),
+        typer.Option(help='records of one edge, with data.set = "local"; once for each edge, in their order'),
     ] = None,
     test_data: options.TestData = None,
     as_json: options.AsJson = False,

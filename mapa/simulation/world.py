@@ -45,7 +45,7 @@ class World(RunParts):
             parts.dataset,
             model,
             parts.rows,
-            features=model.features(train.pixels()),
+            features=model.features(train.values()),
             targets=model.targets(train.labels),
             evaluator=parts.new_evaluator(),
             streams=streams_for(parts.scenario.seed),

@@ -14,7 +14,7 @@ from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
 from common.messages import Welcome
 from common.quantities import EdgeId, RunId
-from common.scenario.scenario import parse_scenario
+from common.scenario.scenario import Scenario, parse_scenario
 from common.wire.codec import Admission
 from edge.claims import ClaimsBook
 from edge.ledger import Ledger, MemoryLedger
@@ -44,7 +44,10 @@ def never(name: str) -> Dataset:
 
 
 def admission(index: int = 0, **changes: Any) -> Admission:
-    scenario = parse_scenario(local_values(**changes))
+    return of_scenario(parse_scenario(local_values(**changes)), index)
+
+
+def of_scenario(scenario: Scenario, index: int = 0) -> Admission:
     return Admission(
         welcome=Welcome(EdgeId("edge-a"), index, 0),
         edges=scenario.workers,
@@ -88,7 +91,7 @@ def test_another_data_set_or_no_data_of_its_own_is_refused_before_anything_is_re
     known = local_values(data={"set": "mnist"}, model={"name": "lr"})
     del known["data"]["schema"]
     scenario = parse_scenario(known)
-    asked = Admission(Welcome(EdgeId("edge-a"), 0, 0), scenario.workers, scenario.for_edge(0), None, "0" * 16)
+    asked = of_scenario(scenario)
     with pytest.raises(PolicyError, match="data.set = 'mnist', not about records that edges bring"):
         follow(mine, welcome=asked)
     with pytest.raises(PolicyError, match="take part with --data FILE"):
@@ -129,7 +132,12 @@ def test_another_schema_than_the_first_is_refused_without_a_look_at_the_records(
 
 def test_a_schema_that_did_not_fit_is_kept_too_so_nobody_can_ask_again_with_another(mine: OwnData) -> None:
     with pytest.raises(ConfigurationError, match="row 1, column 'ill'|column 'ill'"):
-        follow(mine, data=declared(label="age", columns=[{"name": "ill", "categories": ["x", "y"]}, SCHEMA["columns"][1]]))
+        follow(
+            mine,
+            data=declared(
+                label="age", columns=[{"name": "ill", "categories": ["x", "y"]}, SCHEMA["columns"][1]]
+            ),
+        )
     with pytest.raises(ConfigurationError, match="--new-schema"):
         follow(mine, run="second")
 
@@ -164,7 +172,7 @@ def test_a_budget_is_one_for_all_runs_of_a_name_however_many_records_they_had(mi
     follow(mine, ledger, policy=policy)
     alone = ledger.standing(RunId("r")).cap
     assert alone is not None
-    spend(ledger, "r", alone // 2)
+    spend(ledger, "r", alone // 8)
     with mine.path.open("a") as stream:
         stream.write("50,2.5,1\n")
     follow(OwnData(mine.path, mine.state_dir), ledger, policy=policy, run="second")
@@ -177,7 +185,12 @@ def test_a_budget_is_one_for_all_runs_of_a_name_however_many_records_they_had(mi
     assert spent.epsilon <= budget.epsilon
     assert spent.method == "odometer"
     other = OperatorPolicy(data_name="2026", budget=budget)  # the owner's word that these are other records
-    follow(OwnData(write_csv(mine.path.with_name("other.csv"), 50, seed=1), mine.state_dir, "2026"), ledger, policy=other, run="third")
+    follow(
+        OwnData(write_csv(mine.path.with_name("other.csv"), 50, seed=1), mine.state_dir, "2026"),
+        ledger,
+        policy=other,
+        run="third",
+    )
     assert ledger.standing(RunId("third")).cap == alone
 
 
@@ -205,7 +218,8 @@ def test_two_slots_of_one_state_directory_hold_the_same_records(mine: OwnData) -
 
 
 @pytest.mark.parametrize(
-    ("rows", "declares", "least"), [(7, {}, 8), (50, {"records_at_least": 51}, 51), (50, {"records_at_least": 50}, None)]
+    ("rows", "declares", "least"),
+    [(7, {}, 8), (50, {"records_at_least": 51}, 51), (50, {"records_at_least": 50}, None)],
 )
 def test_too_few_records_are_refused(
     tmp_path: Path, rows: int, declares: dict[str, Any], least: int | None

@@ -51,7 +51,9 @@ def test_without_test_data_nothing_is_evaluated_and_everything_copes(
     tmp_path: Path, engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     delays = {"kind": "uniform" if engine == "synchronous" else "cyclic"}
-    summary = record_simulation(world(tmp_path, delays=delays), name="own", runs=tmp_path / "runs", engine=engine)
+    summary = record_simulation(
+        world(tmp_path, delays=delays), name="own", runs=tmp_path / "runs", engine=engine
+    )
     assert summary["reason"] == "finished"
     assert summary["evaluations"] == []
     assert summary["final_accuracy"] is None
@@ -68,7 +70,7 @@ def test_a_simulation_needs_a_file_for_each_edge(tmp_path: Path) -> None:
         World.of(scenario, NOWHERE)
     with pytest.raises(ConfigurationError, match="--data: 1 files; must be 2"):
         World.of(scenario, NOWHERE, OwnFiles(files(tmp_path, 40)))
-    with pytest.raises(ConfigurationError, match="goes? with data.set = 'local'"):
+    with pytest.raises(ConfigurationError, match="go with data.set = 'local'"):
         known = parse_scenario({"iterations": 10, "algorithm": {"first_clip": 1.0}})
         World.of(known, NOWHERE, OwnFiles(files(tmp_path, 40, 50)))
 
