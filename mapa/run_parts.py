@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from cloud.evaluation import Evaluator
 from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Samples
+from common.datasets.dataset import Dataset, Inputs, Labels, Samples
 from common.datasets.families import LOCAL
 from common.datasets.reading import read_samples
 from common.datasets.schema import DataSchema
@@ -50,6 +49,12 @@ class RunParts:
         return Evaluator.of(self.model, self.dataset.test, self.scenario.model.regularization)
 
 
+NEEDS_FILES = (
+    f"data.set = {LOCAL!r}: every edge brings its own records, and their account must outlast a run; start `mapa cloud`"
+    " and for each of them `mapa edge --data FILE`, or simulate it with `mapa simulate --data FILE` once for each edge"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class OwnFiles:
     """Files in place of a data set that all hold."""
@@ -80,12 +85,8 @@ def assemble(scenario: Scenario, load: Callable[[str], Dataset], own: OwnFiles |
 def _assemble_own(scenario: Scenario, own: OwnFiles | None) -> RunParts:
     """Take what is here of a run whose edges bring records of their own: all files in a simulation, else none."""
     schema, least = own_schema(scenario), least_records(scenario)
-    assert schema is not None and least is not None  # the scenario's own check
-    if own is None:
-        raise ConfigurationError(
-            f"data.set = {LOCAL!r}: every edge brings its own records; start `mapa cloud` and for each of them"
-            " `mapa edge --data FILE`, or simulate it with `mapa simulate --data FILE` once for each edge"
-        )
+    if own is None or schema is None or least is None:
+        raise ConfigurationError(NEEDS_FILES)
     files = own.of_edges
     if files is not None and len(files) != scenario.workers:
         raise ConfigurationError(
@@ -107,11 +108,11 @@ def _assemble_own(scenario: Scenario, own: OwnFiles | None) -> RunParts:
 
 
 def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:
+    """Return all shards one after the other; arrays may be uint8 in one file and float32 in another."""
     if not shards:
-        kind = np.int64 if schema.classes else np.float32
-        return Samples(np.empty((0, math.prod(schema.shape)), np.float32), np.empty(0, kind))
+        return Samples(np.empty((0, schema.width), np.float32), np.empty(0, np.int64))
+    labels: Labels = np.concatenate([shard.labels for shard in shards])  # type: ignore[assignment]
     if len({shard.inputs.dtype for shard in shards}) > 1:
-        return Samples(
-            np.concatenate([s.values() for s in shards]), np.concatenate([s.labels for s in shards])
-        )
-    return Samples(np.concatenate([s.inputs for s in shards]), np.concatenate([s.labels for s in shards]))
+        return Samples(np.concatenate([shard.values() for shard in shards]), labels)
+    inputs: Inputs = np.concatenate([shard.inputs for shard in shards])  # type: ignore[assignment]
+    return Samples(inputs, labels)
