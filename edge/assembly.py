@@ -23,6 +23,7 @@ class Cut(TypedDict):
     seed: int
     alpha: float
     labels_per_edge: int
+    power: float
 
 
 def cut_for(scenario: Scenario) -> Cut:
@@ -34,19 +35,20 @@ def cut_for(scenario: Scenario) -> Cut:
         seed=scenario.seed or 0,
         alpha=data.alpha,
         labels_per_edge=data.labels_per_edge,
+        power=data.power,
     )
 
 
 def shards_for(scenario: Scenario, train: Samples) -> list[Indices]:
     """Return shard k of K for each k; ConfigurationError where no batch can be drawn from one."""
-    shards = all_shards(train.labels, **cut_for(scenario))
+    shards = all_shards(train.labels, groups=train.groups, **cut_for(scenario))
     check_shards([len(rows) for rows in shards], scenario.batch_size, Sampling(scenario.data.sampler))
     return shards
 
 
 def shard_for(scenario: Scenario, train: Samples, index: int) -> Indices:
     """Return shard k of K; ConfigurationError where no batch can be drawn from it."""
-    rows = shard_rows(train.labels, index=index, **cut_for(scenario))
+    rows = shard_rows(train.labels, groups=train.groups, index=index, **cut_for(scenario))
     check_shards([len(rows)], scenario.batch_size, Sampling(scenario.data.sampler))
     return rows
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from common.datasets.dataset import Dataset
+from common.datasets.source import Source
 from common.messages import Leave
 from common.quantities import EdgeId, RunId
 from common.transport.channel import Channel, Loop
@@ -58,7 +59,7 @@ class EdgeClient:
     run: RunId
     policy: OperatorPolicy
     ledger: Ledger
-    load: Callable[[str], Dataset]
+    load: Callable[[Source], Dataset]
     loop: Loop
     connect: Callable[[EdgeClient, LinkProfile | None], Channel]
     say: Callable[[str], None]

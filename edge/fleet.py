@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
+from common.datasets.source import Source
 from common.errors import RemoteProtocolError
 from common.health import beat
 from common.messages import Leave
@@ -76,7 +77,7 @@ class EdgeFleet:
         self.channels: list[MqttChannel] = []
         self.slots: list[Slot] = []
         self.claims: ClaimsBook | None = None
-        self._datasets: dict[str, Dataset] = {}
+        self._datasets: dict[Source, Dataset] = {}
         self._running = settings.count
         self._complaints = 0
 
@@ -179,7 +180,7 @@ class EdgeFleet:
         generator = streams_for(seed).at(index, Purpose.LINK, 0)
         return self.relays.open(link, self.settings.broker, generator).address
 
-    def _load(self, name: str) -> Dataset:
+    def _load(self, name: Source) -> Dataset:
         """Load a data set once for all edges of this process."""
         if name not in self._datasets:
             self._datasets[name] = load_dataset(name, self.settings.data_dir)

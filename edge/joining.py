@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.datasets.dataset import Dataset
+from common.datasets.source import Source
 from common.errors import MapaError
 from common.messages import Hello
 from common.quantities import EdgeId, RunId
@@ -31,7 +32,7 @@ class Joining:
     run: RunId
     policy: OperatorPolicy
     ledger: Ledger
-    load: Callable[[str], Dataset]
+    load: Callable[[Source], Dataset]
     own: OwnData | None = None  # records that this edge brings itself
     preparation: Preparation | None = None
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken

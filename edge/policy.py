@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from common.accounting.releases import Budget, ReleaseKind
-from common.datasets.families import LOCAL
+from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Adjacency

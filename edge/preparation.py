@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import numpy as np
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.dataset import Dataset, Samples
+from common.datasets.source import Source
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
 from common.quantities import Indices, RunId
@@ -61,7 +63,7 @@ def prepare(
     run: RunId,
     policy: OperatorPolicy,
     ledger: Ledger,
-    load: Callable[[str], Dataset],
+    load: Callable[[Source], Dataset],
     own: OwnData | None = None,
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
@@ -111,7 +113,7 @@ def prepare(
     return Preparation(worker, scenario, None if link is None or link.is_free else link)
 
 
-def _deal(scenario: Scenario, shards: int, index: int, load: Callable[[str], Dataset]) -> Dealt:
+def _deal(scenario: Scenario, shards: int, index: int, load: Callable[[Source], Dataset]) -> Dealt:
     """Cut shard k of K from a data set that all hold."""
     dataset = dataset_for(scenario, load)
     check_sizes(scenario, len(dataset.train))
@@ -165,8 +167,23 @@ def scenario_budget(scenario: Scenario) -> Budget | None:
 def identity(scenario: Scenario, dataset: Dataset, shards: int, index: int) -> ShardIdentity:
     """Name the records of shard k, so that every run on them shares one account."""
     data = scenario.data
-    details = {"dirichlet": f" α={data.alpha!r}", "label": f" labels={data.labels_per_edge}"}
+    details = {
+        "dirichlet": f" α={data.alpha!r}",
+        "label": f" labels={data.labels_per_edge}",
+        "group": f" groups={_fingerprint(dataset.train.groups)}",
+        "sizes-dirichlet": f" α={data.alpha!r}",
+        "sizes-power": f" power={data.power!r}",
+    }
     cut = f"{data.partition}{details.get(data.partition, '')} K={shards} seed={scenario.seed or 0}"
     if data.holdout:
         cut += f" holdout={data.holdout}"
+    if (
+        data.declared is not None
+    ):  # labels, groups and the order of rows are as declared; the checksum is the file's
+        cut += f" schema={data.declared.declared.digest[:16]}"
     return ShardIdentity(dataset.checksum, cut, index, disjoint=data.partition != "shared")
+
+
+def _fingerprint(groups: Indices | None) -> str:
+    """Tell one grouping of the records from another: a data set's checksum may not."""
+    return "" if groups is None else hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:16]

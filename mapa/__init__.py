@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from cloud.algorithm import Algorithm, StepSchedule, Update, descend, option
     from cloud.stages import initial_sensitivity
     from common.datasets.dataset import Dataset, Samples
+    from common.datasets.own import dataset
+    from common.datasets.schema import Column, DataSchema
     from common.errors import ConfigurationError, MapaError
-    from common.metrics import ACCURACY, CLASSIFICATION, LOSS, Better, Metric
+    from common.metrics import ACCURACY, CLASSIFICATION, LOSS, RMSE, Better, Metric
     from common.models.gradients import OuterGradients
     from common.models.linear import LinearModel, TwoWayModel
     from common.models.model import Block, Features, Images, Labels, Model, Targets, check_labels, layout
@@ -28,8 +30,10 @@ _PLACES = {
     "cloud.algorithm": ("Algorithm", "StepSchedule", "Update", "descend", "option"),
     "cloud.stages": ("initial_sensitivity",),
     "common.datasets.dataset": ("Dataset", "Samples"),
+    "common.datasets.own": ("dataset",),
+    "common.datasets.schema": ("Column", "DataSchema"),
     "common.errors": ("ConfigurationError", "MapaError"),
-    "common.metrics": ("ACCURACY", "CLASSIFICATION", "LOSS", "Better", "Metric"),
+    "common.metrics": ("ACCURACY", "CLASSIFICATION", "LOSS", "RMSE", "Better", "Metric"),
     "common.models.gradients": ("OuterGradients",),
     "common.models.linear": ("LinearModel", "TwoWayModel"),
     "common.models.model": (
@@ -51,10 +55,13 @@ __all__ = [
     "ACCURACY",
     "CLASSIFICATION",
     "LOSS",
+    "RMSE",
     "Algorithm",
     "Better",
     "Block",
+    "Column",
     "ConfigurationError",
+    "DataSchema",
     "Dataset",
     "Features",
     "Images",
@@ -73,6 +80,7 @@ __all__ = [
     "Update",
     "Vector",
     "check_labels",
+    "dataset",
     "descend",
     "initial_sensitivity",
     "layout",

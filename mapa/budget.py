@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.accounting.releases import Budget, ReleaseKind
-from common.datasets.families import LOCAL
+from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.noise.mechanism import Clipping, Sampling
 from common.scenario.parts import own_schema

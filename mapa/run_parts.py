@@ -12,9 +12,9 @@ import numpy as np
 from cloud.evaluation import Evaluator
 from common.datasets.checksum import content_checksum
 from common.datasets.dataset import Dataset, Inputs, Labels, Samples
-from common.datasets.families import LOCAL
 from common.datasets.reading import read_samples
 from common.datasets.schema import DataSchema
+from common.datasets.source import LOCAL, Source
 from common.errors import ConfigurationError
 from common.models.model import Model
 from common.quantities import Indices
@@ -63,7 +63,7 @@ class OwnFiles:
     test: Path | None = None  # None: no metric is claimed
 
 
-def assemble(scenario: Scenario, load: Callable[[str], Dataset], own: OwnFiles | None = None) -> RunParts:
+def assemble(scenario: Scenario, load: Callable[[Source], Dataset], own: OwnFiles | None = None) -> RunParts:
     """Load the data, take the holdout, make the model, deal the shards; ConfigurationError where that cannot be.
 
     An edge does the same for itself (edge/preparation.py): it must not hold more than its own shard, and checks

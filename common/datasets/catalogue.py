@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from common.datasets import embedded, mnist, usps
 from common.datasets.custom import load_custom
 from common.datasets.dataset import Dataset
+from common.datasets.source import FileSource, Source, load_files
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, DataUnavailableError
 
@@ -100,8 +101,10 @@ def describe(data_dir: Path) -> list[Description]:
     return [replace(known, files=_FINDERS[known.name](data_dir)) for known in _KNOWN]
 
 
-def load_dataset(name: str, data_dir: Path) -> Dataset:
-    """Return the data set of that name, or of the class at a dotted path; nothing is written."""
+def load_dataset(name: Source, data_dir: Path) -> Dataset:
+    """Return the data set of that name, of the class at a dotted path, or in files; nothing is written."""
+    if isinstance(name, FileSource):
+        return load_files(name, data_dir)
     if is_dotted(name):
         return load_custom(name, data_dir)
     _require_known(name)

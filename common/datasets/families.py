@@ -5,7 +5,6 @@ from __future__ import annotations
 _MNIST = "ebb7739848f126177781482884716f0af02bae867511aa1f06814d594b889045"
 _MNIST_5K = "f2ec551111b005f81f350641e34498a5f22ba412b932578ea269b524537dc175"
 
-LOCAL = "local"  # data.set of a run to which every edge brings its own records
 _PART_OF = {_MNIST_5K: _MNIST}
 
 

@@ -18,7 +18,7 @@ from common.datasets.schema import Column, DataSchema
 
 Cells = Sequence[object]  # of one column
 Matrix = npt.NDArray[np.float32]
-_BLOCK = 4096  # records at a time: text takes far more room than its values
+BLOCK = 4096  # records at a time: text takes far more room than its values
 _ABSENT = (None, "")
 
 
@@ -82,7 +82,7 @@ def _blocks(
     path: Path, reader: Iterable[list[str]], places: dict[str, int], width: int
 ) -> Iterator[dict[str, Cells]]:
     rows, before = iter(reader), 0
-    while block := list(itertools.islice(rows, _BLOCK)):
+    while block := list(itertools.islice(rows, BLOCK)):
         for row, cells in enumerate(block, before + 1):
             if len(cells) != width:
                 raise fault(path, f"has {len(cells)} cells, the header {width}", row=row)

@@ -21,7 +21,7 @@ from common.quantities import Vector
 Scores = npt.NDArray[np.float32]  # … × b × c
 Losses = npt.NDArray[np.float32]  # … × b
 
-_CHUNK = 8192  # rows that evaluate() scores at a time
+CHUNK = 8192  # rows that evaluate() scores at a time
 _HALF = np.float32(0.5)
 
 
@@ -39,6 +39,9 @@ class LinearModel(ABC):
         if classes < 2:
             raise cannot_take(self.name, shape, classes, "any shape, at least 2 classes")
         self.classes = classes
+        self._lay_out(shape, outputs)
+
+    def _lay_out(self, shape: tuple[int, ...], outputs: int) -> None:
         self.inputs = math.prod(shape) + 1  # d
         self.outputs = outputs  # c
         self.dimension = self.outputs * self.inputs
@@ -85,8 +88,8 @@ class LinearModel(ABC):
         if not len(targets):
             return {"accuracy": math.nan, "loss": math.nan}
         loss, right = 0.0, 0
-        for start in range(0, len(targets), _CHUNK):
-            rows = slice(start, start + _CHUNK)
+        for start in range(0, len(targets), CHUNK):
+            rows = slice(start, start + CHUNK)
             scores = self.scores(x, features[rows])
             loss += float(self.losses(scores, targets[rows]).sum(dtype=np.float64))
             right += int(np.count_nonzero(self.correct(scores, targets[rows])))

@@ -9,12 +9,13 @@ from typing import Any, cast
 from common.dotted import import_dotted, is_dotted
 from common.errors import ConfigurationError, MapaError
 from common.metrics import check_metrics
+from common.models.least_squares import LeastSquares
 from common.models.linear import LogisticRegression, Softmax, Svm
 from common.models.model import Model
 from common.models.scattering_softmax import ScatteringSoftmax
 
 _LINEAR: dict[str, Callable[..., Any]] = {
-    m.name: m for m in (LogisticRegression, Svm, Softmax, ScatteringSoftmax)
+    m.name: m for m in (LogisticRegression, Svm, Softmax, LeastSquares, ScatteringSoftmax)
 }
 MODELS = (*_LINEAR, "cnn")
 _MEMBERS = ("name", "dimension", "layout", "first_layer", "metrics")

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.datasets.dataset import Dataset
-from common.datasets.families import LOCAL
 from common.datasets.holdout import with_holdout
 from common.datasets.schema import DataSchema
+from common.datasets.source import LOCAL, Source
 from common.models.model import Model
 from common.models.registry import make_model
 from common.noise.mechanism import Sampling
 from common.scenario.scenario import Scenario
 
 
-def dataset_for(scenario: Scenario, load: Callable[[str], Dataset]) -> Dataset:
+def dataset_for(scenario: Scenario, load: Callable[[Source], Dataset]) -> Dataset:
     """Return the data set, its holdout in the place of its test set where the scenario asks for one."""
-    return with_holdout(load(scenario.data.set), scenario.data.holdout)
+    return with_holdout(load(scenario.data.source), scenario.data.holdout)
 
 
 def own_schema(scenario: Scenario) -> DataSchema | None:
     """Return what records look like that every edge brings itself; None: all cut their shard from one data set."""
-    return scenario.data.declared if scenario.data.set == LOCAL else None
+    table = scenario.data.declared
+    return table.declared if table is not None and scenario.data.set == LOCAL else None
 
 
 def least_records(scenario: Scenario) -> int | None:

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from common.datasets.catalogue import DATA_SETS
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.registry import MODELS
@@ -25,7 +24,7 @@ PerEdge = Annotated[
 ]
 
 
-def _named(key: str, known: tuple[str, ...]) -> AfterValidator:
+def named(key: str, known: tuple[str, ...]) -> AfterValidator:
     """Refuse a name that is neither built in nor a dotted path, before anything is asked about it."""
 
     def check(name: str) -> str:
@@ -40,57 +39,13 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # `edges = true` is not one edge
 
 
-class DataTable(Table):
-    """[data]"""
-
-    set: Annotated[str, _named("data.set", (*DATA_SETS, "local"))] = Field(
-        "mnist-5k", min_length=1, description="mnist, usps, mnist-5k or package.module:Class"
-    )
-    partition: Literal["iid", "dirichlet", "label", "shared"] = "iid"
-    alpha: float = Field(
-        0.5, ge=1e-4, le=1e6, allow_inf_nan=False, description="concentration of the dirichlet partition"
-    )
-    labels_per_edge: int = Field(2, ge=1, le=1000, description="of the label partition")
-    sampler: Literal["poisson", "shuffled", "with-replacement"] = "poisson"
-    holdout: int = Field(
-        0, ge=0, description="training records in no shard, evaluated on instead of the test set: for tuning"
-    )
-    described: dict[str, Any] | None = Field(None, alias="schema", description="STAND-IN")
-    model_config = ConfigDict(serialize_by_alias=True)
-
-    @model_validator(mode="after")
-    def _own(self) -> Self:
-        if self.set != "local":
-            return self
-        if self.described is None:
-            raise ValueError("data.schema: needed with data.set = 'local'")
-        self.declared
-        for key in ("partition", "alpha", "labels_per_edge", "holdout"):
-            value, default = getattr(self, key), type(self).model_fields[key].default
-            if value != default:
-                raise ValueError(
-                    f"data.{key} = {value!r}: means nothing with data.set = 'local', where every edge brings all its records"
-                )
-        return self
-
-    @property
-    def declared(self):
-        from common.datasets.schema import Column, DataSchema
-
-        d = dict(self.described)
-        tup = lambda v: tuple(map(tup, v)) if isinstance(v, list) else v
-        d = {
-            k: tup(v) if k != "columns" else tuple(Column(**{a: tup(b) for a, b in c.items()}) for c in v)
-            for k, v in d.items()
-        }
-        return DataSchema(**d)
-
-
 class ModelTable(Table):
     """[model]"""
 
-    name: Annotated[str, _named("model.name", MODELS)] = Field(
-        "lr", min_length=1, description="lr, svm, softmax, scattering, cnn or package.module:Class"
+    name: Annotated[str, named("model.name", MODELS)] = Field(
+        "lr",
+        min_length=1,
+        description="lr, svm, softmax, least-squares, scattering, cnn or package.module:Class",
     )
     regularization: NonNegative = Field(1e-4, description="λ of λ/2·‖x‖²")
     options: dict[str, Any] = Field(

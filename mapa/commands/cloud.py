@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from common.datasets.families import LOCAL
+from common.datasets.source import LOCAL
 from common.records.rundir import new_run_id
 from mapa import environment
 from mapa.cloud_run import EXIT_CODES, Setting, open_cloud

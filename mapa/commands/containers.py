@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from common.datasets.families import LOCAL
+from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options

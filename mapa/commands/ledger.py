@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from common.accounting.releases import Budget, ReleaseKind, check_delta
-from common.datasets.families import LOCAL, records_of
+from common.datasets.families import records_of
+from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
