@@ -17,9 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from common.datasets.dataset import Samples
+from common.datasets.faults import at_most
 from common.datasets.reading import read_samples
 from common.datasets.schema import DataSchema
 from common.errors import ConfigurationError
+from edge.memory import memory_limit
 from edge.owners import Account, Source, register
 
 FILE_NAME = "local-data.sqlite3"
@@ -67,7 +69,8 @@ class OwnData:
             samples = self._kept[1]
         else:
             self._accept(schema)
-            samples = read_samples(self.path, schema)
+            with at_most(memory_limit()):  # the cloud declares how wide a record becomes
+                samples = read_samples(self.path, schema)
             register(Source.of(self.path), self._account(), take=self.take)
         self._reads += 1
         self._kept = (schema, samples) if self._reads < self.edges else None

@@ -45,6 +45,8 @@ class Source:
         try:
             resolved = path.resolve(strict=True)
             found = resolved.stat()
+            if not (resolved.is_file() or resolved.is_dir()):
+                raise ConfigurationError(f"--data {str(path)!r}: must be a file or a folder")
             digest = digest_of(resolved)
         except OSError as error:
             raise ConfigurationError(

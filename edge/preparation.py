@@ -125,7 +125,8 @@ def _deal(scenario: Scenario, shards: int, index: int, load: Callable[[Source], 
 def _take(scenario: Scenario, index: int, policy: OperatorPolicy, own: OwnData) -> Dealt:
     """Take all records that this edge brings itself."""
     schema, least = own_schema(scenario), least_records(scenario)
-    assert schema is not None and least is not None  # check_data, and the scenario's own check
+    assert schema is not None  # check_data, and the scenario's own check
+    assert least is not None
     samples = own.read(schema)
     check_number(len(samples), at_least=least)
     rows = np.arange(len(samples), dtype=np.int64)

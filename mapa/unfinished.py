@@ -51,11 +51,13 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
     """Return what the events prove that each edge has released: at least that, for the last ones may be missing."""
     manifest = read_manifest(path)
     scenario, sizes = parse_scenario(manifest["scenario"]), manifest.get("shard_sizes")
+    least = least_records(scenario)
     if sizes is None:
         raise ConfigurationError(
             f"{path}: its manifest has no shard_sizes, so ε cannot be computed from the events; see the edges' ledgers"
         )
-    least = least_records(scenario)
+    if least is not None:
+        sizes = [least] * scenario.workers
     joined: dict[int, dict[str, Any]] = {}
     last: dict[int, int] = {}
     for record in read_events(path):

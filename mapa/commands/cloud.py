@@ -70,7 +70,7 @@ def cloud_command(
                 setting.dataset,
                 name=name,
                 engine="network",
-                shard_sizes=setting.shard_sizes,
+                shard_sizes=[len(rows) for rows in setting.rows],  # none where only the edges know
             )
             view.say(
                 f"serving run {checked!r} on {address}; edges: mapa edge --broker {address} --run {checked}"

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from common.datasets.catalogue import DATA_SETS, data_directory, describe, get_dataset
 from common.datasets.mirrors import data_mirror
+from common.datasets.source import DECLARED
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from mapa.commands import options
@@ -94,7 +95,9 @@ def get(
             bar.update(tasks[file], completed=done, total=total)
 
         for name in wanted:
-            if scenario is not None and is_dotted(name):  # a class of one's own brings its data itself
+            if scenario is not None and (
+                is_dotted(name) or name in DECLARED
+            ):  # one's own: there is no source
                 got[name] = []
                 continue
             files = get_dataset(name, folder, mirror=mirror, progress=show)
@@ -103,4 +106,4 @@ def get(
         print(json.dumps(got, indent=2))
         return
     for name, paths in got.items():
-        print(f"{name}: {', '.join(paths) or 'nothing to download, the class loads it'}")
+        print(f"{name}: {', '.join(paths) or 'nothing to download'}")

@@ -257,5 +257,5 @@ def test_data_of_one_name_are_the_same_records_whatever_k_and_of_two_names_they_
 
 def test_fewer_records_than_the_run_was_planned_for_are_refused() -> None:
     check_number(200, at_least=200)
-    with pytest.raises(PolicyError, match="199 records.*at least 200.*records_at_least"):
+    with pytest.raises(PolicyError, match=r"199 records.*at least 200.*records_at_least"):
         check_number(199, at_least=200)

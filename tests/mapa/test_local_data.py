@@ -70,8 +70,8 @@ def test_a_simulation_needs_a_file_for_each_edge(tmp_path: Path) -> None:
         World.of(scenario, NOWHERE)
     with pytest.raises(ConfigurationError, match="--data: 1 files; must be 2"):
         World.of(scenario, NOWHERE, OwnFiles(files(tmp_path, 40)))
-    with pytest.raises(ConfigurationError, match="go with data.set = 'local'"):
-        known = parse_scenario({"iterations": 10, "algorithm": {"first_clip": 1.0}})
+    known = parse_scenario({"iterations": 10, "algorithm": {"first_clip": 1.0}})
+    with pytest.raises(ConfigurationError, match=r"go with data\.set = 'local'"):
         World.of(known, NOWHERE, OwnFiles(files(tmp_path, 40, 50)))
 
 
