@@ -111,8 +111,8 @@ def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:
     """Return all shards one after the other; arrays may be uint8 in one file and float32 in another."""
     if not shards:
         return Samples(np.empty((0, schema.width), np.float32), np.empty(0, np.int64))
-    labels: Labels = np.concatenate([shard.labels for shard in shards])  # type: ignore[assignment]
+    labels: Labels = np.concatenate([shard.labels for shard in shards])
     if len({shard.inputs.dtype for shard in shards}) > 1:
         return Samples(np.concatenate([shard.values() for shard in shards]), labels)
-    inputs: Inputs = np.concatenate([shard.inputs for shard in shards])  # type: ignore[assignment]
+    inputs: Inputs = np.concatenate([shard.inputs for shard in shards])
     return Samples(inputs, labels)

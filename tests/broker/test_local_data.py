@@ -108,10 +108,12 @@ def test_a_row_more_in_a_second_run_is_the_same_account_and_both_stay_within_the
 ) -> None:
     mine, budget = write_csv(tmp_path / "mine.csv", 400), ("--total-epsilon", "1")
     values = local_values(edges=1, iterations=30, batch_size=20)
-    with open_testbed(mosquitto.address, tmp_path / "one", values, run="one", own=ON_EDGES) as bed:
+    tested = OwnFiles(test=write_csv(tmp_path / "public.csv", 300, seed=5))
+    with open_testbed(mosquitto.address, tmp_path / "one", values, run="one", own=tested) as bed:
         bed.directory = tmp_path
         edge(bed, mine, *budget)
-        bed.finish()
+        summary = bed.finish()
+    assert 0 <= summary["final_accuracy"] <= 1  # the cloud has test data of its own
     before = stated(tmp_path / "state", capsys)
     assert 0 < before["epsilon"] < 1
     with mine.open("a") as stream:

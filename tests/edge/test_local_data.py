@@ -295,7 +295,7 @@ def test_a_schema_cannot_make_an_edge_take_more_memory_than_its_limit(
     path.write_text("age,ill\n" + "a,0\n" * 3000)
     wide = [{"name": "age", "categories": ["a", *map(str, range(999))]}]  # 1000 values for each cell
     monkeypatch.setenv("MAPA_EDGE_MEMORY_MB", "10")
-    with pytest.raises(ConfigurationError, match="at most .* 10 MB"):
+    with pytest.raises(ConfigurationError, match=r"at most .* 10 MB"):
         follow(OwnData(path, tmp_path / "state"), data=declared(columns=wide))
 
 

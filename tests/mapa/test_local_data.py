@@ -133,7 +133,19 @@ def test_the_command_line_says_what_to_do(
     one, other = map(str, files(tmp_path, 40, 70))
     done = mapa("simulate", scenario, "--data", one, "--data", other, *where, "--json")
     assert done.code == 0, done.err
-    assert json.loads(done.out)["final_accuracy"] is None
+    run = json.loads(done.out)
+    assert run["final_accuracy"] is None
+    compared = mapa("compare", run["path"], "--out", str(tmp_path / "picture"))
+    assert compared.code == 0, compared.err
+    assert mapa("ledger", run["path"]).code == 0
+    # as a killed cloud leaves it, which knew no numbers of records
+    (Path(run["path"]) / "summary.json").unlink()
+    manifest = Path(run["path"]) / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"shard_sizes": []}))
+    document = json.loads(mapa("ledger", run["path"], "--json").out)
+    assert [row["shard_size"] for row in document["edges"]] == [8, 8]
+    assert any("numbers are not known here" in word for word in document["words"])
+    assert mapa("data", "get", "--scenario", scenario, "--data-dir", str(tmp_path)).code == 0
     for command in ("simulate", "run"):
         done = mapa(command, scenario, *where)
         assert done.code == 2
