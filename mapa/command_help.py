@@ -48,6 +48,7 @@ HELP = {
     "data": ("mapa data get mnist usps", _DONE),
     "data list": ("mapa data list --json", _DONE),
     "data where": ("mapa data where", _DONE),
+    "data show": ("mapa data show quickstart --set data.partition=dirichlet", _DONE),
     "data get": ("mapa data get --scenario cnn-mnist", _DONE),
 }
 
