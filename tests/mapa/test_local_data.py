@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from mapa.run_reader import read_run
 from mapa.simulation.world import World
 from mapa.summary_table import print_summary
 from tests.local_support import declared, local_values, write_csv
-from tests.program_support import Mapa
+from tests.program_support import ROOT, Mapa
 
 NOWHERE = Path("nowhere")
 
@@ -123,6 +125,18 @@ noise_multiplier = 4.0
 """
     )
     return path
+
+
+def test_the_scenario_of_the_page_trains(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    [text] = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if '"local"' in block]
+    scenario = parse_scenario(tomllib.loads(text))
+    made = World.of(scenario, NOWHERE, OwnFiles(files(tmp_path, 100, 150), None))
+    summary = record_simulation(made, name="page", runs=tmp_path)
+    assert summary["updates"] == scenario.iterations
+    assert summary["privacy"]["epsilon"] <= 2
+    with pytest.raises(ConfigurationError, match="99 records"):
+        World.of(scenario, NOWHERE, OwnFiles(files(tmp_path, 99, 150), None))
 
 
 def test_the_command_line_says_what_to_do(
