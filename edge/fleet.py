@@ -31,6 +31,7 @@ from edge.claims import ClaimsBook
 from edge.client import FAREWELL, EdgeClient
 from edge.conversation import EXIT_FAILED, EXIT_REFUSED
 from edge.memory import memory_limit
+from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
 from edge.slots import Slot, take_slot
 from edge.sqlite_ledger import SqliteLedger
@@ -58,6 +59,7 @@ class FleetSettings:
     tls: TlsFiles | None = None
     connect_timeout: float = 60.0
     accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
+    own: OwnData | None = None  # records that these edges bring themselves
 
 
 class EdgeFleet:
@@ -65,6 +67,8 @@ class EdgeFleet:
 
     def __init__(self, settings: FleetSettings, say: Callable[[str], None]) -> None:
         memory_limit()  # a wrong one is the operator's to fix, before anything starts
+        if settings.own is not None:
+            settings.own.check()
         self.settings = settings
         self.say = say
         self.loop = SelectorLoop()
@@ -115,6 +119,7 @@ class EdgeFleet:
             on_stop=self._stopped,
             renewable=named is None,
             state_dir=self.settings.state_dir,
+            own=self.settings.own,
         )
         self.clients.append(client)
         client.start()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from common.errors import DataFaultError
 
 MOST_RECORDS = 50_000_000
 MOST_BYTES = 4 << 30  # of the samples of one file
+_most_bytes = ContextVar("most_bytes", default=MOST_BYTES)
 _MOST_CHARACTERS = 60  # of a cell, in a message
 
 
@@ -27,12 +31,23 @@ def shown(cell: object) -> str:
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "…"
 
 
+@contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """Read no more than so many bytes of samples: whoever declares how they look may be a peer."""
+    before = _most_bytes.set(min(count, MOST_BYTES))
+    try:
+        yield
+    finally:
+        _most_bytes.reset(before)
+
+
 def check_extent(path: Path, records: int, width: int) -> None:
     """Refuse no records, and more than may be taken into memory, before they are."""
     if records < 1:
         raise fault(path, "has no records; needs at least one")
-    if records > MOST_RECORDS or records * width * 4 > MOST_BYTES:
+    most = _most_bytes.get()
+    if records > MOST_RECORDS or records * width * 4 > most:
         raise fault(
             path,
-            f"{records:,} records of {width:,} values: at most {MOST_RECORDS:,} records and {MOST_BYTES >> 20:,} MB",
+            f"{records:,} records of {width:,} values: at most {MOST_RECORDS:,} records and {most >> 20:,} MB",
         )

@@ -76,6 +76,7 @@ class DataSchema:
     group: str | None = None  # the column or array that says whose record it is: for partition "group"
     ignore: tuple[str, ...] = ()  # table: columns that are not read; any other undeclared one is an error
     resize: bool = False  # images: bring every image to the shape; else another size is an error
+    records_at_least: int = 0  # of every edge that brings its own, n_k ≥ this; 0: not declared
 
     def __post_init__(self) -> None:
         require(self.kind in KINDS, "kind", repr(self.kind), f"one of {', '.join(KINDS)}")
@@ -83,6 +84,8 @@ class DataSchema:
             object.__setattr__(self, "classes", len(self.class_names))
         if not self.label:
             object.__setattr__(self, "label", _BUILT_IN[self.kind])
+        bound = self.records_at_least
+        require(0 <= bound < 1 << 31, "records_at_least", bound, "from 0 to 2147483647")
         self._check_labels()
         if self.kind == "table":
             self._check_table()

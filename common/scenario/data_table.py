@@ -17,6 +17,9 @@ Range = Annotated[list[Number], Field(min_length=2, max_length=2)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
+_CUT = ("partition", "alpha", "power", "labels_per_edge", "holdout")
+
+
 class _Declared(Table):
     """A table of which only what is said is written down."""
 
@@ -69,6 +72,9 @@ class SchemaTable(_Declared):
     group: Name | None = Field(None, description="column or array that says whose record it is")
     ignore: list[Name] = Field(default_factory=list, max_length=2000, description="columns that are not read")
     resize: bool = Field(False, description="bring images to the shape; else another size is an error")
+    records_at_least: int = Field(
+        0, ge=0, lt=1 << 31, description="set = local: every edge has so many; 0: not said"
+    )
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -94,6 +100,7 @@ class SchemaTable(_Declared):
             group=self.group,
             ignore=tuple(self.ignore),
             resize=self.resize,
+            records_at_least=self.records_at_least,
         )
 
 
@@ -149,7 +156,25 @@ class DataTable(Table):
             raise ValueError(f"data.train_path: goes with data.set = {FILE!r}, and is needed there")
         if self.test_path is not None and self.set != FILE:
             raise ValueError(f"data.test_path: goes with data.set = {FILE!r}")
+        if self.set == LOCAL:
+            self._refuse_a_cut()
+        elif self.declared is not None and self.declared.records_at_least:
+            raise ValueError(f"data.schema.records_at_least: goes with data.set = {LOCAL!r}")
         return self
+
+    def _refuse_a_cut(self) -> None:
+        """Refuse keys that mean nothing where every edge brings all its records; defaults say nothing."""
+        for key in _CUT:
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if value != default:
+                raise ValueError(
+                    f"data.{key} = {value!r}: means nothing with data.set = {LOCAL!r}, where an edge has all the"
+                    " records that it brings"
+                )
+        if self.declared is not None and self.declared.group is not None:
+            raise ValueError(
+                f"data.schema.group = {self.declared.group!r}: means nothing with data.set = {LOCAL!r}"
+            )
 
     @model_serializer(mode="wrap")
     def _lasting(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

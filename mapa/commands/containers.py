@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
@@ -20,6 +21,7 @@ from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
+from mapa.run_parts import NEEDS_FILES
 from mapa.scenario_files import find_scenario
 
 _LOOK_EVERY = 0.1  # seconds between two looks at the records
@@ -49,6 +51,8 @@ def containers_command(
 
     faults = [parse_fault_event(text) for text in fault or ()]
     _, resolved = changed.load(scenario)
+    if resolved.data.set == LOCAL:
+        raise ConfigurationError(NEEDS_FILES)
     _check(faults, resolved.workers)
     name, folder = for_a_container(scenario)
     console = Console(stderr=True, quiet=as_json)
