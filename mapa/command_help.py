@@ -26,7 +26,7 @@ HELP = {
     ),
     "algorithms": ("mapa algorithms mapa", _DONE),
     "ledger": ("mapa ledger runs/RUN", _DONE),
-    "ledger show": ("mapa ledger runs/RUN", _DONE),
+    "ledger show": ("mapa ledger show runs/RUN", _DONE),
     "ledger charge": (
         "mapa ledger charge --state state --run first --edge edge-0123456789ab --through 58",
         f"0 charged, 1 failed, {_WRONG}: nothing was charged",
