@@ -1,9 +1,12 @@
-"""Custom classes by dotted path: "package.module:Class"."""
+"""Classes by name: those of a package, one for each file, or anybody's by dotted path "package.module:Class"."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import pkgutil
 import re
+from collections.abc import Collection
 from typing import Any
 
 from common.errors import ConfigurationError
@@ -14,6 +17,24 @@ _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 def is_dotted(name: str) -> bool:
     """Say whether `name` is meant as a dotted path, well formed or not."""
     return ":" in name
+
+
+def names_in(package: str, besides: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the names that a package's files stand for, `gamma-norm` for gamma_norm.py; nothing is imported."""
+    home = importlib.util.find_spec(package)
+    places = None if home is None else home.submodule_search_locations
+    files = (module.name for module in pkgutil.iter_modules(places or []) if module.name not in besides)
+    return tuple(sorted(name.replace("_", "-") for name in files))
+
+
+def import_named(name: str, key: str, package: str, attribute: str, names: Collection[str]) -> Any:
+    """Return what a dotted path names, or `attribute` of the package's file that has one of these names."""
+    if is_dotted(name):
+        return import_dotted(name, key)
+    if name not in names:
+        allowed = ", ".join(repr(one) for one in names)
+        raise ConfigurationError(f"{key} = {name!r}: allowed are {allowed} or package.module:Class")
+    return import_dotted(f"{package}.{name.replace('-', '_')}:{attribute}", key)
 
 
 def import_dotted(path: str, key: str) -> Any:

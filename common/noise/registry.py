@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import pkgutil
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from common.dotted import import_dotted, is_dotted
+from common.dotted import import_named, names_in
 from common.errors import ConfigurationError, MapaError
 from common.noise.law import NoiseLaw, Reading
 from common.noise.mechanism import Norm
@@ -98,22 +96,13 @@ class LawDescription:
 @cache
 def law_names() -> tuple[str, ...]:
     """Return the names of the laws that come with mapa: one for each file."""
-    home = importlib.util.find_spec(_HOME)
-    places = None if home is None else home.submodule_search_locations
-    files = (module.name for module in pkgutil.iter_modules(places or []))
-    return tuple(sorted(name.replace("_", "-") for name in files if name not in _NOT_LAWS))
+    return names_in(_HOME, _NOT_LAWS)
 
 
 @cache
 def describe_law(name: str, key: str = _KEY) -> LawDescription:
     """Return what the law says of itself; ConfigurationError where there is none, or it says too little."""
-    if is_dotted(name):
-        return law_description(name, import_dotted(name, key), key)
-    if name not in (names := law_names()):
-        allowed = ", ".join(repr(one) for one in names)
-        raise ConfigurationError(f"{key} = {name!r}: allowed are {allowed} or package.module:Class")
-    module = name.replace("-", "_")
-    return law_description(name, import_dotted(f"{_HOME}.{module}:LAW", key), key)
+    return law_description(name, import_named(name, key, _HOME, "LAW", law_names()), key)
 
 
 def law_description(name: str, made: Any, key: str = _KEY) -> LawDescription:
