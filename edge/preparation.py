@@ -54,7 +54,7 @@ def prepare(
         raise ConfigurationError(
             f"welcome: edges = {shards}: must be {scenario.workers}, as its scenario says"
         )
-    dataset = dataset_for(scenario, load)
+    dataset = dataset_for(scenario, load, tested=False)
     check_sizes(scenario, len(dataset.train))
     rows = shard_for(scenario, dataset.train, index)
     law = law_for(policy, scenario.law(index))
