@@ -165,7 +165,7 @@ _Permitted = Callable[[bytes], str | None]
 
 
 def _by_directory(content: memoryview, permitted: _Permitted) -> list[Member] | None:
-    """Return the members by the directory; None where it does not describe this file from the first byte to the last."""
+    """Return the members by the directory; None where it does not describe the whole file."""
     size = len(content)
     if size < _END.size:
         return None

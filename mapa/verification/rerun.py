@@ -27,7 +27,12 @@ from mapa.verification.run_files import RunFiles, UnreadableError
 from mapa.verification.start import Start
 
 _REASON = 64  # bytes of a halt's reason, at most
-USED_UP = ("future", "no-such-model", "sensitivity", "norm")  # refusals that use up a sequence: all in the log
+USED_UP = (
+    "future",
+    "no-such-model",
+    "sensitivity",
+    "norm",
+)  # refusals that use up a sequence: all in the log
 
 
 @dataclass(slots=True)
@@ -37,7 +42,9 @@ class Rerun:
     server: CloudServer
     tally: Tally = field(default_factory=Tally)
     lives: Lives = field(default_factory=Lives)
-    facts: list[Fact] = field(default_factory=list)  # in order; refusals of what changed nothing are not in a log
+    facts: list[Fact] = field(
+        default_factory=list
+    )  # in order; refusals of what changed nothing are not in a log
     received: dict[str, int] = field(default_factory=dict)  # edge id → gradients in the log, each once
     on_applied: Callable[[GradientArrived, GradientApplied], None] | None = None
     on_sent: Callable[[SendModel], None] | None = None
@@ -72,11 +79,10 @@ class Rerun:
                 self._gradient(arrived)
             case Kind.REPEAT:
                 arrived = entry.arrived
-                account = server.edges.get(arrived.edge_id)
-                if arrived.gradient.size or account is None or arrived.sequence > account.last_sequence + 1:
-                    raise ValueError("no repeat of a gradient that was taken")
-                if arrived.sequence > account.last_sequence:
-                    raise ValueError(f"gradient {arrived.sequence} of {arrived.edge_id} was never taken")
+                if arrived.gradient.size or server.is_new(arrived):
+                    raise ValueError(
+                        f"gradient {arrived.sequence} of {arrived.edge_id} was never taken before"
+                    )
                 self._observe(server.receive(arrived))
             case Kind.HELLO:
                 hello = decode_hello(entry.edge_id, entry.body)

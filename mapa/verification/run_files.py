@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.records.log_format import HEAD_BYTES, Entry, LogDamagedError, SegmentHead, parse_head, parse_record
+from common.records.log_format import (
+    HEAD_BYTES,
+    Entry,
+    LogDamagedError,
+    SegmentHead,
+    parse_head,
+    parse_record,
+)
+from mapa.verification.ledgers import LedgerStatement
 from mapa.verification.strict_json import strict_object
 
 MANIFEST, EVENTS, SUMMARY, MODEL = "manifest.json", "events.jsonl", "summary.json", "model.safetensors"
@@ -36,7 +44,8 @@ class RunFiles:
 
     origin: str  # for a person
     contents: dict[str, memoryview]
-    ledgers: list[dict[str, Any]] = field(default_factory=list)  # statements of edges' ledgers
+    ledgers: list[LedgerStatement] = field(default_factory=list)
+    prefix: str = ""  # of these names in a bundle
 
     def __contains__(self, name: str) -> bool:
         return name in self.contents
@@ -110,9 +119,7 @@ class RunFiles:
 
 def of_directory(path: Path) -> RunFiles:
     """Return the files of a run's directory."""
-    found = [
-        name for name in (MANIFEST, EVENTS, SUMMARY, MODEL, *START) if (path / name).is_file()
-    ]
+    found = [name for name in (MANIFEST, EVENTS, SUMMARY, MODEL, *START) if (path / name).is_file()]
     found += [f"log/{one.name}" for one in sorted((path / "log").glob("*.seg")) if one.is_file()]
     contents = {name: mapped(path / name) for name in found if FILES.fullmatch(name)}
     return RunFiles(str(path), contents)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -42,12 +43,12 @@ class Start:
     incarnation: int
     x: Vector  # x₁
     edges_at_least: int
-    first_layer: slice | None  # None: not known here, and not needed
+    model: Model | None  # None: it cannot be made here, and need not be
     derived: bool  # x₁ follows from the scenario; else it is as recorded
 
     def server(self) -> CloudServer:
         """Return the cloud as it was then."""
-        sized = cast(Model, _Sized(len(self.x), self.first_layer or slice(0, len(self.x))))
+        sized = self.model or cast(Model, _Sized(len(self.x)))
         return CloudServer(
             terms=terms_for(self.scenario, sized, edges_at_least=self.edges_at_least),
             model=self.x,
@@ -58,10 +59,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """As much of a model as the cloud's terms ask for."""
+    """As much of a model as the cloud's terms ask for, unless the noise covers its first layer alone."""
 
     dimension: int
-    first_layer: slice
 
 
 def allow(name: object, key: str, allowed: Collection[str]) -> None:
@@ -97,14 +97,12 @@ def model_of(scenario: Scenario, manifest: Mapping[str, Any], allowed: Collectio
 
 
 def _form(scenario: Scenario, manifest: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-    from pathlib import Path
-
     form = manifest.get("samples")
     if isinstance(form, dict):
         shape, classes = form.get("shape"), form.get("classes")
-        if isinstance(shape, list) and 0 < len(shape) <= 8 and all(_count(one) for one in shape):
-            if classes == 0 or _count(classes):
-                return tuple(shape), cast(int, classes)
+        shaped = isinstance(shape, list) and 0 < len(shape) <= 8 and all(_count(one) for one in shape)
+        if shaped and (classes == 0 or _count(classes)):
+            return tuple(cast(list[int], shape)), cast(int, classes)
         raise UnreadableError(MANIFEST, f"samples = {form!r:.200}: must have a shape and classes")
     for known in describe(Path()):
         if known.name == scenario.data.set:
@@ -141,8 +139,7 @@ def start_of(files: RunFiles, scenario: Scenario, allowed: Collection[str]) -> S
         if derived is not None and derived.tobytes() != x.tobytes():
             raise UnreadableError(START[1], "x₁ is not the one that follows from the scenario")
     assert x is not None
-    layer = None if model is None else model.first_layer
-    return Start(scenario, head.incarnation, x, edges_at_least, layer, derived is not None)
+    return Start(scenario, head.incarnation, x, edges_at_least, model, derived is not None)
 
 
 def _derived(model: Model, seed: int | None) -> Vector | None:
