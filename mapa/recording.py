@@ -165,6 +165,8 @@ def record_cloud(
         directory.summary(summary)
     if failures:
         raise failures[0]
+    if service.history is not None:
+        service.history.finish()
     return summary
 
 

@@ -14,12 +14,26 @@ _BUFFER = 1 << 20  # characters
 class EventFile:
     """Keeps lines and writes them in batches. Where a write fails, what it tore off is cut, and nothing follows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resumed: bool = False) -> None:
         self.path = path
-        self._file = path.open("xb", buffering=0)
+        self._file = path.open("ab" if resumed else "xb", buffering=0)
         self._waiting: list[str] = []
         self._characters = 0
-        self._size = 0  # bytes of whole lines in the file
+        self._size = path.stat().st_size  # bytes of whole lines in the file
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file; what waits is not in it."""
+        return self._size
+
+    def rewind(self, size: int) -> None:
+        """Go back to so many bytes; RecordsError where fewer are left."""
+        if self._size < size:
+            raise RecordsError(f"{self.path}: {self._size} bytes, but {size} were written: it was changed")
+        self._waiting.clear()
+        self._characters = 0
+        self._file.truncate(size)
+        self._size = size
 
     def write(self, text: str) -> None:
         """Take one line, with its end."""

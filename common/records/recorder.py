@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.errors import RecordsError
 from common.messages import Fact, GradientRefused
@@ -79,6 +80,27 @@ class Recorder:
         """Record the end."""
         self.write()
         self._line(lambda journal, time: journal.write("halted", {"t": updates, "reason": reason}, time), now)
+
+    def plain(self) -> dict[str, Any]:
+        """Return all that is counted, in plain values; the facts that were kept are recorded first."""
+        self.write()
+        return {
+            "tally": self.tally.plain(),
+            "seconds": list(self.seconds),
+            "refusals": [list(pair) for pair in self._refusals.items()],
+        }
+
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self.tally = Tally.from_plain(plain["tally"])
+        self.seconds = list(plain["seconds"])
+        self._refusals = Counter(dict(plain["refusals"]))
+
+    def resumed(self, updates: int, torn: int, now: float) -> None:
+        """Record that another process goes on with the run."""
+        self.write()
+        fields = {"t": updates, "torn_bytes": torn}
+        self._line(lambda journal, time: journal.write("resumed", fields, time), now)
 
     def fail(self, error: RecordsError) -> None:
         """End the journal; where the recorder goes on, whoever runs the cloud ends the run."""
