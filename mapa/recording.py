@@ -20,7 +20,7 @@ from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
-from common.records.rundir import RunDirectory, new_run_id
+from common.records.rundir import RunDirectory, machine_type, new_run_id
 from common.records.tally import Tally
 from common.scenario.scenario import Scenario
 from common.transport.link import link_profile
@@ -277,6 +277,8 @@ def write_manifest(
         engine=engine,
         name=name,
         data={scenario.data.set: dataset.checksum},
+        samples={"shape": list(dataset.shape), "classes": dataset.classes},
+        machine=machine_type(),
         random_stream=stream,
         shard_sizes=list(shard_sizes),
     )

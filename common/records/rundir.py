@@ -51,6 +51,21 @@ def versions() -> dict[str, str]:
     return found
 
 
+def machine_type() -> str:
+    """Return what decides the last bits of a matrix product: processor, BLAS and numpy."""
+    blas: Any = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[call-overload, index]
+    return f"{_processor()}, {blas.get('name')} {blas.get('version')}, numpy {np.__version__}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 class RunDirectory:
     """The records of one run, open for writing by one program. Leaving the context closes them, whatever happened."""
 
