@@ -42,7 +42,13 @@ GROUPS = {
 
 FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
 
-_SERVICES = ("run", "cloud", "edge", "replay", "verify")  # one BLAS thread each; the others may use what they find
+_SERVICES = (
+    "run",
+    "cloud",
+    "edge",
+    "replay",
+    "verify",
+)  # one BLAS thread each; the others may use what they find
 _CHEAPEST = "schedule"  # a program needs a command, also where it only prints its version
 
 

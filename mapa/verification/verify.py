@@ -44,8 +44,15 @@ class Verification:
         """Yield every check, each whatever became of those before it."""
         if self.bundle is not None:
             yield from self.bundle.checks
+            yield from guarded("manifest", MANIFEST, lambda: self._claims(self.bundle))
         for check in self._of_run():
             yield self._placed(check)
+
+    def _claims(self, bundle: Bundle | None) -> Iterator[Check]:
+        if bundle is not None and bundle.manifest:
+            manifest, summary = self.files.json(MANIFEST), self.files.json(SUMMARY)
+            reasons = why_not_private(manifest, summary)
+            yield from claims(bundle, manifest.get("scenario_sha256"), reasons, manifest.get("run"))
 
     def _placed(self, check: Check) -> Check:
         """Name a file of the run as the part of the bundle that it is."""
@@ -97,8 +104,6 @@ class Verification:
         if summary.get("scenario_sha256") != written:
             yield failed("scenario", SUMMARY, "scenario_sha256 is not that of the manifest's scenario")
         yield from self._copies(manifest, summary)
-        if self.bundle is not None:
-            yield from claims(self.bundle, written, why_not_private(manifest, summary), manifest.get("run"))
         scenario = scenario_of(manifest, self.allowed)
         found.append(scenario)
         if scenario.digest != written:
