@@ -53,7 +53,7 @@ def versions() -> dict[str, str]:
 
 def machine_type() -> str:
     """Return what decides the last bits of a matrix product: processor, BLAS and numpy."""
-    blas: Any = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[call-overload, index]
+    blas: Any = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return f"{_processor()}, {blas.get('name')} {blas.get('version')}, numpy {np.__version__}"
 
 

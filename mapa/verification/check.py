@@ -50,3 +50,7 @@ def guarded(name: str, part: str, make: Callable[[], Iterable[Check]]) -> Iterat
         yield failed(name, error.part, str(error).removeprefix(f"{error.part}: "))
     except NotCheckedError as error:
         yield not_checked(name, part, str(error))
+    except (
+        Exception
+    ) as error:  # records of somebody else at the border: whatever is raised, they are at fault
+        yield failed(name, part, f"cannot be checked: {type(error).__name__}: {error!s:.200}")

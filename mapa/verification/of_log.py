@@ -97,6 +97,11 @@ def summary_against_log(files: RunFiles, rerun: Rerun) -> Iterator[Check]:
     wrong = [key for key in _OF_FACTS if summary.get(key) != counted[key]]
     for key in wrong:
         yield failed("summary", SUMMARY, f"{key} = {_difference(summary.get(key), counted[key])}")
+    plain = {"edges_configured": rerun.server.terms.edges, "parameters": rerun.server.model.size}
+    for key, value in plain.items():
+        if summary.get(key) != value:
+            wrong.append(key)
+            yield failed("summary", SUMMARY, f"{key} = {summary.get(key)!r:.80}; by the log {value}")
     refused = summary.get("refused")
     for reason in USED_UP:
         stated = refused.get(reason, 0) if isinstance(refused, dict) else None
@@ -105,11 +110,11 @@ def summary_against_log(files: RunFiles, rerun: Rerun) -> Iterator[Check]:
             yield failed(
                 "summary", SUMMARY, f"refused.{reason} = {stated}; by the log {rerun.tally.refused[reason]}"
             )
-    halted, reason = rerun.server.halted, summary.get("reason")
+    halted, end = rerun.server.halted, summary.get("reason")
     fits = {"finished": ("finished", "diverged")}  # x may be finite, and its loss is not
-    if halted is not None and reason not in fits.get(halted.reason, (halted.reason,)):
+    if halted is not None and end not in fits.get(halted.reason, (halted.reason,)):
         wrong.append("reason")
-        yield failed("summary", SUMMARY, f"reason = {reason!r}; by the log {halted.reason!r}")
+        yield failed("summary", SUMMARY, f"reason = {end!r:.40}; by the log {halted.reason!r}")
     yield from _evaluations(files, summary)
     if not wrong:
         yield passed("summary", SUMMARY, "updates, staleness, stages, edges and refusals agree with the log")

@@ -70,7 +70,7 @@ def replay(path: Path, data_dir: Path, question: Question) -> Replay:
 
 def _replay(files: RunFiles, data_dir: Path, question: Question) -> Replay:
     if not files.segments:
-        raise NotCheckedError("this run did not keep its gradients (run.keep_gradients)")
+        raise NotCheckedError("this run did not keep its gradients (records.keep_gradients)")
     manifest = files.json(MANIFEST)
     scenario = scenario_of(manifest, question.allowed)
     start = start_of(files, scenario, question.allowed)

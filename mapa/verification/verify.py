@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,20 @@ import numpy as np
 from common.scenario.scenario import Scenario
 from mapa.verification.bundle import Bundle, claims, read_bundle
 from mapa.verification.check import Check, failed, guarded, not_checked, passed
-from mapa.verification.ledgers import ledger_statements
+from mapa.verification.ledgers import PART, ledger_statements
 from mapa.verification.of_log import continuity, events_against_log, log_by_itself, summary_against_log
 from mapa.verification.of_model import final_model, model_against_replay
 from mapa.verification.of_privacy import releases_against_ledgers, statement_again, why_not_private
 from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import MANIFEST, SUMMARY, RunFiles, UnreadableError, of_directory
+from mapa.verification.run_files import (
+    EVENTS,
+    MANIFEST,
+    MODEL,
+    SUMMARY,
+    RunFiles,
+    UnreadableError,
+    of_directory,
+)
 from mapa.verification.start import NotCheckedError, Start, scenario_of, start_of
 
 
@@ -68,29 +77,24 @@ class Verification:
             yield not_checked(
                 "log", "log", "missing: this run did not keep its gradients, so nothing is replayed"
             )
-            yield from guarded("model", "model.safetensors", self._model_alone)
+            yield from guarded("model", MODEL, self._model_alone)
             return
         yield from guarded("log", "log", lambda: log_by_itself(files))
         reruns: list[tuple[Start, Rerun]] = []
         yield from guarded("replay", "log", lambda: self._rerun(scenarios, reruns))
         for start, rerun in reruns:
-            scenario = start.scenario
-            layout = None if start.model is None else start.model.layout
-            yield from guarded("continuity", "log", lambda r=rerun: continuity(r))
-            yield from guarded(
-                "events", "events.jsonl", lambda s=scenario, r=rerun: events_against_log(files, r, s)
-            )
-            yield from guarded("summary", SUMMARY, lambda r=rerun: summary_against_log(files, r))
-            yield from guarded(
-                "ledgers", "ledgers", lambda s=scenario, r=rerun: releases_against_ledgers(files, r, s)
-            )
-            yield from guarded("ε", SUMMARY, lambda s=scenario, r=rerun: statement_again(files, r, s))
-            yield from guarded(
-                "model",
-                "model.safetensors",
-                lambda s=scenario, r=rerun, lay=layout: model_against_replay(files, r, s, lay),
-            )
+            yield from self._against_log(start, rerun)
         yield not_checked("metrics", SUMMARY, "accuracy and loss need the data set; `mapa replay` evaluates")
+
+    def _against_log(self, start: Start, rerun: Rerun) -> Iterator[Check]:
+        files, scenario = self.files, start.scenario
+        layout = None if start.model is None else start.model.layout
+        yield from guarded("continuity", "log", partial(continuity, rerun))
+        yield from guarded("events", EVENTS, partial(events_against_log, files, rerun, scenario))
+        yield from guarded("summary", SUMMARY, partial(summary_against_log, files, rerun))
+        yield from guarded("ledgers", PART, partial(releases_against_ledgers, files, rerun, scenario))
+        yield from guarded("ε", SUMMARY, partial(statement_again, files, rerun, scenario))
+        yield from guarded("model", MODEL, partial(model_against_replay, files, rerun, scenario, layout))
 
     def _scenario(self, found: list[Scenario]) -> Iterator[Check]:
         manifest, summary = self.files.json(MANIFEST), self.files.json(SUMMARY)
@@ -145,7 +149,7 @@ class Verification:
     def _model_alone(self) -> Iterator[Check]:
         tensors, _ = final_model(self.files)
         if not all(map(_finite, tensors.values())):
-            raise UnreadableError("model.safetensors", "numbers that are not finite")
+            raise UnreadableError(MODEL, "numbers that are not finite")
         raise NotCheckedError("without a log the model is only read, not replayed")
 
 
