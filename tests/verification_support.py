@@ -20,6 +20,7 @@ from common.messages import GradientArrived
 from common.quantities import NoisyGradient
 from common.records.log_format import HEAD_BYTES, Entry, Kind, pack_record, parse_record
 from common.wire.codec import encode_gradient
+from edge.policy import OperatorPolicy
 from edge.sqlite_ledger import SqliteLedger
 from mapa.cloud_run import CloudRun
 from mapa.recording import open_records, record_cloud, write_manifest
@@ -72,7 +73,7 @@ def logged_run(
         for number in range(edges):
             state = path / "state" / str(number)
             state.mkdir(parents=True)
-            talk.edge(ledger=SqliteLedger(state))
+            talk.edge(OperatorPolicy(allowed=frozenset({BLOBS})), SqliteLedger(state))
         talk.run()
         assert talk.service.halted is not None
         assert talk.service.halted.reason == "finished"
