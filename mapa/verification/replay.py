@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from mapa.verification.gradients import TOLERANCE, GradientsAgain, Makers, bits_
 from mapa.verification.of_model import difference, final_model
 from mapa.verification.otherwise import Otherwise, other_scenario
 from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import MANIFEST, RunFiles, UnreadableError, of_directory
+from mapa.verification.run_files import MANIFEST, SUMMARY, RunFiles, UnreadableError, of_directory
 from mapa.verification.start import NotCheckedError, Start, allow, scenario_of, start_of
 
 AS_LOGGED = (
@@ -40,7 +41,7 @@ class Replay:
     same: bool  # bit for bit
     words: list[str]
     figures: dict[str, Any] = field(default_factory=dict)
-    wrong: bool = False  # a gradient is not the one that the seed gives
+    wrong: bool = False  # a gradient is not the seed's, or a figure not that of the data
 
     @property
     def exit_code(self) -> int:
@@ -103,6 +104,7 @@ def _replay(files: RunFiles, data_dir: Path, question: Question) -> Replay:
     for _ in rerun.steps(files):
         pass
     result = _of_model(files, rerun)
+    _of_data(result, files, rerun, world, missing)
     if scenario.seed is not None:
         _of_gradients(result, again, question, missing, bits=bits_are_meant(manifest))
     if otherwise is not None:
@@ -115,9 +117,6 @@ def _world(
     scenario: Scenario, manifest: dict[str, Any], data_dir: Path, question: Question
 ) -> tuple[World | None, str]:
     """Return the run's world with its data; None, and why, where they are not here."""
-    wanted = question.algorithm is not None or (scenario.seed is not None and question.gradients)
-    if not wanted:
-        return None, "not asked for"
     try:
         allow(scenario.data.set, "data.set", question.allowed)
         allow(scenario.model.name, "model.name", question.allowed)
@@ -155,6 +154,34 @@ def _of_model(files: RunFiles, rerun: Rerun) -> Replay:
     )
 
 
+def _of_data(result: Replay, files: RunFiles, rerun: Rerun, world: World | None, missing: str) -> None:
+    """Compare n_k and the final metrics with what the data set gives."""
+    if world is None:
+        result.words.append(f"Shard sizes and metrics were not checked: {missing}.")
+        return
+    manifest, summary = files.json(MANIFEST), files.json(SUMMARY)
+    server, stated = rerun.server, manifest.get("shard_sizes")
+    found = world.evaluator.evaluate(server.result, server.updates, server.stage).named()
+    metrics = {name: (summary.get(f"final_{name}"), value) for name, value in found.items()}
+    others = [
+        f"final_{name} = {one}, and not {two}" for name, (one, two) in metrics.items() if not _near(one, two)
+    ]
+    if stated != world.shard_sizes:
+        others.append(f"shard_sizes = {stated!r:.100}, and not {world.shard_sizes!r:.100}")
+    result.figures["agrees_with_data"] = not others
+    if others:
+        result.wrong = True
+        result.words.append(f"By the data set the records are wrong: {'; '.join(others)}.")
+    else:
+        result.words.append("Shard sizes and final metrics are those that the data set gives.")
+
+
+def _near(stated: object, again: float | None) -> bool:
+    if stated is None or again is None:
+        return stated is again
+    return isinstance(stated, float | int) and math.isclose(stated, again, rel_tol=1e-5, abs_tol=1e-9)
+
+
 def _of_gradients(
     result: Replay, again: GradientsAgain | None, question: Question, missing: str, *, bits: bool
 ) -> None:
@@ -171,7 +198,7 @@ def _of_gradients(
         "tolerance": TOLERANCE,
         "bits_meant": bits,
     }
-    result.wrong = bool(again.other or (bits and again.near))
+    result.wrong |= bool(again.other or (bits and again.near))
     demand = (
         "every bit must be the same on this machine type"
         if bits

@@ -120,6 +120,21 @@ def test_a_gradient_that_the_seed_does_not_give_is_found(mapa: Mapa, copy: Path)
     assert "t = 60" in told["words"][-1]
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("summary.json", "final_accuracy", 0.5), ("manifest.json", "shard_sizes", [800, 800, 800])],
+)
+def test_figures_that_the_data_set_does_not_give_are_found(
+    mapa: Mapa, copy: Path, name: str, key: str, value: object
+) -> None:
+    assert replayed(mapa, copy)[1]["agrees_with_data"]
+    changed = {**json.loads((copy / name).read_text()), key: value}
+    (copy / name).write_text(json.dumps(changed))
+    code, told = replayed(mapa, copy)
+    assert code == 1
+    assert f"{key} = {value}" in told["words"][1]
+
+
 @pytest.mark.parametrize(("engine", "bits"), [("network", False), ("processes", True)])
 def test_the_last_bit_counts_only_where_the_edges_ran_on_a_machine_of_this_type(
     mapa: Mapa, copy: Path, engine: str, bits: bool
@@ -141,10 +156,11 @@ def test_without_the_data_it_says_what_was_not_checked(mapa: Mapa, copy: Path) -
     code, told = replayed(mapa, copy)
     assert code == 0
     assert "gradients" not in told
-    assert "another checksum" in told["words"][1]
+    assert "agrees_with_data" not in told
+    assert all("another checksum" in line for line in told["words"][1:3])
     done = mapa("replay", str(copy), "--json")
     assert done.code == 0
-    assert f"--allow {BLOBS}" in json.loads(done.out)["words"][1]
+    assert f"--allow {BLOBS}" in json.loads(done.out)["words"][2]
 
 
 def logged_arrivals(path: Path) -> tuple[Any, list[tuple[GradientArrived, GradientApplied]]]:
