@@ -17,7 +17,7 @@ _CONNECTION = (
     "CONNECT_TIMEOUT",
 )
 _PRIVACY = ("EPSILON", "NOISE_MULTIPLIER", "TOTAL_EPSILON", "TOTAL_DELTA")
-RESUMED = (*_CONNECTION, "RUNS_DIR", "RESUME")  # of a cloud that goes on with a run
+RESUMED = (*_CONNECTION, "RUNS_DIR")  # of a cloud that goes on with a run
 CLOUD = (
     *_CONNECTION,
     *_PRIVACY,
@@ -28,7 +28,6 @@ CLOUD = (
     "SEED",
     "LINKS",
     "RUNS_DIR",
-    "RESUME",
     "STARTED_BY",
 )
 EDGE = (*_CONNECTION, *_PRIVACY, "NOISE", "LINK", "ALLOW", "ALLOW_SEED", "ACCOUNTS", "STATE_DIR")

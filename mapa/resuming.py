@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from common.scenario.scenario import Scenario, parse_scenario
 from common.wire.topics import run_id
 from mapa.cloud_run import Setting
 from mapa.run_reader import read_manifest
-from mapa.unfinished import unfinished_runs
 
 _ENGINES = ("network", "processes")
 
@@ -71,37 +69,3 @@ class Resumable:
                 f"--resume {self.path}: the budget gives another noise than at the beginning"
             )
         return setting
-
-
-def ended_with(path: Path) -> str | None:
-    """Return the reason for which a run has ended; None: it has not."""
-    try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path / 'summary.json'}: {error}") from error
-    return str(summary.get("reason"))
-
-
-def to_go_on_with(runs: Path, *, run: str | None, started_by: str | None) -> Path | None:
-    """Return the run that a container goes on with, or must not begin anew; None: it begins a new run.
-
-    The newest run that this very container began; else, where the run has a name, the newest unfinished one of that
-    name that has a checkpoint. Of a run that has ended only the container that began it takes notice.
-    """
-    if started_by and (own := _begun_by(runs, started_by)):
-        return own[-1]
-    left = [found.path for found in unfinished_runs(run, runs)] if run else []
-    left = [path for path in left if Checkpoints(path).numbers]
-    return left[-1] if left else None
-
-
-def _begun_by(runs: Path, starter: str) -> list[Path]:
-    """Return the runs that a container began and that have ended or can go on, oldest first."""
-    found = []
-    for path in sorted(runs.iterdir()) if runs.is_dir() else ():
-        manifest = read_manifest(path)
-        if manifest.get("started_by") == starter and (ended_with(path) or Checkpoints(path).numbers):
-            found.append((manifest["started"], path))
-    return [path for _, path in sorted(found)]

@@ -21,9 +21,10 @@ from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
+from mapa.left_runs import ended_with
 from mapa.live import view_for
 from mapa.recording import open_again, open_records, record_cloud, write_manifest
-from mapa.resuming import Resumable, ended_with
+from mapa.resuming import Resumable
 from mapa.run_reader import find_run
 from mapa.unfinished import unfinished_runs
 
