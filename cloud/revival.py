@@ -50,7 +50,10 @@ def service_state(service: CloudService, made: type[Algorithm], directory: RunDi
     """Return all that another process needs to go on, at a moment between two events; events.jsonl is written first."""
     service.release()
     records = service.records.plain()
-    directory.flush()
+    if service.scenario.records.durability == "power":
+        directory.sync()
+    else:
+        directory.flush()
     began = service.records.began
 
     def since(moment: float | None) -> float | None:
@@ -131,7 +134,7 @@ def revive(service: CloudService, history: History, made: type[Algorithm], direc
     reader = LogReader(history.run, first=checkpoint)
     try:
         restore_service(service, state, made)
-        directory.rewind_events(state["events_bytes"])
+        service.records.leave_out(directory.events_behind(state["events_bytes"]))
         seconds, count = state["time"], 0
         for entry in reader:
             replay(service, entry)

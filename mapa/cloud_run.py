@@ -90,7 +90,13 @@ class CloudRun:
         SIGINT and SIGTERM end the run early, records intact; a second one waits for no broker.
         """
         with _signals(self.loop, self._signalled):
-            self.loop.run()
+            try:
+                self.loop.run()
+            except RecordsError as error:  # nobody was answered since: the next process goes on from there
+                raise RecordsError(
+                    f"{error}; the run has stopped, and no update that was answered is lost: make room, then go on"
+                    f" with mapa cloud --resume {self.directory.path} --broker {self.channel.options.address}"
+                ) from error
             self._deliver()
         halted = self.service.halted
         return halted.reason if halted is not None else "interrupted"

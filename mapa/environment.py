@@ -17,6 +17,7 @@ _CONNECTION = (
     "CONNECT_TIMEOUT",
 )
 _PRIVACY = ("EPSILON", "NOISE_MULTIPLIER", "TOTAL_EPSILON", "TOTAL_DELTA")
+RESUMED = (*_CONNECTION, "RUNS_DIR")  # of a cloud that goes on with a run
 CLOUD = (
     *_CONNECTION,
     *_PRIVACY,
@@ -27,6 +28,7 @@ CLOUD = (
     "SEED",
     "LINKS",
     "RUNS_DIR",
+    "STARTED_BY",
 )
 EDGE = (*_CONNECTION, *_PRIVACY, "NOISE", "LINK", "ALLOW", "ALLOW_SEED", "ACCOUNTS", "STATE_DIR")
 

@@ -53,6 +53,17 @@ def open_records(path: Path) -> Iterator[RunDirectory]:
         raise
 
 
+@contextlib.contextmanager
+def open_again(path: Path) -> Iterator[RunDirectory]:
+    """Open the directory of a run that goes on; ConfigurationError where another program has it open."""
+    try:
+        directory = RunDirectory(path, resumed=True)
+    except OSError as error:
+        raise RecordsError(f"{path}: cannot write records there: {error}") from error
+    with directory:
+        yield directory
+
+
 def record_simulation(
     world: World,
     *,
@@ -270,7 +281,10 @@ def write_manifest(
     name: str,
     engine: str,
     shard_sizes: Sequence[int],
+    started_by: str | None = None,
 ) -> None:
+    """Write the manifest; `started_by` names a container, which goes on with its own run when it is started again."""
+    more = {} if started_by is None else {"started_by": started_by}
     stream = blocks.NAME if engine == "block" else _STREAMS[scenario.seed is None]
     directory.manifest(
         scenario,
@@ -281,6 +295,7 @@ def write_manifest(
         machine=machine_type(),
         random_stream=stream,
         shard_sizes=list(shard_sizes),
+        **more,
     )
 
 

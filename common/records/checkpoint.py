@@ -34,7 +34,7 @@ def pack(state: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Return state.json and arrays.safetensors of a state: the same bytes for the same state."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     plain = _without_arrays(state, "", arrays)
-    packed = ordered(save({key: np.ascontiguousarray(one) for key, one in arrays.items()}))
+    packed = ordered(save({key: np.asarray(one, order="C") for key, one in arrays.items()}))
     text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     head = {
         "format": FORMAT,

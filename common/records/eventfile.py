@@ -26,14 +26,24 @@ class EventFile:
         """Bytes in the file; what waits is not in it."""
         return self._size
 
-    def rewind(self, size: int) -> None:
-        """Go back to so many bytes; RecordsError where fewer are left."""
+    def lines_behind(self, size: int) -> list[bytes]:
+        """Return the whole lines behind so many bytes, and cut off half a line at the end."""
         if self._size < size:
             raise RecordsError(f"{self.path}: {self._size} bytes, but {size} were written: it was changed")
-        self._waiting.clear()
-        self._characters = 0
-        self._file.truncate(size)
-        self._size = size
+        with self.path.open("rb") as stream:
+            stream.seek(size)
+            content = stream.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._size = size + len(whole)
+        if len(whole) < len(content):
+            self._file.truncate(self._size)
+        return whole.splitlines()
+
+    def sync(self) -> None:
+        """Write what waits, and wait until it survives a power failure."""
+        self.flush()
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
 
     def write(self, text: str) -> None:
         """Take one line, with its end."""

@@ -101,9 +101,13 @@ class RunDirectory:
         """Bytes of events.jsonl on disk."""
         return self._stream.size
 
-    def rewind_events(self, size: int) -> None:
-        """Cut events.jsonl to what a checkpoint knows of; what follows is written anew."""
-        self._stream.rewind(size)
+    def events_behind(self, size: int) -> list[bytes]:
+        """Return the lines of events.jsonl behind so many bytes."""
+        return self._stream.lines_behind(size)
+
+    def sync(self) -> None:
+        """Write the events so that they survive a power failure."""
+        self._stream.sync()
 
     def manifest(
         self, scenario: Scenario, *, engine: str, name: str, data: Mapping[str, str], **more: object
