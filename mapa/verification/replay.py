@@ -228,12 +228,14 @@ def _of_both(
     distance = float(np.linalg.norm(server.result.astype(np.float64) - otherwise.result))
     names = (scenario.algorithm.name, otherwise.scenario.algorithm.name)
     result.figures["distance"] = distance
-    if world is None:
-        result.words.append(f"Not evaluated: {missing}. ‖x − x'‖ = {distance:.6g}.")
+    evaluator = None if world is None else world.evaluator
+    if evaluator is None:
+        why = missing if world is None else "the run has no test data"
+        result.words.append(f"Not evaluated: {why}. ‖x − x'‖ = {distance:.6g}.")
         return
 
     def values(x: Vector) -> dict[str, float | None]:
-        return world.evaluator.evaluate(x, server.updates, server.stage).named()
+        return evaluator.evaluate(x, server.updates, server.stage).named()
 
     found = [values(server.result), values(otherwise.result)]
     result.figures["metrics"] = [{"algorithm": name, **one} for name, one in zip(names, found, strict=True)]
