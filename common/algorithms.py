@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from common.dotted import import_dotted, is_dotted
+from common.dotted import given_object, import_dotted, is_dotted
 from common.errors import ConfigurationError, MapaError
 from common.options import Option, Value, options_of, resolved
 
@@ -79,9 +79,14 @@ def algorithm_names() -> tuple[str, ...]:
     return tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(places or [])))
 
 
-@cache
 def describe(name: str) -> Description:
     """Return what the algorithm says of itself; ConfigurationError where there is none, or it says too little."""
+    given = given_object(name)  # never kept: a notebook may give another class of the same name
+    return _described(name) if given is None else description_of(name, given)
+
+
+@cache
+def _described(name: str) -> Description:
     if is_dotted(name):
         return description_of(name, import_dotted(name, _KEY))
     if name not in (names := algorithm_names()):

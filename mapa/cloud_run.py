@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -260,7 +261,10 @@ def _probe_size(
 
 @contextlib.contextmanager
 def _signals(loop: SelectorLoop, interrupt: Callable[[], None]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM call `interrupt` in the loop's thread."""
+    """Let SIGINT and SIGTERM call `interrupt` in the loop's thread; in another than the main thread none comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {
         number: signal.signal(number, lambda *_: loop.post(interrupt))
         for number in (signal.SIGINT, signal.SIGTERM)

@@ -28,7 +28,7 @@ CLOUD = (
     "LINKS",
     "RUNS_DIR",
 )
-EDGE = (*_CONNECTION, *_PRIVACY, "NOISE", "LINK", "ALLOW", "ALLOW_SEED", "ACCOUNTS", "STATE_DIR")
+EDGE = (*_CONNECTION, *_PRIVACY, "NOISE", "LINK", "ALLOW", "CODE", "ALLOW_SEED", "ACCOUNTS", "STATE_DIR")
 
 
 def text(environ: Mapping[str, str], name: str) -> str:

@@ -14,8 +14,10 @@ KEY = "data.set"
 
 
 def load_custom(path: str, data_dir: Path) -> Dataset:
-    """Return what the DatasetSource at "package.module:Class" loads."""
+    """Return what the DatasetSource at "package.module:Class" loads, or the Dataset that is there."""
     source_class = import_dotted(path, KEY)
+    if isinstance(source_class, Dataset):
+        return _checked(source_class, path)
     try:
         load = source_class().load
     except Exception as error:  # another's code may raise anything
@@ -33,6 +35,10 @@ def load_custom(path: str, data_dir: Path) -> Dataset:
         ) from error
     if not isinstance(dataset, Dataset):
         raise ConfigurationError(f"{KEY} = {path!r}: load returned {type(dataset).__name__}, not a Dataset")
+    return _checked(dataset, path)
+
+
+def _checked(dataset: Dataset, path: str) -> Dataset:
     for part, samples in (("train", dataset.train), ("test", dataset.test)):
         if fault := _fault(samples, dataset):
             raise ConfigurationError(f"{KEY} = {path!r}: {part} {fault}")

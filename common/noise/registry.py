@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from common.dotted import import_dotted, is_dotted
+from common.dotted import given_object, import_dotted, is_dotted
 from common.errors import ConfigurationError, MapaError
 from common.noise.law import NoiseLaw, Reading
 from common.noise.mechanism import Norm
@@ -104,9 +104,14 @@ def law_names() -> tuple[str, ...]:
     return tuple(sorted(name.replace("_", "-") for name in files if name not in _NOT_LAWS))
 
 
-@cache
 def describe_law(name: str, key: str = _KEY) -> LawDescription:
     """Return what the law says of itself; ConfigurationError where there is none, or it says too little."""
+    given = given_object(name)  # never kept: a notebook may give another class of the same name
+    return _described_law(name, key) if given is None else law_description(name, given, key)
+
+
+@cache
+def _described_law(name: str, key: str) -> LawDescription:
     if is_dotted(name):
         return law_description(name, import_dotted(name, key), key)
     if name not in (names := law_names()):

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from common.accounting.releases import Budget
+from common.dotted import add_code
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law
 from common.transport.link import LinkProfile, link_profile
@@ -65,6 +66,10 @@ def edge_command(
     allow: Annotated[
         list[str] | None, typer.Option(help="package.module:Class that a run's scenario may name; repeatable")
     ] = None,
+    code: Annotated[
+        list[Path] | None,
+        typer.Option(help="folder with files of classes that --allow names; repeatable"),
+    ] = None,
     allow_seed: Annotated[
         bool,
         typer.Option("--allow-seed", help="allow seeded (non-private) runs"),
@@ -77,6 +82,10 @@ def edge_command(
     ] = None,
 ) -> None:
     """Take part in a run until it ends or the budget is spent."""
+    for folder in code or ():
+        if not folder.is_dir():
+            raise ConfigurationError(f"--code {str(folder)!r}: no such folder")
+        add_code(folder)
     policy = OperatorPolicy(
         noise=noise,
         parameters=_parameters(epsilon, noise_multiplier, noise_parameter),
