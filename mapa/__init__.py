@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cloud.algorithm import Algorithm, StepSchedule, Update, descend, option
     from cloud.stages import initial_sensitivity
+    from common.datasets.checksum import content_checksum
     from common.datasets.dataset import Dataset, Samples
     from common.errors import ConfigurationError, MapaError
     from common.metrics import ACCURACY, CLASSIFICATION, LOSS, Better, Metric
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "cloud.algorithm": ("Algorithm", "StepSchedule", "Update", "descend", "option"),
     "cloud.stages": ("initial_sensitivity",),
+    "common.datasets.checksum": ("content_checksum",),
     "common.datasets.dataset": ("Dataset", "Samples"),
     "common.errors": ("ConfigurationError", "MapaError"),
     "common.metrics": ("ACCURACY", "CLASSIFICATION", "LOSS", "Better", "Metric"),
@@ -81,6 +83,7 @@ __all__ = [
     "Update",
     "Vector",
     "check_labels",
+    "content_checksum",
     "descend",
     "initial_sensitivity",
     "layout",

@@ -29,7 +29,7 @@ from common.transport.mqtt import MqttChannel
 from common.transport.routing import UNREAD, RetainedMessageError
 from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
-from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, WELCOME_LIMIT, bounded, packet_limit
+from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
 from mapa.live import View
 from mapa.run_parts import RunParts, assemble
 
@@ -56,7 +56,7 @@ class Setting(RunParts):
     @property
     def payload_bytes(self) -> int:
         """The largest message of the run, with a margin: what its broker must accept, and no more."""
-        return max(4 * self.model.dimension + 4096, WELCOME_LIMIT)
+        return payload_limit(self.model.dimension)
 
     @property
     def probe_bytes(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from common.algorithms import description_of
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
 from common.scenario.scenario import Scenario
+from common.scenario.tables import AlgorithmTable
 from mapa.scenario_files import CODE_KEYS, checked_scenario, read_scenario
 
 Source = str | Path | Mapping[str, Any] | Scenario
@@ -50,6 +50,11 @@ def given(source: Source, changes: Mapping[str, Any]) -> Given:
         table = values.setdefault(key, {})
         if not isinstance(table, dict):
             table = values[key] = _table(key, table) or {}
+        if key == "algorithm" and _is_made(
+            parts.get("name")
+        ):  # it brings its options: the former's are not meant
+            for option in [one for one in table if one not in AlgorithmTable.model_fields]:
+                del table[option]
         for part, one in parts.items():
             changed[f"{key}.{part}"] = one
             _set(table, part, one)
@@ -118,7 +123,7 @@ def _named(table: str, values: dict[str, Any] | None, objects: dict[str, object]
     thing = values.get(key)
     if thing is None or isinstance(thing, str):
         return values
-    if table == "algorithm" and not isinstance(thing, type):
+    if table == "algorithm" and _is_made(thing):
         values = {**values, **_options(thing, values)}
         thing = type(thing)
     if not isinstance(thing, type) and not (table == "data" and isinstance(thing, Dataset)):
@@ -127,6 +132,11 @@ def _named(table: str, values: dict[str, Any] | None, objects: dict[str, object]
     path = importable(thing) or _invented(thing, objects)
     objects[path] = thing
     return {**values, key: path}
+
+
+def _is_made(thing: object) -> bool:
+    """Tell whether it is an algorithm itself, not its name or class."""
+    return thing is not None and not isinstance(thing, str | type)
 
 
 def _invented(thing: object, objects: Mapping[str, object]) -> str:
@@ -153,5 +163,4 @@ def _options(made: Any, beside: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigurationError(
             f"algorithm.name = {made!r:.80}: has begun already; give it as it is before its first update"
         )
-    fresh = dataclasses.fields(made)
-    return {one.name: options[one.name] for one in fresh if one.name in options}
+    return options

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from cloud.evaluation import Evaluator
+from common.datasets.catalogue import describe, load_dataset
 from common.datasets.dataset import Dataset
+from common.errors import MapaError
 from common.models.model import Model
 from common.quantities import Indices
 from common.scenario.parts import dataset_for, model_for
@@ -44,3 +47,15 @@ def assemble(scenario: Scenario, load: Callable[[str], Dataset]) -> RunParts:
     model = model_for(scenario, dataset.shape, dataset.classes)
     rows = shards_for(scenario, dataset.train.labels)
     return RunParts(calibrated(scenario, [len(shard) for shard in rows]), dataset, model, rows)
+
+
+def parameters_of(scenario: Scenario, data_dir: Path) -> int | None:
+    """Return N without the data where its shape is known without it; None: this machine cannot make the model."""
+    known = {one.name: (one.shape, one.classes) for one in describe(data_dir)}
+    try:
+        if scenario.data.set not in known:
+            dataset = load_dataset(scenario.data.set, data_dir)
+            known[scenario.data.set] = (dataset.shape, dataset.classes)
+        return model_for(scenario, *known[scenario.data.set]).dimension
+    except MapaError:
+        return None

@@ -85,8 +85,8 @@ class Run:
             import pandas
         except ImportError as error:
             raise ConfigurationError(
-                "to_pandas needs pandas, which is not installed: pip install pandas; the same columns are in"
-                f" run.{table}, as arrays"
+                "to_pandas needs pandas, which is not installed: pip install 'mapa-testbed[pandas]'; the same"
+                f" columns are in run.{table}, as arrays"
             ) from error
         columns: Columns = getattr(self, table)
         return pandas.DataFrame({name: column.copy() for name, column in columns.items()})

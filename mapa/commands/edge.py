@@ -118,8 +118,8 @@ def edge_command(
         connect_timeout=connection.connect_timeout,
         accounts=None if accounts is None else options.account_passwords(accounts),
     )
-    code = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True)).serve()
-    raise typer.Exit(code)
+    fleet = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
+    raise typer.Exit(fleet.serve())
 
 
 def _parameters(
