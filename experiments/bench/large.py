@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from common.dotted import code_folder
 from common.errors import MapaError
@@ -18,7 +20,7 @@ from experiments.bench.ratios import Ratio
 from mapa.children import ends_with_parent
 
 _EDGES, _UPDATES = 5, 200
-_CLOUD_MB, _EDGE_MB = 500, 260
+_CLOUD_MB, _EDGE_MB = 500, 150
 _MEGA = 1e6
 _LOOK_EVERY = 0.05  # seconds; the kernel keeps the highest mark, so only the last look counts
 
@@ -47,7 +49,7 @@ def large_model_ratios() -> Iterator[Ratio]:
     )
 
 
-def trained(folder: Path) -> tuple[dict[str, object], float, list[float]]:
+def trained(folder: Path) -> tuple[dict[str, Any], float, list[float]]:
     """Return the summary, and the most bytes that were resident in the cloud and in each edge's process."""
     scenario = folder / "large.toml"
     scenario.write_text(_toml(large_scenario(edges=_EDGES, iterations=_UPDATES)), encoding="utf-8")
@@ -59,31 +61,31 @@ def trained(folder: Path) -> tuple[dict[str, object], float, list[float]]:
             ends_with_parent(command), stdout=out, stderr=err, env={**os.environ, "PYTHONPATH": root}
         )
         marks: dict[int, float] = {}
+        edges: set[int] = set()
         while True:
             try:
                 child.wait(_LOOK_EVERY)
                 break
             except subprocess.TimeoutExpired:
-                for pid in (child.pid, *_children(child.pid)):
+                edges |= {pid for pid in _children(child.pid) if _is_edge(pid)}
+                for pid in (child.pid, *edges):
                     marks[pid] = max(marks.get(pid, 0.0), _highest(pid))
     if child.returncode:
         raise MapaError(f"the run ended with code {child.returncode}: {(folder / 'err').read_text()[-500:]}")
-    summary = json.loads((folder / "out").read_text(encoding="utf-8"))
-    return summary, marks.pop(child.pid), [mark for pid, mark in marks.items() if mark and pid in _edges]
-
-
-_edges: set[int] = set()  # process ids whose command line is an edge's
+    summary: dict[str, Any] = json.loads((folder / "out").read_text(encoding="utf-8"))
+    return summary, marks[child.pid], [marks[pid] for pid in edges]
 
 
 def _children(pid: int) -> list[int]:
-    try:
-        found = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        for one in found:
-            if b"edge" in Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0"):
-                _edges.add(one)
-    except OSError:  # gone meanwhile
-        return []
-    return found
+    with contextlib.suppress(OSError):  # gone meanwhile
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def _is_edge(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"edge" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return False
 
 
 def _highest(pid: int) -> float:
