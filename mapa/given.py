@@ -70,7 +70,10 @@ def importable(thing: object) -> str | None:
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == _NOTEBOOK:
         return None
-    return f"{module}:{name}" if getattr(sys.modules.get(module), name, None) is thing else None
+    names = vars(sys.modules[module]) if module in sys.modules else {}
+    if names.get(name) is not thing:  # a class that a function made may have another name there
+        name = next((one for one, value in names.items() if value is thing), "")
+    return f"{module}:{name}" if name else None
 
 
 def require_importable(asked: Given) -> None:
