@@ -56,7 +56,7 @@ class CloudServer:
     moment: float = 0.0  # v, relative noise variance: never falls in a run, so ε₀ never rises
     edges: dict[EdgeId, EdgeAccount] = field(default_factory=dict)
     fifo: GradientFifo = field(init=False)
-    longest: float = 0.0  # ‖x‖ of the models sent, at most; only where λ‖x‖ enters a check
+    longest: float = 0.0  # ‖x‖ of the models sent, at most
     _dealt: set[int] = field(default_factory=set)  # indices that an edge id holds
     _unused: int = 0  # no index below is free
 
@@ -87,9 +87,12 @@ class CloudServer:
 
     def halt(self, reason: str) -> list[Effect]:
         """End the training early; what waits in the buffer is not applied."""
+        return [self._ended(reason)]
+
+    def _ended(self, reason: str) -> Halt:
         if self.halted is None:
             self.halted = Halt(reason, self.updates, self.incarnation)
-        return [self.halted]
+        return self.halted
 
     def spent(self) -> str:
         """Tell whether an edge has spent its budget and no edge is present to train: '' where one is.
@@ -132,7 +135,7 @@ class CloudServer:
             detail = (
                 f"the ledger has {hello.last_sequence} releases, but {account.last_sequence} were applied"
             )
-            yield self._refuse(hello, "ledger-lost", detail)
+            yield replace(self._refuse(hello, "ledger-lost", detail), last_sequence=account.last_sequence)
             return
         index = self._deal(hello) if account is None else self._redeal(hello, account)
         try:
@@ -285,8 +288,9 @@ class CloudServer:
         if account.openings.stage_of(version, sensitivity) is None:
             return "sensitivity"
         if account.reach < math.inf:
-            honest = account.reach * sensitivity + self.terms.regularization * self.longest
-            if length(arrived.gradient) > honest:
+            honest = account.reach * sensitivity + 1.001 * self.terms.regularization * self.longest
+            norm = length(arrived.gradient) if arrived.norm is None else arrived.norm
+            if not norm <= honest:  # NaN fails too
                 return "norm"
         return None
 
@@ -349,13 +353,17 @@ class CloudServer:
                 effects += self._stage_opened(reopened=False)
         effects.append(self._send(account))
 
-    def _send(self, account: EdgeAccount) -> SendModel:
+    def _send(self, account: EdgeAccount) -> SendModel | Halt:
+        """Send x_t, or end the run where it is not finite: no edge would take such a model."""
         schedule = self.schedule
         assert schedule is not None
+        norm = length(self.model)  # serves both questions: a second dot product costs 3 % of an update
+        if not norm < math.inf:  # NaN fails too
+            return self._ended("diverged")
+        if norm > self.longest:
+            self.longest = norm
         sensitivity = schedule.sensitivity_for(self.t, account.index, account.law)
         account.openings.sent(self.t, self.stage, sensitivity)
-        if self.terms.regularization and self.terms.private:
-            self.longest = max(self.longest, 1.001 * length(self.model))
         return SendModel(
             account.edge_id,
             self.t,

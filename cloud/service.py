@@ -14,7 +14,7 @@ from cloud.contacts import Contacts
 from cloud.evaluation import Evaluator
 from cloud.lives import Lives
 from cloud.server import CloudServer
-from common.errors import LocalProtocolError, RemoteProtocolError
+from common.errors import RemoteProtocolError
 from common.messages import (
     EdgeGone,
     EdgeJoined,
@@ -30,7 +30,7 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.quantities import RunId, is_finite
+from common.quantities import RunId
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
@@ -62,6 +62,7 @@ from common.wire.topics import (
 
 _RECORD_EVERY = 0.25  # seconds between two batches of records
 _AGAIN = 0.1  # seconds until a message that the channel did not accept is published again
+_RESTORE = 0.25  # seconds until what we retain is retained again, however many messages call for it
 _WAITING_MODELS = 1 << 26  # bytes of models that may wait for their evaluation
 _COMPLAINTS = 50  # messages that get a line for the operator: anybody can send any number
 _RETURN = (
@@ -102,6 +103,7 @@ class CloudService:
     _left_out: int = 0  # evaluations
     _owed: dict[str, bytes] = field(default_factory=dict)  # topic → what the channel has not taken
     _retry: Timer | None = None
+    _restoring: bool = False
     _owed_models: dict[str, SendModel] = field(default_factory=dict)  # topic → the last that was not taken
     _model_retry: Timer | None = None
     _complaints: int = 0
@@ -131,6 +133,20 @@ class CloudService:
     def announce(self) -> None:
         """Publish the cloud's presence; again after every reconnect, since its last will said it is offline."""
         self._retain(presence_topic(self.run), encode_presence(self.presence(online=not self._over)))
+
+    def restore(self) -> None:
+        """Retain presence and halt again, soon: a message that we cannot read may have taken the place of either.
+
+        A new edge would wait for a presence for ever.
+        """
+        if not self._restoring:
+            self._restoring = True
+            self.loop.call_later(_RESTORE, self._restore)
+
+    def _restore(self) -> None:
+        self._restoring = False
+        self._retain(halt_topic(self.run), b"" if self._halt is None else encode_halt(self._halt))
+        self.announce()
 
     def presence(self, *, online: bool) -> Presence:
         """Return this cloud's presence message."""
@@ -232,8 +248,15 @@ class CloudService:
         decode_halt(payload)  # what is no halt at all is a violation, too
 
     def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
-        """Announce again where the will of another cloud, or a late one of ours, says that no cloud is online."""
-        presence = self._presence(payload)
+        """Announce again where the will of another cloud, or a late one of ours, says that no cloud is online.
+
+        Also where the retained presence was removed, or replaced by what is none.
+        """
+        try:
+            presence = self._presence(payload)
+        except RemoteProtocolError:
+            self.restore()
+            raise
         if self._over:
             return
         if not presence.online:
@@ -293,17 +316,11 @@ class CloudService:
                 assert_never(effect)
 
     def _send(self, topic: str, effect: SendModel) -> None:
-        try:
-            payload = encode_model(effect)
-        except LocalProtocolError:
-            if is_finite(effect.model):
-                raise
-            self._perform_all(self.server.halt("diverged"))  # no edge would take such a model
-        else:
-            if not self.channel.publish(topic, payload):
-                self._owe_model(topic, effect, len(payload))
-            elif self._owed_models:
-                self._owed_models.pop(topic, None)  # an older one
+        payload = encode_model(effect)
+        if not self.channel.publish(topic, payload):
+            self._owe_model(topic, effect, len(payload))
+        elif self._owed_models:
+            self._owed_models.pop(topic, None)  # an older one
 
     def _owe_model(self, topic: str, effect: SendModel, size: int) -> None:
         """Keep a model that the channel did not accept and send it again: its edge waits for it."""

@@ -32,7 +32,7 @@ class BelowFloorError(ConfigurationError):
 class Terms:
     """What the cloud asks of edges and of itself; the constants of the algorithm are in the schedule."""
 
-    edges: int  # K: how many shards there are to deal
+    edges: int  # K: how many shards there are to assign
     iterations: int  # T
     private: bool  # False for ASGD and CSGD: nobody clips or noises
     noise: str  # the run's law
@@ -69,16 +69,16 @@ class Terms:
         γ knows an edge's noise by v alone, so the run's limit holds for v whatever law the edge chose.
         """
         for parameter in describe_law(law.name).parameters:
-            value, limit = law.parameters[parameter.name], self.limits.get(parameter.limit)
-            if limit is not None and parameter.passes(value, limit):
+            value, bound = law.parameters[parameter.name], self.limits.get(parameter.limit)
+            if bound is not None and parameter.passes(value, bound):
                 most = "at most" if parameter.reading.larger_is_noisier else "at least"
                 raise BelowFloorError(
-                    f"{parameter.name} = {value}: must be {most} {limit}, this run's privacy.{parameter.limit}"
+                    f"{parameter.name} = {value}: must be {most} {bound}, this run's privacy.{parameter.limit}"
                 )
-        moment, bearable = law.relative_second_moment(self.noised_dimension), self.bearable_moment
-        if moment > bearable:
+        moment, limit = law.relative_second_moment(self.noised_dimension), self.moment_limit
+        if moment > limit:
             raise BelowFloorError(
-                f"noise = {law.name!r}: has E‖η‖²/ΔS² = {moment:.6g}, which must be at most {bearable:.6g}"
+                f"noise = {law.name!r}: has E‖η‖²/ΔS² = {moment:.6g}, which must be at most {limit:.6g}"
                 f" by this run's privacy.{' and '.join(describe_law(self.noise).limits)}"
             )
         return moment
@@ -93,7 +93,7 @@ class Terms:
         return (1 + _ROUNDING) * (self.most_samples / 2 + law.relative_tail(self.noised_dimension))
 
     @property
-    def bearable_moment(self) -> float:
+    def moment_limit(self) -> float:
         """v of the run's own law at the limits of its parameters; infinite where one of them has none."""
         law = describe_law(self.noise)
         if not law.parameters or any(key not in self.limits for key in law.limits):

@@ -8,16 +8,15 @@ table is parsed. A welcome has no such table, so an edge never loads one.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from common.dotted import given_object, import_dotted, is_dotted
+from common.dotted import import_named, names_in
 from common.errors import ConfigurationError, MapaError
 from common.options import Option, Value, options_of, resolved
+from common.own_code import given_object
 
 _HOME = "cloud.algorithms"
 _KEY = "algorithm.name"
@@ -74,9 +73,7 @@ class Description:
 @cache
 def algorithm_names() -> tuple[str, ...]:
     """Return the names of those that come with mapa: one for each file."""
-    home = importlib.util.find_spec(_HOME)
-    places = None if home is None else home.submodule_search_locations
-    return tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(places or [])))
+    return names_in(_HOME)
 
 
 def describe(name: str) -> Description:
@@ -87,13 +84,7 @@ def describe(name: str) -> Description:
 
 @cache
 def _described(name: str) -> Description:
-    if is_dotted(name):
-        return description_of(name, import_dotted(name, _KEY))
-    if name not in (names := algorithm_names()):
-        allowed = ", ".join(repr(one) for one in names)
-        raise ConfigurationError(f"{_KEY} = {name!r}: allowed are {allowed} or package.module:Class")
-    module = name.replace("-", "_")
-    return description_of(name, import_dotted(f"{_HOME}.{module}:ALGORITHM", _KEY))
+    return description_of(name, import_named(name, _KEY, _HOME, "ALGORITHM", algorithm_names()))
 
 
 def description_of(name: str, made: Any) -> Description:

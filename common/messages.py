@@ -45,6 +45,7 @@ class GradientArrived:
     sensitivity: float  # ΔS that it was clipped and noised under
     gradient: NoisyGradient  # g̃
     incarnation: int = 0  # of the run whose model it read
+    norm: float | None = field(default=None, compare=False)  # ‖g̃‖, where decoding has found it; never sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Refuse:
     nonce: str | None = None  # of the hello that it answers; None where it answers a gradient
     number: int | None = None
     incarnation: int = 0  # of the run, now
+    last_sequence: int | None = None  # `ledger-lost` alone: the last of this edge's that the cloud knows
 
 
 @dataclass(frozen=True, slots=True)

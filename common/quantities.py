@@ -29,7 +29,10 @@ def is_finite(x: Vector) -> bool:
 
 
 def length(vector: Vector) -> float:
-    """Return ‖v‖ by one dot product, or in float64 where the squares leave float32."""
+    """Return ‖v‖ by one dot product, or in float64 where the squares leave float32.
+
+    It is finite if and only if every number is: squares of float32 cannot leave float64.
+    """
     square = float(np.vdot(vector, vector))
     return math.sqrt(square) if math.isfinite(square) else float(np.linalg.norm(vector.astype(np.float64)))
 

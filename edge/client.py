@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import assert_never
 
 from common.datasets.dataset import Dataset
@@ -46,6 +47,9 @@ from edge.policy import OperatorPolicy
 from edge.preparation import Preparation
 from edge.session import EdgeSession
 
+FAREWELL = 60.0  # seconds that an edge waits for its broker to say leave; the cloud has as many for its halt
+TOLD_TO_END = 8.0  # when its operator ends it: an engine kills a container after ten
+
 
 @dataclass(slots=True)
 class EdgeClient:
@@ -63,6 +67,7 @@ class EdgeClient:
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
+    state_dir: Path = Path("state")  # where the operator finds this ledger
     nonce: str = field(default_factory=new_nonce)
     pushed: int = 0
     resent: int = 0
@@ -76,10 +81,18 @@ class EdgeClient:
     _events: deque[SessionEvent] = field(default_factory=deque)  # what the session is still to be told
     _telling: bool = False
     _looked_at: int = -1  # the last sequence when `healthy` was last asked
+    _farewell: float = 5.0  # seconds for what is still owed at the end
 
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
-        self._joining = Joining(self.run, self.policy, self.ledger, self.load, renewable=self.renewable)
+        self._joining = Joining(
+            self.run,
+            self.policy,
+            self.ledger,
+            self.load,
+            renewable=self.renewable,
+            state_dir=self.state_dir,
+        )
         self._outbox = Outbox(self.run, self.ledger)
         self._line = Line(self.loop, self._open)
         self.session = self._outbox.session()
@@ -128,8 +141,13 @@ class EdgeClient:
         self._tell(LeaveWanted(reason))
 
     def give_up(self, code: int, text: str) -> None:
-        """End for a reason of our own; the cloud is told where it can be reached, lest it wait."""
-        self._tell(GivenUp(code, text))
+        """End since no connection can be had; so nobody can be told."""
+        self._tell(GivenUp(code, text, unreachable=True))
+
+    def hurry(self) -> None:
+        """Wait no longer for a broker that is away, where only the leave is left to say."""
+        if self.exit_code is not None:
+            self._line.end(0.0)
 
     def healthy(self) -> bool:
         """Tell whether this edge has made a gradient since it was last asked, or waits on purpose.
@@ -205,10 +223,9 @@ class EdgeClient:
             case DropOutbox():
                 self._outbox.drop(effect.sequence)
             case RenewIdentity():
-                self._renew(effect.detail)
+                self._renew(effect.last_sequence)
             case SayLeave():
-                leave = encode_leave(Leave(self.edge_id, effect.reason, self.nonce))
-                self._line.publish(self._topic(EdgeTopic.LEAVE), leave, qos=1)
+                self._say_leave(effect.reason)
             case Stop():
                 self._stop(effect.code, effect.text)
             case _:
@@ -232,22 +249,31 @@ class EdgeClient:
             self.resent += self.patience.tries > 0
             self._line.publish(self._topic(EdgeTopic.GRADIENT), payload, qos=0)
 
-    def _renew(self, detail: str) -> None:
+    def _renew(self, known: int) -> None:
         old = self.edge_id
-        outcome = self._joining.renew(detail)
+        outcome = self._joining.renew(known)
         if isinstance(outcome, IdentityRenewed):
             self.say(
-                f"{old}: its ledger was lost ({detail}); continuing as {self.edge_id} on an unused shard"
+                f"{old}: its ledger was lost (the cloud knows of {known} releases in this run, the ledger of none);"
+                f" continuing as {self.edge_id} on an unused shard"
             )
             self._outbox.forget()
             self.inbox.forget()
         self._tell(outcome)
 
+    def _say_leave(self, reason: str) -> None:
+        """Say it as soon as a broker that is away is back, within the time that this end has."""
+        leave = encode_leave(Leave(self.edge_id, reason, self.nonce))
+        self._line.publish(self._topic(EdgeTopic.LEAVE), leave, qos=1)
+        self._farewell = TOLD_TO_END if reason == "shutdown" else FAREWELL
+        if not self._line.connected:
+            self.say(f"{self.edge_id}: the broker is away; waiting up to {self._farewell:g} s to say leave")
+
     def _stop(self, code: int, text: str) -> None:
         self.patience.end()
         self.exit_code = code
         self.say(f"{self.edge_id}: {text}")
-        self._line.end()
+        self._line.end(self._farewell)
         self.ledger.close()
         self.on_stop(code)
 

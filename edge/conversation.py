@@ -59,6 +59,7 @@ class GivenUp:
 
     code: int
     text: str
+    unreachable: bool = False  # it is the broker that cannot be had: nothing more can be said
 
 
 # -- events: the outcome of an effect
@@ -171,7 +172,7 @@ class DropOutbox:
 class RenewIdentity:
     """The ledger of this edge id is lost: take another id. Its outcome: IdentityRenewed or IdentityKept."""
 
-    detail: str
+    last_sequence: int  # of this id, by the word of the cloud: more than the ledger has
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import max_charges_apart
 from edge.claims import ClaimsBook
-from edge.client import EdgeClient
+from edge.client import FAREWELL, EdgeClient
 from edge.conversation import EXIT_FAILED, EXIT_REFUSED
 from edge.memory import memory_limit
 from edge.policy import OperatorPolicy
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from common.transport.relay import RelayLoop
 
 _FIRST_LOOK = 0.2  # seconds between two looks at a first connection
-_CLOSING = 10.0  # seconds for the last messages
+_CLOSING = 10.0  # seconds for the last messages on a slow link
 _COMPLAINTS = 5  # hostile messages that get a line each; the rest are counted
 
 
@@ -85,10 +85,10 @@ class EdgeFleet:
             former = {n: signal.signal(n, self._signalled) for n in (signal.SIGTERM, signal.SIGINT)}
             try:
                 self.loop.run()
+                self.loop.serve(self._all_closed, until=self.loop.now() + FAREWELL + _CLOSING)
             finally:
                 for number, handler in former.items():
                     signal.signal(number, handler)
-            self.loop.serve(self._all_closed, until=self.loop.now() + _CLOSING)
             return max((client.exit_code or 0 for client in self.clients), default=0)
         finally:
             self._release()
@@ -113,6 +113,7 @@ class EdgeFleet:
             say=self.say,
             on_stop=self._stopped,
             renewable=named is None,
+            state_dir=self.settings.state_dir,
         )
         self.clients.append(client)
         client.start()
@@ -206,7 +207,9 @@ class EdgeFleet:
         self.loop.post(self._leave)
 
     def _leave(self) -> None:
+        """End all edges; those that have ended already wait no longer for their broker."""
         for client in self.clients:
+            client.hurry()
             client.leave("shutdown")
 
     def _all_closed(self) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from common.datasets.dataset import Dataset
-from common.errors import MapaError
+from common.errors import LedgerUnavailableError, MapaError
 from common.messages import Hello
 from common.quantities import EdgeId, RunId
 from common.wire.codec import Admission
 from edge.conversation import (
+    EXIT_FAILED,
+    GivenUp,
     IdentityKept,
     IdentityRenewed,
     OtherShardHeld,
@@ -33,6 +37,7 @@ class Joining:
     load: Callable[[str], Dataset]
     preparation: Preparation | None = None
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
+    state_dir: Path = Path("state")  # where the operator finds this ledger
     _admission: Admission | None = None  # the welcome that the preparation follows
     _wanted: int | None = None  # the shard that the ledger holds of the run's cut
 
@@ -52,7 +57,7 @@ class Joining:
             incarnation=effect.incarnation,
         )
 
-    def follow(self, admission: Admission) -> Prepared | OtherShardHeld | WelcomeDeclined:
+    def follow(self, admission: Admission) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
         """Take what the first welcome deals; the later ones must deal the same."""
         if self._admission is not None:
             return self._compare(self._admission, admission)
@@ -63,21 +68,49 @@ class Joining:
                 return WelcomeDeclined(str(error))
             self._wanted = error.held  # only a welcome tells which data it is about: now it can be asked for
             return OtherShardHeld()
+        except LedgerUnavailableError as error:
+            return GivenUp(EXIT_FAILED, str(error))
         except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others go on
             return WelcomeDeclined(str(error) or "not enough memory for what the welcome asks for")
         self._admission = admission
         return Prepared(rerouted=self.preparation.link is not None)
 
-    def renew(self, detail: str) -> IdentityRenewed | IdentityKept:
-        """Join as a newcomer: the old id has debts that this ledger does not know.
+    def renew(self, known: int) -> IdentityRenewed | IdentityKept:
+        """Join as a newcomer: the old id has released `known` gradients, more than this ledger has.
 
-        Not with a copy that knows some of them, whose shard the newcomer would leave without charging the rest.
+        Not with a copy that has some of them, whose shard the newcomer would leave without charging the rest; nor
+        under the operator's budget, which the missing ones count against wherever a record is in both shards.
         """
-        if not self.renewable or self.ledger.account(self.run) is not None:
-            return IdentityKept(f"its ledger is lost or an older copy ({detail}); restore the newest one")
+        account = self.ledger.account(self.run)
+        if account is not None or not self.renewable or self._budgeted:
+            return IdentityKept(self._behind(known, can_charge=account is not None))
         self.ledger.renew_identity()
         self.preparation = self._admission = self._wanted = None
         return IdentityRenewed()
+
+    @property
+    def _budgeted(self) -> bool:
+        standings = self.ledger.standings()
+        kept = any(standing.account.operator_budget is not None for standing in standings)
+        return self.policy.budget is not None or kept
+
+    def _behind(self, known: int, *, can_charge: bool) -> str:
+        """Tell the operator what the cloud says, what it is worth, and what to do. Nothing is charged by itself."""
+        held = self.ledger.last_sequence(self.run)
+        said = (
+            f"its ledger is lost or an older copy: it has {held} releases in run {self.run}, and the cloud says that"
+            f" it has got {known}. Restore the newest copy"
+        )
+        if not can_charge:
+            return f"{said}. This one has no account in that run, so what is missing cannot be charged to it"
+        through = known + 1  # an edge has one gradient under way at a time: that one may have left, too
+        words = ["mapa", "ledger", "charge", "--state", str(self.state_dir), "--run", self.run]
+        command = shlex.join([*words, "--edge", self.edge_id, "--through", str(through)])
+        return (
+            f"{said}, or charge what is missing and start again: {command} (one more than the cloud has got, since"
+            " one more may have left). Nothing was charged: the cloud's word is not authenticated, and whoever can"
+            " write to the broker can send it. End whatever uses another copy of this ledger first"
+        )
 
     def _compare(self, first: Admission, later: Admission) -> Prepared | WelcomeDeclined:
         """Go on under the first welcome's terms, or not at all: a cloud started anew may have dealt our shard again."""

@@ -28,14 +28,14 @@ class BudgetExhausted(MapaError):
 
 
 class OtherShardError(ConfigurationError):
-    """The ledger belongs to another shard of the same cut than the one that was dealt."""
+    """The ledger belongs to another shard of the same cut than the one that was assigned."""
 
-    def __init__(self, run: RunId, held: ShardIdentity, dealt: ShardIdentity) -> None:
+    def __init__(self, run: RunId, held: ShardIdentity, assigned: ShardIdentity) -> None:
         self.held = held.index
         super().__init__(
-            f"run {run}: shard {dealt.index} ({dealt.partition}) was dealt, and this ledger holds shard {held.index}"
-            f" of the same cut; what others have released of shard {dealt.index} it does not know."
-            f" Take part with the ledger of shard {dealt.index}, or while shard {held.index} is free"
+            f"run {run}: shard {assigned.index} ({assigned.partition}) was assigned, and this ledger holds"
+            f" shard {held.index} of the same cut; what others have released of shard {assigned.index} it does not know."
+            f" Take part with the ledger of shard {assigned.index}, or while shard {held.index} is free"
         )
 
 
@@ -170,6 +170,9 @@ class Ledger(Protocol):
 
     def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
         """Charge one release and keep its bytes, durably, before they may leave."""
+
+    def charge(self, run: RunId, through: int) -> Standing:
+        """Debit all sequences up to this one without their bytes: others have released them. The operator's word."""
 
     def acknowledge(self, run: RunId, sequence: int) -> None:
         """Drop the bytes of all sequences up to this one; a crash may bring them back, which is harmless."""
@@ -315,6 +318,23 @@ class MemoryLedger:
         entry.last_sequence, entry.charges = sequence, charges
         entry.outbox[sequence] = payload
 
+    def charge(self, run: RunId, through: int) -> Standing:
+        """Charge each missing release in full, past the budget too: it was made.
+
+        With the shuffled sampler that is the most that it can have cost: each may have begun an epoch of its own.
+        """
+        entry = self._active_entry(run)
+        if through <= entry.last_sequence:
+            raise ConfigurationError(
+                f"through = {through}: must be above {entry.last_sequence}, which run {run} has charged already"
+            )
+        charges = entry.charges + through - entry.last_sequence
+        self._save_charge(entry, through, charges)
+        entry.last_sequence, entry.charges, entry.acknowledged = through, charges, through
+        entry.epoch = None
+        entry.outbox.clear()  # what it holds was sent by the others, or is covered by what they sent since
+        return entry.standing()
+
     def acknowledge(self, run: RunId, sequence: int) -> None:
         entry = self._entry(run)
         if sequence > entry.last_sequence:
@@ -367,6 +387,9 @@ class MemoryLedger:
 
     def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None:
         """Keep a debit and its bytes; nothing to do in memory."""
+
+    def _save_charge(self, entry: Entry, through: int, charges: int) -> None:
+        """Keep a charge without bytes; nothing to do in memory."""
 
 
 def new_edge_id() -> EdgeId:

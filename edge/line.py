@@ -46,11 +46,11 @@ class Line:
         if self.channel is not None:
             self.channel.allow(max_packet)
 
-    def end(self) -> None:
-        """Close for good: whatever was under way, no further channel is made."""
+    def end(self, timeout: float) -> None:
+        """Close for good within these seconds: whatever was under way, no further channel is made."""
         self.ended = True
         if self.channel is not None:
-            self.channel.close()
+            self.channel.close(timeout)
 
     def _reroute(self) -> None:
         if self.ended:

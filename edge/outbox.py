@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.errors import LedgerUnavailableError
 from common.messages import ModelReceived
 from common.quantities import RunId, is_finite
 from common.wire.codec import encode_gradient, incarnation_of
@@ -50,6 +51,8 @@ class Outbox:
             self.ledger.debit(self.run, sequence, payload)
         except BudgetExhausted:  # asked here alone: what was made for nothing is thrown away, once in a run
             return BudgetSpent()
+        except LedgerUnavailableError as error:  # a full disk: what is not debited does not leave
+            return GivenUp(EXIT_FAILED, str(error))
         self._kept = (sequence, payload)
         return GradientDebited(sequence)
 

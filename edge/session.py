@@ -110,7 +110,7 @@ class EdgeSession:
                 told = self.hellos > 0  # else nobody knows of this edge
                 return self._done(EXIT_DONE, f"left: {event.reason}", event.reason if told else None)
             case GivenUp():
-                told = self.connected and self.hellos > 0  # lest the cloud wait; an end by failure does not
+                told = self.hellos > 0 and not event.unreachable  # lest the cloud wait
                 return self._done(event.code, event.text, "failed" if told else None)
             case _:
                 return self._outcome(event)
@@ -235,8 +235,10 @@ class EdgeSession:
                 self.cloud.incarnation = refuse.incarnation
                 return self._greet_now()
             case "ledger-lost":
+                if refuse.last_sequence is None or refuse.last_sequence <= self.last_sequence:
+                    return []  # nothing that this ledger lacks: no cloud refuses that
                 self._phase = Phase.RENEWING
-                return [RenewIdentity(refuse.detail)]
+                return [RenewIdentity(refuse.last_sequence)]
             case "halted":
                 return self._done(EXIT_DONE, f"the run has ended: {refuse.detail}")
             case "fleet-full":

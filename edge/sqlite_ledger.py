@@ -130,6 +130,9 @@ class SqliteLedger(MemoryLedger):
             ]
         )
 
+    def _save_charge(self, entry: Entry, through: int, charges: int) -> None:
+        self._commit([(_DEBIT, (through, charges, *entry.key)), (_DROP, (*entry.key, through))])
+
     def _commit(self, statements: list[tuple[str, Any]]) -> None:
         connection = self._connection
         if connection is None:
@@ -178,7 +181,8 @@ def _create(path: Path, edge_id: EdgeId) -> None:
     except (OSError, sqlite3.Error) as error:
         raise ConfigurationError(f"ledger {path}: cannot be created: {error}") from error
     finally:
-        draft.unlink(missing_ok=True)
+        for suffix in ("", "-wal", "-shm"):  # a full disk keeps the WAL from being folded in
+            Path(f"{draft}{suffix}").unlink(missing_ok=True)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

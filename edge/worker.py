@@ -83,7 +83,10 @@ class EdgeWorker:
         recipe, shard = self.recipe, self.shard
         batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
         rows = shard.rows[batch]
-        gradients = self.model.gradients(x, shard.features[rows], shard.targets[rows])
+        # take: the same rows as by indexing, at half its cost
+        gradients = self.model.gradients(
+            x, shard.features.take(rows, axis=0), shard.targets.take(rows, axis=0)
+        )
         if self.diagnose is not None:
             self.diagnose(n, float(np.linalg.norm(gradients.weighted_sum(None))) / recipe.batch_size)
         if recipe.law is None:

@@ -24,7 +24,6 @@ COMMANDS = {
     "containers": "mapa.commands.containers:containers_command",
     "schedule": "mapa.commands.schedule:schedule",
     "algorithms": "mapa.commands.algorithms:algorithms_command",
-    "ledger": "mapa.commands.ledger:ledger_command",
     "calibrate": "mapa.commands.ledger:calibrate_command",
     "attack": "experiments.commands.attack:attack_command",
     "observe": "experiments.commands.observe:observe_command",
@@ -33,6 +32,7 @@ COMMANDS = {
     "compare": "mapa.commands.compare:compare_command",
 }
 GROUPS = {
+    "ledger": "mapa.commands.ledger_group:app",
     "scenario": "mapa.commands.scenario:app",
     "data": "mapa.commands.data:app",
 }

@@ -160,6 +160,7 @@ def open_cloud(
                 service.dropped["retained"] += 1
             elif topic == UNREAD:
                 service.dropped["packet"] += 1
+                service.restore()  # on which topic it was nobody knows
 
     records = Recorder(directory.journal if scenario.records.events else None, goes_on=True)
 

@@ -26,6 +26,11 @@ HELP = {
     ),
     "algorithms": ("mapa algorithms mapa", _DONE),
     "ledger": ("mapa ledger runs/RUN", _DONE),
+    "ledger show": ("mapa ledger runs/RUN", _DONE),
+    "ledger charge": (
+        "mapa ledger charge --state state --run first --edge edge-0123456789ab --through 58",
+        f"0 charged, 1 failed, {_WRONG}: nothing was charged",
+    ),
     "calibrate": ("mapa calibrate --total-epsilon 2 --releases 200 --batch-size 32 --shard 1000", _DONE),
     "attack": ("mapa attack quickstart --epsilon 0.1 --epsilon 1", _DONE),
     "observe": (

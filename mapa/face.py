@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from common.datasets.catalogue import data_directory
-from common.dotted import given_objects
 from common.errors import ConfigurationError
 from common.metrics import Metric
+from common.own_code import given_objects
 from common.records.tally import Tally, headline
 from mapa.cloud_run import Setting
 from mapa.given import Source, given, require_importable

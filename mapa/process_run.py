@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from common.dotted import code_folder, is_dotted
+from common.dotted import is_dotted
+from common.own_code import code_folder
 from common.records.rundir import new_run_id
 from common.scenario.scenario import Scenario
 from common.transport.connection import Credentials
@@ -90,13 +91,8 @@ def run_in_processes(
 def edge_code(scenario: Scenario) -> Sequence[str]:
     """Return the options by which edges find the user's own classes in the folders where this process found them."""
     folders: dict[Path, None] = {}
-    names = {
-        "model.name": scenario.model.name,
-        "data.set": scenario.data.set,
-        "privacy.noise": scenario.privacy.noise,
-    }
-    for key, name in names.items():
-        folder = code_folder(name, key) if is_dotted(name) else None
+    for name in (scenario.model.name, scenario.data.set, scenario.privacy.noise):
+        folder = code_folder(name) if is_dotted(name) else None
         if folder is not None:
             folders[folder] = None
     return [word for folder in folders for word in ("--code", str(folder))]

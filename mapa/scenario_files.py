@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.dotted import is_dotted, use_code_beside
+from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law, laws_with
+from common.own_code import use_code_beside
 from common.scenario.scenario import Scenario, parse_scenario
 from common.transport.link import links_from_csv
 from mapa.figure_lines import FOLDER, PREFIX, line_of, values_of

@@ -219,9 +219,11 @@ def _ranked(keys: set[Key], delta: float, quick: bool) -> dict[Key, tuple[Total,
         if not any(_dominates(_releases(done), _releases(key)) for done in exact):
             exact[key] = total(key, delta, quick=quick)
             largest = max(largest, exact[key].epsilon)
-    reason = "an upper bound by RDP, computed for many edges at once"
+    reason = (
+        "an upper bound, computed for many edges at once: by RDP, or the largest edge's ε where that is less"
+    )
     rest = {
-        key: (Total(delta=delta, rdp=min(bounds[key], largest), reason=reason), False)
+        key: (Total(delta=delta, bound=min(bounds[key], largest), reason=reason), False)
         for key in keys - exact.keys()
     }
     return rest | {key: (figure, True) for key, figure in exact.items()}
@@ -294,6 +296,7 @@ _NAMES = {
     "advanced": "advanced composition",
     "optimal": "optimal composition",
     "heterogeneous": "heterogeneous composition",
+    "bound": "a bound for many edges at once",
     "odometer": "an RDP odometer, valid however the terms of later runs were chosen",
 }
 

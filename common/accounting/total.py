@@ -31,10 +31,13 @@ class Total:
     optimal: float | None = None  # KOV, all releases alike
     heterogeneous: float | None = None  # KOV, releases differ
     odometer: float | None = None  # several runs of different kinds: holds however they were chosen
+    bound: float | None = (
+        None  # for many edges at once: RDP at a rate rounded up, or the largest edge's ε if less
+    )
     replace_one: float | None = None  # ε at δ under replace-one adjacency: PLD, or the best pure bound
     reason: str = ""  # why there is no finite ε, or which figure was left out
 
-    METHODS = ("rdp", "pld", "basic", "advanced", "optimal", "heterogeneous", "odometer")
+    METHODS = ("rdp", "pld", "basic", "advanced", "optimal", "heterogeneous", "odometer", "bound")
 
     def by_method(self) -> dict[str, float]:
         """Return the zero-out figures that apply, by method."""

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from common.noise.law import TAIL_NATS, Noise, NoiseLaw, distances, parameter, radial
+from common.noise.law import TAIL_NATS, Noise, NoiseLaw, distances, parameter, radial, radial_block
 from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm, Scope, in_the_clear
 
 
@@ -38,12 +38,9 @@ class GammaNorm(NoiseLaw):
         noise: np.random.Generator,
         norms: np.random.Generator,
     ) -> npt.NDArray[np.float32]:
-        normals = noise.standard_normal((len(laws), dimension), dtype=np.float32)
         radii = norms.standard_gamma(dimension, len(laws))
         epsilons = np.array([law.epsilon for law in laws])
-        scale = radii * sensitivities / epsilons / np.sqrt(np.vecdot(normals, normals))
-        normals *= scale.astype(np.float32)[:, None]
-        return normals
+        return radial_block(radii * sensitivities / epsilons, dimension, noise)
 
     def relative_second_moment(self, dimension: int) -> float:
         return dimension * (dimension + 1) / self.epsilon / self.epsilon

@@ -136,6 +136,13 @@ def radial(radius: float, dimension: int, rng: np.random.Generator) -> Noise:
     return direction
 
 
+def radial_block(radii: Noise, dimension: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Return a row of each of these L2 norms, all in uniform directions."""
+    rows = rng.standard_normal((len(radii), dimension), dtype=np.float32)
+    rows *= (radii / np.sqrt(np.vecdot(rows, rows))).astype(np.float32)[:, None]
+    return rows
+
+
 def distances(releases: Noise, zeroed: Noise, there: Noise) -> tuple[Noise, Noise]:
     """Return how far each release lies from either centre, in L2."""
     return np.linalg.norm(releases - zeroed, axis=-1), np.linalg.norm(releases - there, axis=-1)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import pkgutil
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from common.dotted import given_object, import_dotted, is_dotted
+from common.dotted import import_named, names_in
 from common.errors import ConfigurationError, MapaError
 from common.noise.law import NoiseLaw, Reading
 from common.noise.mechanism import Norm
 from common.options import Option, options_of
+from common.own_code import given_object
 
 MOST_PARAMETERS = 8
 PARAMETER_NAME = r"^[a-z][a-z0-9_]{0,31}$"
@@ -98,10 +97,7 @@ class LawDescription:
 @cache
 def law_names() -> tuple[str, ...]:
     """Return the names of the laws that come with mapa: one for each file."""
-    home = importlib.util.find_spec(_HOME)
-    places = None if home is None else home.submodule_search_locations
-    files = (module.name for module in pkgutil.iter_modules(places or []))
-    return tuple(sorted(name.replace("_", "-") for name in files if name not in _NOT_LAWS))
+    return names_in(_HOME, _NOT_LAWS)
 
 
 def describe_law(name: str, key: str = _KEY) -> LawDescription:
@@ -112,13 +108,7 @@ def describe_law(name: str, key: str = _KEY) -> LawDescription:
 
 @cache
 def _described_law(name: str, key: str) -> LawDescription:
-    if is_dotted(name):
-        return law_description(name, import_dotted(name, key), key)
-    if name not in (names := law_names()):
-        allowed = ", ".join(repr(one) for one in names)
-        raise ConfigurationError(f"{key} = {name!r}: allowed are {allowed} or package.module:Class")
-    module = name.replace("-", "_")
-    return law_description(name, import_dotted(f"{_HOME}.{module}:LAW", key), key)
+    return law_description(name, import_named(name, key, _HOME, "LAW", law_names()), key)
 
 
 def law_description(name: str, made: Any, key: str = _KEY) -> LawDescription:

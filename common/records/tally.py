@@ -93,7 +93,7 @@ class Tally:
                 edge.staleness_max = stale
 
     def _forget_former_shard(self, joined: EdgeJoined) -> None:
-        """Drop the row of a shard that was dealt anew before anything was applied from there."""
+        """Drop the row of a shard that was assigned anew before anything was applied from there."""
         for k, edge in list(self.edges.items()):
             if edge.edge_id == joined.edge_id and k != joined.edge and not edge.applied:
                 del self.edges[k]

@@ -169,8 +169,8 @@ class PrivacyTable(Table):
         given = calibrated is not None and getattr(self, calibrated) is not None
         if given and self.releases is not None:
             raise ValueError(
-                f"privacy.releases = {self.releases}: goes with privacy.total_epsilon alone,"
-                f" for which it calibrates {calibrated}; with privacy.{calibrated} leave it out"
+                f"privacy.releases = {self.releases}: requires privacy.total_epsilon without privacy.{calibrated},"
+                f" which it calibrates; leave privacy.releases or privacy.{calibrated} out"
             )
         for parameter in law.parameters:
             for value in self._values(parameter.name):
@@ -183,7 +183,7 @@ class PrivacyTable(Table):
         value, law = getattr(self, key), self.described
         if laws := laws_with(key):
             named = " or ".join(repr(one) for one in laws)
-            return f"privacy.{key} = {value!r}: goes with privacy.noise = {named}, not with {self.noise!r}"
+            return f"privacy.{key} = {value!r}: requires privacy.noise = {named}, not {self.noise!r}"
         known = [one for one in type(self).model_fields if not laws_with(one)]
         allowed = ", ".join((*known, *law.names, *law.limits))
         return f"privacy.{key} = {value!r}: unknown key; allowed with noise = {self.noise!r} are {allowed}"
@@ -243,7 +243,7 @@ class DelaysTable(Table):
             raise ValueError("delays.file: needed with delays.kind = 'recorded'")
         if self.kind != "recorded" and self.file is not None:
             raise ValueError(
-                f"delays.file = {self.file!r}: goes with delays.kind = 'recorded', not with {self.kind!r}"
+                f"delays.file = {self.file!r}: requires delays.kind = 'recorded', not {self.kind!r}"
             )
         if self.kind == "uniform" and self.spread > 1:
             raise ValueError(f"delays.spread = {self.spread}: must be at most 1 with delays.kind = 'uniform'")
@@ -284,7 +284,7 @@ class LinkTable(Table):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        """Refuse here what would end every edge that is dealt this link."""
+        """Refuse here what would end every edge that is given this link."""
         try:
             link_profile(self.model_dump())
         except ConfigurationError as error:

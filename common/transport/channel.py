@@ -75,8 +75,8 @@ class Channel(Protocol):
     def allow(self, max_packet: int) -> None:
         """Set the largest inbound packet, in bytes; larger ones are skipped and counted."""
 
-    def close(self) -> None:
-        """Deliver pending QoS 1 messages, disconnect (no last will) and release all resources."""
+    def close(self, timeout: float = 5.0) -> None:
+        """Deliver pending QoS 1 messages within `timeout` seconds, disconnect (no last will), release all resources."""
 
 
 class TimerQueue:
@@ -314,7 +314,7 @@ class MemoryChannel:
         if self._on_connected is not None:
             self._on_connected()
 
-    def close(self) -> None:
+    def close(self, timeout: float = 5.0) -> None:  # noqa: ARG002 - here nothing is ever owed
         """Disconnect: no last will."""
         self.closed = True
         if self.connected:

@@ -23,7 +23,7 @@ OnReady = Callable[[int], None]
 
 
 class SelectorLoop:
-    """The `Loop` of real time. `run` serves in the caller's thread (the fastest), `start` in one of its own."""
+    """The `Loop` of real time; `run` serves in the caller's thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -35,8 +35,6 @@ class SelectorLoop:
         self._selector.register(self._wakened, READ, self._woken)
         self._stopping = False
         self._server: int | None = None  # the thread that serves now
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
 
     def now(self) -> float:
         """Return monotonic seconds."""
@@ -70,24 +68,6 @@ class SelectorLoop:
         """Make `run` return, now or when it is called; from any thread and from signal handlers."""
         self._stopping = True
         self.post(lambda: None)
-
-    def start(self) -> None:
-        """Serve in a thread of its own; `join` raises what a callback raised there."""
-        ready = threading.Event()
-        self.post(ready.set)
-        self._thread = threading.Thread(target=self._run_apart, name="mapa-loop", daemon=True)
-        self._thread.start()
-        ready.wait()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for the thread of `start` to end."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                raise LocalProtocolError(f"the loop did not stop within {timeout:g} s")
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
 
     def serve(self, done: Callable[[], bool], *, until: float | None = None) -> bool:
         """Serve until done() or until a time of `now`; return done()."""
@@ -138,17 +118,8 @@ class SelectorLoop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._thread is not None and self._thread.is_alive():
-            self.stop()
-            self._thread.join()
         self.close()
 
     def _woken(self, _mask: int) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wakened.recv(4096)
-
-    def _run_apart(self) -> None:
-        try:
-            self.run()
-        except BaseException as error:  # kept for `join`
-            self._failure = error

@@ -18,6 +18,7 @@ from common.transport.stream import PacketStream, publish_head
 
 _NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
 _LARGE = 512  # bytes; no broker refuses less
+_LAST_BACKOFF = 1.0  # seconds at most between two tries of whoever only has its last words to say
 
 
 class MqttChannel:
@@ -53,6 +54,7 @@ class MqttChannel:
         self._retry: Timer | None = None
         self._upkeep: Timer | None = None
         self._closing = False
+        self._until = 0.0  # when closing: no longer than this
         self._closed = threading.Event()
         self._max_packet = options.max_packet
         self._last_size = 0  # bytes of the last message on this connection
@@ -162,13 +164,14 @@ class MqttChannel:
     def close(self, timeout: float = 5.0) -> None:
         """Deliver pending QoS 1 messages, disconnect and end; meanwhile wait for a broker that is unreachable.
 
-        From a callback it only begins; it ends while the loop goes on.
+        From a callback it only begins; it ends while the loop goes on. Called again, it can only end sooner.
         """
-        if self._closing:
-            return
-        self._closing = True
         until = self._loop.now() + timeout
-        self._loop.post(lambda: self._end(until))
+        if self._closing:
+            self._until = min(self._until, until)
+            return
+        self._closing, self._until = True, until
+        self._loop.post(self._begin_end)
         if self._loop.here:
             return
         if self._loop.serving:
@@ -225,7 +228,8 @@ class MqttChannel:
     def _later(self, reason: str) -> None:
         """Try again later; the jitter keeps a fleet from reconnecting all at once."""
         self.last_error = reason
-        ceiling = min(self.options.max_backoff, self.options.min_backoff * 2**self._attempts)
+        longest = _LAST_BACKOFF if self._closing else self.options.max_backoff
+        ceiling = min(longest, self.options.min_backoff * 2**self._attempts)
         self._attempts = min(self._attempts + 1, 16)
         self._retry = self._loop.call_later(ceiling * random.uniform(0.5, 1.0), self._attempt)
 
@@ -401,11 +405,18 @@ class MqttChannel:
                 timer.cancel()
         self._retry = self._upkeep = None
 
-    def _end(self, until: float) -> None:
+    def _begin_end(self) -> None:
+        if self.owing and self._retry is not None:  # the next try may be due too late
+            self._retry.cancel()
+            self._attempts = 0
+            self._attempt()
+        self._end()
+
+    def _end(self) -> None:
         if self.closed:
             return
-        if self.owing and self._loop.now() < until:
-            self._loop.call_later(_NEXT_LOOK, lambda: self._end(until))
+        if self.owing and self._loop.now() < self._until:
+            self._loop.call_later(_NEXT_LOOK, self._end)
             return
         self._cancel_timers()
         self._client.disconnect()

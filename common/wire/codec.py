@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.messages import GradientArrived, Halt, Hello, Leave, Refuse, SendModel, Welcome
-from common.quantities import EdgeId, NoisyGradient, Vector, is_finite
+from common.quantities import EdgeId, NoisyGradient, Vector, is_finite, length
 from common.wire import v1
 
 _Schema = TypeVar("_Schema", v1.HelloV1, v1.LeaveV1, v1.HaltV1, v1.PresenceV1, v1.WelcomeV1, v1.RefuseV1)
@@ -30,7 +30,11 @@ _pack, _unpack_from = v1.HEADER.pack, v1.HEADER.unpack_from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A welcome and all that an edge needs to begin."""
+    """A welcome as it travels, with all that an edge needs to begin.
+
+    Two values, because two parts make it: the server, which is pure, decides the `Welcome` (which shard, and from
+    which sequence on); the service adds what only the wire needs, the scenario and the hello that it answers.
+    """
 
     welcome: Welcome
     edges: int  # number of shards
@@ -67,12 +71,13 @@ def encode_gradient(event: GradientArrived) -> bytes:
 
 def decode_gradient(edge_id: EdgeId, payload: bytes, dimension: int) -> GradientArrived:
     """Return the gradient; its vector is a read-only view of the payload."""
-    sequence, version, incarnation, sensitivity, vector = _decode_hot(
+    sequence, version, incarnation, sensitivity, vector, norm = _decode_hot(
         "gradient", v1.GRADIENT_MARK, payload, dimension
     )
     if not sequence:
         raise RemoteProtocolError("gradient: sequence 0; sequences count from 1")
-    return GradientArrived(edge_id, sequence, version, sensitivity, NoisyGradient(vector), incarnation)
+    gradient = NoisyGradient(vector)
+    return GradientArrived(edge_id, sequence, version, sensitivity, gradient, incarnation, norm)
 
 
 def incarnation_of(payload: bytes) -> int | None:
@@ -91,7 +96,7 @@ def encode_model(effect: SendModel) -> bytes:
 
 def decode_model(edge_id: EdgeId, payload: bytes, dimension: int) -> SendModel:
     """Return the model; its vector is a read-only view of the payload."""
-    version, incarnation, acknowledged, sensitivity, vector = _decode_hot(
+    version, incarnation, acknowledged, sensitivity, vector, _ = _decode_hot(
         "model", v1.MODEL_MARK, payload, dimension
     )
     return SendModel(edge_id, version, sensitivity, acknowledged, vector, incarnation)
@@ -112,7 +117,8 @@ def _encode_hot(mark: bytes, a: int, b: int, c: int, sensitivity: float, vector:
 
 def _decode_hot(
     kind: str, mark: bytes, payload: bytes, dimension: int
-) -> tuple[int, int, int, float, Vector]:
+) -> tuple[int, int, int, float, Vector, float]:
+    """Return the three integers, ΔS, the vector and its length, which is finite where every number is."""
     if len(payload) != v1.HEADER_BYTES + 4 * dimension:
         raise RemoteProtocolError(
             f"{kind}: {len(payload)} bytes, N = {dimension} takes {v1.HEADER_BYTES + 4 * dimension}"
@@ -125,9 +131,10 @@ def _decode_hot(
     if not 0 <= sensitivity < math.inf:  # NaN fails too
         raise RemoteProtocolError(f"{kind}: sensitivity {sensitivity}")
     vector = np.frombuffer(payload, _FLOATS, offset=v1.HEADER_BYTES)
-    if not is_finite(vector):
+    norm = length(vector)
+    if not norm < math.inf:  # NaN fails too
         raise RemoteProtocolError(f"{kind}: a number that is not finite")
-    return a, b, c, sensitivity, vector
+    return a, b, c, sensitivity, vector, norm
 
 
 # ---- cold: everything else, by schema
@@ -192,6 +199,7 @@ def encode_refuse(refuse: Refuse) -> bytes:
         nonce=refuse.nonce,
         number=refuse.number,
         incarnation=refuse.incarnation,
+        last_sequence=refuse.last_sequence,
     )
 
 
@@ -201,7 +209,8 @@ def decode_answer(edge_id: EdgeId, payload: bytes) -> Admission | Refuse:
     if fields.get("kind") == "refuse":
         refuse = _checked(v1.RefuseV1, fields)
         answered = (refuse.nonce, refuse.number)
-        return Refuse(edge_id, refuse.reason, refuse.detail, *answered, refuse.incarnation)
+        known = (refuse.incarnation, refuse.last_sequence)
+        return Refuse(edge_id, refuse.reason, refuse.detail, *answered, *known)
     wire = _checked(v1.WelcomeV1, fields)
     if wire.index >= wire.edges:
         raise RemoteProtocolError(f"welcome: index {wire.index} of {wire.edges} shards")

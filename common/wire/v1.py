@@ -11,7 +11,7 @@ import math
 import struct
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 INTEGER_LIMIT = 2**63  # sequences, versions and incarnations lie in [0, 2^63)
 COLD_LIMIT = 4096  # bytes of hello, refuse, leave, halt, presence
@@ -103,6 +103,14 @@ class RefuseV1(_Message):
     nonce: Nonce | None  # of the hello that it answers; None where it answers a gradient
     number: Number | None  # likewise
     incarnation: Count
+    last_sequence: Count | None  # of this edge, known to the cloud; None unless the reason is ledger-lost
+
+    @field_validator("last_sequence")
+    @classmethod
+    def _with_its_reason(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if (value is None) == (info.data.get("reason") == "ledger-lost"):
+            raise ValueError("given with ledger-lost, and with it alone")
+        return value
 
 
 class LeaveV1(_Message):

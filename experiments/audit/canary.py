@@ -54,7 +54,7 @@ class GivenGradients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class CanarySetting:
     """Two neighbouring shards behind one recipe; the canary is row 0 and points along the last coordinate."""
 
     law: NoiseLaw | None

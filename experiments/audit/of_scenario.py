@@ -11,7 +11,7 @@ from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Sampling, Scope
 from common.scenario.scenario import Scenario
 from experiments.audit.battery import battery
-from experiments.audit.canary import Setting
+from experiments.audit.canary import CanarySetting
 from experiments.audit.game import Playable
 from experiments.audit.sound import honest_game
 from mapa.simulation.world import World
@@ -53,13 +53,13 @@ def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | Non
     return games
 
 
-def _setting(world: World, scenario: Scenario, edge: int, dimension: int | None) -> Setting:
+def _setting(world: World, scenario: Scenario, edge: int, dimension: int | None) -> CanarySetting:
     law = scenario.law(edge)
     mechanism = scenario.mechanism
     # a linear model's first layer is all of it
     partly = mechanism.scope is Scope.FIRST_CONV and world.model.first_layer.stop < world.model.dimension
     default = NoiseLaw.audit_dimension if law is None else law.audit_dimension
-    return Setting(
+    return CanarySetting(
         law=law,
         batch_size=mechanism.batch_size,
         shard_size=len(world.rows[edge]),

@@ -22,7 +22,7 @@ from edge.privacy import clip_per_sample, perturb
 from edge.samplers import draw_batch
 from edge.worker import EdgeWorker
 from experiments.audit.bounds import Floats
-from experiments.audit.canary import CLIP, GivenGradients, Setting, log_likelihood_ratio
+from experiments.audit.canary import CLIP, CanarySetting, GivenGradients, log_likelihood_ratio
 from experiments.audit.claims import Claim, claim_for
 from experiments.audit.defects import Scaled
 from experiments.audit.game import Game, Releases
@@ -108,7 +108,7 @@ class ClipsWithoutLimits(EdgeWorker):
 
 def planted_games(rounds: int = 3000) -> list[Game]:
     """Return every planted defect; the claim is what the defect's author would print."""
-    plain = Setting(law=Gaussian(1.0), batch_size=4, shard_size=4, dimension=16)
+    plain = CanarySetting(law=Gaussian(1.0), batch_size=4, shard_size=4, dimension=16)
     gamma = replace(plain, law=GammaNorm(4.0), dimension=2)
     exponential = replace(plain, law=ExponentialNorm(1.0), dimension=32)
     crowd = replace(plain, shard_size=5)
@@ -166,11 +166,11 @@ def planted_games(rounds: int = 3000) -> list[Game]:
     ]
 
 
-def _claim(setting: Setting) -> Claim:
+def _claim(setting: CanarySetting) -> Claim:
     return claim_for(ReleaseKind(setting.law, setting.mechanism, setting.shard_size))
 
 
-def _game(name: str, setting: Setting, claim: Claim, rounds: int) -> Game:
+def _game(name: str, setting: CanarySetting, claim: Claim, rounds: int) -> Game:
     return Game(
         name=name,
         claim=claim,
@@ -181,14 +181,14 @@ def _game(name: str, setting: Setting, claim: Claim, rounds: int) -> Game:
     )
 
 
-def _fair(setting: Setting) -> Setting:
+def _fair(setting: CanarySetting) -> CanarySetting:
     """Return the setting with the law that it claims: its ratio ranks releases as the halved one's does."""
     return replace(setting, law=setting.law.law) if isinstance(setting.law, HalfScale) else setting
 
 
 def _gradients(
     name: str,
-    setting: Setting,
+    setting: CanarySetting,
     form: Callable[[Matrix], PerSampleGradients],
     rounds: int,
     *,
@@ -214,7 +214,7 @@ def _gradients(
     )
 
 
-def _realised_size(name: str, setting: Setting, rounds: int) -> Game:
+def _realised_size(name: str, setting: CanarySetting, rounds: int) -> Game:
     """The others all pull one way, so their mean is C whatever their number; the canary pulls back."""
 
     def worker(there: bool, seed: int) -> EdgeWorker:
@@ -232,7 +232,7 @@ def _realised_size(name: str, setting: Setting, rounds: int) -> Game:
     return replace(_game(name, setting, _claim(setting), rounds), worker=worker, score=back)
 
 
-def _repeated_noise(name: str, setting: Setting, rounds: int) -> Game:
+def _repeated_noise(name: str, setting: CanarySetting, rounds: int) -> Game:
     def worker(there: bool, seed: int) -> EdgeWorker:
         honest = setting.worker(there, seed)
         honest.streams = RepeatedNoise.seeded(seed)
@@ -246,7 +246,7 @@ def _repeated_noise(name: str, setting: Setting, rounds: int) -> Game:
     return replace(game, worker=worker, score=difference, releases_per_round=2)
 
 
-def _known_noise(name: str, setting: Setting, rounds: int) -> Game:
+def _known_noise(name: str, setting: CanarySetting, rounds: int) -> Game:
     seeds: list[int] = []
 
     def worker(there: bool, seed: int) -> EdgeWorker:
@@ -264,7 +264,7 @@ def _known_noise(name: str, setting: Setting, rounds: int) -> Game:
     return replace(_game(name, setting, _claim(setting), rounds), worker=worker, score=without_noise)
 
 
-def _clips_after_noise(name: str, setting: Setting, rounds: int) -> Game:
+def _clips_after_noise(name: str, setting: CanarySetting, rounds: int) -> Game:
     def worker(there: bool, seed: int) -> EdgeWorker:
         honest = setting.worker(there, seed)
         return ClipsAfterNoise(
@@ -274,7 +274,7 @@ def _clips_after_noise(name: str, setting: Setting, rounds: int) -> Game:
     return replace(_game(name, setting, _claim(setting), rounds), worker=worker)
 
 
-def _vanishing_squares(name: str, setting: Setting, rounds: int) -> Game:
+def _vanishing_squares(name: str, setting: CanarySetting, rounds: int) -> Game:
     """A hostile model makes gradients of 1e-23, which is 1e7 times the bound and squares to 0."""
     tiny = 1e-30  # of ΔS and C
 

@@ -7,14 +7,16 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Adjacency, Clipping, Sampling
 from experiments.audit.battery import battery
-from experiments.audit.canary import Setting
+from experiments.audit.canary import CanarySetting
 from experiments.audit.claims import claim_for
 from experiments.audit.game import Game, Playable
 
 _SHUFFLED, _REPLACED = Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT
 
 
-def honest_game(name: str, setting: Setting, rounds: int, adjacency: Adjacency = Adjacency.ZERO_OUT) -> Game:
+def honest_game(
+    name: str, setting: CanarySetting, rounds: int, adjacency: Adjacency = Adjacency.ZERO_OUT
+) -> Game:
     """Return the game of a setting as the ledger accounts for it."""
     kind = ReleaseKind(setting.law, setting.mechanism, setting.shard_size)
     return Game(
@@ -40,26 +42,26 @@ def sound_games(rounds: int = 3000) -> list[Game]:
         (1.0, 4, 8),
         (4.0, 4, 8),
     ):
-        setting = Setting(law=Gaussian(z), batch_size=b, shard_size=n, dimension=16)
+        setting = CanarySetting(law=Gaussian(z), batch_size=b, shard_size=n, dimension=16)
         games.append(honest_game(f"gaussian z={z:g} poisson {b}/{n}", setting, rounds))
     for epsilon, b, n in ((1.0, 4, 4), (4.0, 4, 4), (4.0, 4, 8)):
-        setting = Setting(law=GammaNorm(epsilon), batch_size=b, shard_size=n, dimension=2)
+        setting = CanarySetting(law=GammaNorm(epsilon), batch_size=b, shard_size=n, dimension=2)
         games.append(honest_game(f"gamma-norm ε={epsilon:g} poisson {b}/{n}", setting, rounds))
     for law, dimension in ((Gaussian(1.0), 16), (GammaNorm(2.0), 2)):
-        setting = Setting(law=law, batch_size=4, shard_size=8, dimension=dimension, sampling=_SHUFFLED)
+        setting = CanarySetting(law=law, batch_size=4, shard_size=8, dimension=dimension, sampling=_SHUFFLED)
         games.append(honest_game(f"{law.name} shuffled, an epoch of 2", setting, rounds))
     # with replacement a record may fill the batch: shards of one record make it certain
     for law, n in ((Gaussian(4.0), 1), (Gaussian(4.0), 4), (GammaNorm(0.5), 1), (GammaNorm(0.5), 4)):
         dimension = 16 if isinstance(law, Gaussian) else 2
-        setting = Setting(law=law, batch_size=4, shard_size=n, dimension=dimension, sampling=_REPLACED)
+        setting = CanarySetting(law=law, batch_size=4, shard_size=n, dimension=dimension, sampling=_REPLACED)
         games.append(honest_game(f"{law.name} with-replacement 4/{n}, its own bound", setting, rounds))
     for law, dimension in ((Gaussian(8.0), 16), (GammaNorm(0.25), 2)):
-        setting = Setting(
+        setting = CanarySetting(
             law=law, batch_size=4, shard_size=4, dimension=dimension, clipping=Clipping.BATCH_MEAN
         )
         games.append(honest_game(f"{law.name} batch-mean accounted with bΔS", setting, rounds))
     for law, dimension in ((Gaussian(2.0), 16), (GammaNorm(1.0), 2)):
-        setting = Setting(law=law, batch_size=4, shard_size=4, dimension=dimension, opposed=True)
+        setting = CanarySetting(law=law, batch_size=4, shard_size=4, dimension=dimension, opposed=True)
         games.append(honest_game(f"{law.name} replace-one", setting, rounds, Adjacency.REPLACE_ONE))
     return games
 

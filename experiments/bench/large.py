@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.dotted import code_folder
 from common.errors import MapaError
+from common.own_code import code_folder
 from experiments.bench.large_model import large_scenario
 from experiments.bench.ratios import Ratio
 from mapa.children import ends_with_parent
@@ -55,7 +55,7 @@ def trained(folder: Path) -> tuple[dict[str, Any], float, list[float]]:
     scenario.write_text(_toml(large_scenario(edges=_EDGES, iterations=_UPDATES)), encoding="utf-8")
     command = [sys.executable, "-m", "mapa.cli", "run", str(scenario), "--broker", "mosquitto"]
     command += ["--processes", str(_EDGES), "--runs-dir", str(folder / "runs"), "--json"]
-    root = str(code_folder(f"{__name__}:trained", "bench"))
+    root = str(code_folder(f"{__name__}:trained"))
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         child = subprocess.Popen(
             ends_with_parent(command), stdout=out, stderr=err, env={**os.environ, "PYTHONPATH": root}

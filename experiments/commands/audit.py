@@ -175,7 +175,7 @@ def _print_report(
         console.print(f"{name}: nothing is claimed (not DP); the bounds say what can be told at least.")
     if seeded:
         console.print(
-            "The scenario has a seed: whoever knows it takes the noise off. Audited as if nobody did."
+            "The scenario has a seed: anyone who knows it can subtract the noise. Audited as if nobody did."
         )
     table = Table(title=f"games, {confidence:g} for all rows together, ε at δ = {delta:g}", box=box.SIMPLE)
     for column in ("", "game", "claimed", "at least", "claimed ε", "ε at least", "verdict"):

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from common.accounting.releases import Budget
-from common.dotted import add_code
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law
+from common.own_code import add_code
 from common.transport.link import LinkProfile, link_profile
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.policy import OperatorPolicy

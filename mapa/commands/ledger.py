@@ -147,19 +147,19 @@ def _of_ledgers(ledgers: list[Path], scenario: Scenario | None, delta: float | N
     books: dict[str, list[tuple[str, list[Standing]]]] = {}
     for path in ledgers:
         with ledger_snapshot(path.parent) as ledger:
-            for records, standings in _by_records(ledger.standings()).items():
+            for records, standings in by_records(ledger.standings()).items():
                 books.setdefault(records, []).append((ledger.edge_id, standings))
     if not books:
         raise ConfigurationError("the ledgers contain no account yet")
     charged = {records: book for records, book in books.items() if any(_charged(s) for _, s in book)}
     fallback = 1e-5 if scenario is None else scenario.privacy.total_delta
     return {
-        records: _of_book(book, delta, fallback)
+        records: statement_of_book(book, delta, fallback)
         for records, book in (charged or dict([*books.items()][-1:])).items()
     }
 
 
-def _by_records(standings: list[Standing]) -> dict[str, list[Standing]]:
+def by_records(standings: list[Standing]) -> dict[str, list[Standing]]:
     groups: dict[str, list[Standing]] = {}
     for standing in standings:
         groups.setdefault(records_of(standing.account.shard.dataset), []).append(standing)
@@ -170,7 +170,9 @@ def _charged(standings: list[Standing]) -> list[Standing]:
     return [standing for standing in standings if standing.charges]
 
 
-def _of_book(book: list[tuple[str, list[Standing]]], delta: float | None, fallback: float) -> Statement:
+def statement_of_book(
+    book: list[tuple[str, list[Standing]]], delta: float | None, fallback: float
+) -> Statement:
     """State what the ledgers' standings on the same records cost; without charges, the last one's terms."""
     told = [(edge_id, _charged(standings) or standings[-1:]) for edge_id, standings in book]
     edges = sorted((_edge(*one) for one in told), key=lambda edge: edge.edge)

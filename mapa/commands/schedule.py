@@ -98,7 +98,7 @@ def largest_moment(noise: str, given: Mapping[str, Sequence[float]], dimension: 
         if key not in law.names:
             goes = " or ".join(laws_with(key)) or "no law that comes with mapa"
             takes = " and ".join(law.names) or "no parameter"
-            raise ConfigurationError(f"{key}: goes with --noise {goes}, not {noise}, which takes {takes}")
+            raise ConfigurationError(f"{key}: requires --noise {goes}, not {noise}, which takes {takes}")
     for key in law.names:
         if not given.get(key):
             raise ConfigurationError(f"{key}: required with --noise {noise}")

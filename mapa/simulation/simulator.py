@@ -28,7 +28,7 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.quantities import Vector, is_finite
+from common.quantities import Vector
 from common.records.journal import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Tally
@@ -173,9 +173,6 @@ class _Simulation:
 
     def serve(self, sent: SendModel) -> None:
         """Let the edge make its next gradient, or leave where its budget is spent."""
-        if not is_finite(sent.model):
-            self.stop("diverged")
-            return
         worker = self.by_id[sent.edge_id]
         cap = self.world.caps[worker.index]
         if cap is None or worker.sequence < cap:

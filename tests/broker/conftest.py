@@ -13,6 +13,7 @@ from common.transport.connection import BrokerAddress, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from mapa.brokers import Broker, find_mosquitto, private_mosquitto
+from tests.broker.loop_support import LoopThread
 from tests.program_support import PATIENCE
 
 
@@ -36,7 +37,7 @@ class Client:
         self.channel = MqttChannel(options, self.loop, on_connected=self._up, on_lost=self._down)
         if topic_filter is not None:
             self.channel.subscribe(topic_filter, self._take, qos=1, retained=True)
-        self.loop.start()
+        self._served = LoopThread(self.loop)
         try:
             self.channel.connect(PATIENCE)
         except BaseException:
@@ -64,7 +65,7 @@ class Client:
     def close(self) -> None:
         self.channel.close()
         self.loop.stop()
-        self.loop.join(PATIENCE)
+        self._served.join(PATIENCE)
         self.loop.close()
 
 

@@ -100,3 +100,19 @@ def test_an_edge_that_is_flooded_on_every_topic_gets_its_models_and_the_halt(
         assert bed.finish()["reason"] == "finished"
         assert [child.returncode for child in bed.edges] == [0, 0]
         assert bed.logs().count("dropped a message") <= 5, bed.logs()
+
+
+@pytest.mark.parametrize("size", [0, 7, SIZE])
+def test_a_new_edge_is_welcomed_although_somebody_else_has_written_over_the_presence(
+    mosquitto: Broker, tmp_path: Path, connect: Connect, size: int
+) -> None:
+    """A retained message replaces the one before it, and an empty one removes it: an edge would wait for ever."""
+    attacker = connect(mosquitto, "attacker", "done")
+    with open_testbed(mosquitto.address, tmp_path, scenario(edges=1, iterations=30)) as bed:
+        for topic in (presence_topic(RUN), halt_topic(RUN)):
+            attacker.channel.publish(topic, b"x" * size, qos=1, retain=True)
+        attacker.channel.publish("done", b"", qos=1)
+        attacker.wait(lambda: len(attacker.seen) == 1)
+        bed.edge()
+        assert bed.finish()["reason"] == "finished"
+        assert [child.returncode for child in bed.edges] == [0]

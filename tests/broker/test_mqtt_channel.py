@@ -22,6 +22,7 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.transport.relay import DelayRelay, RelayLoop
 from mapa.brokers import Broker, MosquittoOptions, free_port, private_mosquitto
+from tests.broker.loop_support import LoopThread
 from tests.program_support import PATIENCE
 
 pytestmark = pytest.mark.broker
@@ -261,11 +262,11 @@ def test_a_callbacks_messages_keep_their_order_whatever_their_qos(
 
         cloud.subscribe("up", answer, qos=1)
         cloud.connect(PATIENCE)
-        loop.start()
-        for count in range(1, 11):
-            edge.channel.publish("up", b"x", qos=qos)
-            edge.wait(lambda count=count: len(edge.seen) == 6 * count)
-        cloud.close()
+        with LoopThread(loop):
+            for count in range(1, 11):
+                edge.channel.publish("up", b"x", qos=qos)
+                edge.wait(lambda count=count: len(edge.seen) == 6 * count)
+            cloud.close()
         assert (cloud._client._handed, cloud._client.owed) == (30, 0)
     assert [topic for topic, _ in edge.seen] == [f"down/{number}" for number in range(6)] * 10
 
@@ -337,15 +338,14 @@ def test_an_error_in_a_callback_ends_the_loop_and_a_violation_does_not(mosquitto
             channel.abort()
 
 
-def test_an_error_in_the_loops_own_thread_is_raised_by_join(mosquitto: Broker) -> None:
+def test_an_error_in_a_callback_ends_the_loop(mosquitto: Broker) -> None:
     with SelectorLoop() as loop:
         channel = MqttChannel(options(mosquitto), loop)
         channel.subscribe("x", lambda *_: 1 // 0 and None)
-        loop.start()
         channel.connect(PATIENCE)
         channel.publish("x", b"")
         with pytest.raises(ZeroDivisionError):
-            loop.join(PATIENCE)
+            loop.serve(lambda: False, until=loop.now() + PATIENCE)
         channel.abort()
 
 
@@ -416,13 +416,13 @@ def test_a_broker_that_comes_late_is_waited_for(tmp_path: Path) -> None:
         channel = MqttChannel(
             MqttOptions(address=BrokerAddress("127.0.0.1", port), client_id="c", min_backoff=0.02), loop
         )
-        loop.start()
-        failed = threading.Event()
-        threading.Thread(target=lambda: (channel.connect(PATIENCE), failed.set())).start()
-        with private_mosquitto(tmp_path, port=port):
-            assert failed.wait(PATIENCE)
-            assert channel.connected
-            channel.close()
+        connected = threading.Event()
+        with LoopThread(loop):
+            threading.Thread(target=lambda: (channel.connect(PATIENCE), connected.set())).start()
+            with private_mosquitto(tmp_path, port=port):
+                assert connected.wait(PATIENCE)
+                assert channel.connected
+                channel.close()
 
 
 def test_a_topic_with_a_wildcard_cannot_be_published_to(mosquitto: Broker, connect: Connect) -> None:

@@ -235,7 +235,8 @@ class Script:
 
     def refuse(self, reason: str, hello: Hello | None, life: int = LIFE) -> None:
         nonce, number = (None, None) if hello is None else (hello.nonce, hello.number)
-        self.answer(encode_refuse(Refuse(NODE, reason, "a detail", nonce, number, life)))
+        known = 9 if reason == "ledger-lost" else None
+        self.answer(encode_refuse(Refuse(NODE, reason, "a detail", nonce, number, life, known)))
 
     def welcome(self, hello: Hello, life: int = LIFE, last_sequence: int = 0) -> bytes:
         admission = Admission(

@@ -191,7 +191,7 @@ def test_a_cloud_that_ends_by_an_error_is_told_gone_by_its_last_will(
         with open_testbed(mosquitto.address, tmp_path, scenario()) as bed:
             observer.wait(lambda: decode_presence(observer.seen[-1][1]).online if observer.seen else False)
             bed.cloud.loop.post(fail)
-            bed.cloud.loop.join(PATIENCE)
+            bed.served.join(PATIENCE)
 
     with pytest.raises(ZeroDivisionError, match="a bug"):
         serve()

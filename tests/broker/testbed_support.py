@@ -25,6 +25,7 @@ from mapa.cloud_run import CloudRun, Setting, open_cloud
 from mapa.live import PlainView
 from mapa.local_run import one_thread_each
 from mapa.recording import record_cloud
+from tests.broker.loop_support import LoopThread
 from tests.program_support import PATIENCE, ROOT
 
 
@@ -68,7 +69,7 @@ class Testbed:
                 self.changed.notify_all()
 
         service.on_records = notify
-        cloud.loop.start()
+        self.served = LoopThread(cloud.loop)
 
     @property
     def updates(self) -> int:
@@ -113,7 +114,7 @@ class Testbed:
 
     def finish(self) -> dict[str, Any]:
         """Wait for the end of the run and of every edge; return the summary."""
-        self.cloud.loop.join(PATIENCE)
+        self.served.join(PATIENCE)
         halted = self.cloud.service.halted
         assert halted is not None
         for child in self.edges:
@@ -164,7 +165,7 @@ def open_testbed(
                     child.kill()
                 child.wait()
             cloud.loop.stop()
-            cloud.loop.join(PATIENCE)
+            bed.served.join(PATIENCE)
 
 
 def assert_applied_exactly_once(bed: Testbed, updates: int) -> Counter[int]:

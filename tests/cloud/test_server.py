@@ -213,7 +213,8 @@ def test_an_edge_that_lost_its_ledger_is_refused() -> None:
     assert kinds(effects) == ["Refuse"]
     refuse = only(Refuse, effects)
     assert (refuse.reason, refuse.nonce, refuse.number) == ("ledger-lost", "another", 1)
-    assert "1 releases, but 2 were applied" in only(Refuse, effects).detail
+    assert "1 releases, but 2 were applied" in refuse.detail
+    assert refuse.last_sequence == 2
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,21 @@ def test_the_regulariser_s_part_lengthens_what_an_honest_edge_may_send() -> None
     assert refusal(server.receive(gradient(2, value=230.0))) == "norm"
 
 
+def test_a_model_that_is_not_finite_is_sent_to_nobody_and_ends_the_run() -> None:
+    server = cloud(private=False)
+    server.begin = beginning("asgd", PROBLEM)
+    server.receive(hello())
+    server.model = np.array(
+        [3e38, 0.0, 0.0], np.float32
+    )  # its square leaves float32, and it is finite all the same
+    effects = server.receive(gradient(1, value=0.0, sensitivity=0.0))
+    assert names(effects) == ["GradientApplied", "SendModel"]
+    server.model = np.array([np.nan, 0.0, 0.0], np.float32)
+    effects = server.receive(gradient(2, version=2, value=0.0, sensitivity=0.0))
+    assert names(effects) == ["GradientApplied", "Halt"]
+    assert server.halted == effects[1] == Halt("diverged", 2, LIFE)
+
+
 def test_without_clipping_no_length_is_refused() -> None:
     server = cloud(private=False, most_samples=4)
     server.begin = beginning("asgd", PROBLEM)

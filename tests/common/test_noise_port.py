@@ -84,7 +84,7 @@ def test_an_edge_imports_no_law_of_a_welcome_unless_allowed() -> None:
         ({"share": [0.5, 2]}, r"privacy.share = 2: must be a number, > 0 and ≤ 1"),
         ({"share": "much"}, r"privacy.share = 'much'"),
         ({"share": []}, r"privacy.share: 0 values"),
-        ({"epsilon": 1.0}, r"privacy.epsilon = \[1.0\]: goes with privacy.noise = 'exponential-norm' or"),
+        ({"epsilon": 1.0}, r"privacy.epsilon = \[1.0\]: requires privacy.noise = 'exponential-norm' or"),
         ({"colour": 0}, r"privacy.colour = 0: unknown key; allowed with noise = .* scale, share"),
         ({"scale_floor": 1.0}, r"privacy.scale_floor = 1.0: unknown key"),
         ({"share_floor": 0}, r"privacy.share_floor = 0: must be a number, > 0"),
@@ -107,7 +107,7 @@ def test_the_runs_limits_hold_for_each_of_its_parameters() -> None:
     scenario = own(scale_ceiling=2.0, share_floor=0.25)
     terms = terms_for(scenario, make_model("lr", shape=(2, 2), classes=10, options={}), edges_at_least=1)
     assert terms.limits == {"scale_ceiling": 2.0, "share_floor": 0.25}
-    assert terms.bearable_moment == Mixed(2.0, 0.25).relative_second_moment(5)
+    assert terms.moment_limit == Mixed(2.0, 0.25).relative_second_moment(5)
     assert terms.law(Hello(edge_id=EdgeId("a")), 1) == Mixed(2.0, 0.5)
     with pytest.raises(
         ConfigurationError, match=r"scale = 3.0: must be at most 2.0, .*privacy.scale_ceiling"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from typing import Any
+from enum import Enum
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,8 @@ from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Sampling, Scope
 from common.problem import SensitivityRule
 from common.scenario.scenario import Scenario, parse_scenario
+from common.scenario.tables import AlgorithmTable, DataTable, LinkTable, PrivacyTable, Table
+from common.transport.link import Distribution
 
 ISSUE_EXAMPLE = """
 edges = 5
@@ -184,12 +187,12 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
         ({"privacy__epsilon": None}, ["privacy.noise = 'exponential-norm': needs privacy.epsilon"]),
         (
             {"privacy__noise": "gaussian"},
-            ["privacy.epsilon = [0.1]: goes with", "'gamma-norm'", "'gaussian'"],
+            ["privacy.epsilon = [0.1]: requires", "'gamma-norm'", "'gaussian'"],
         ),
-        ({"privacy__noise_multiplier": 1.0}, ["privacy.noise_multiplier = [1.0]: goes with", "'gaussian'"]),
+        ({"privacy__noise_multiplier": 1.0}, ["privacy.noise_multiplier = [1.0]: requires", "'gaussian'"]),
         (
             {"privacy__noise_multiplier_ceiling": 2.0},
-            ["privacy.noise_multiplier_ceiling = 2.0: goes with", "'gaussian'", "'exponential-norm'"],
+            ["privacy.noise_multiplier_ceiling = 2.0: requires", "'gaussian'", "'exponential-norm'"],
         ),
         (
             {
@@ -198,7 +201,7 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
                 "privacy__noise_multiplier": 1.0,
                 "privacy__epsilon_floor": 5.0,
             },
-            ["privacy.epsilon_floor = 5.0: goes with", "'gamma-norm' or 'laplace', not with 'gaussian'"],
+            ["privacy.epsilon_floor = 5.0: requires", "'gamma-norm' or 'laplace', not 'gaussian'"],
         ),
         (
             {"privacy__noise": "gaussian", "privacy__epsilon": None},
@@ -211,12 +214,12 @@ def test_a_list_of_parameters_is_cycled_over_edges() -> None:
                 "privacy__noise_multiplier": 1.0,
                 "privacy__releases": 9,
             },
-            ["privacy.releases = 9: goes with privacy.total_epsilon"],
+            ["privacy.releases = 9: requires privacy.total_epsilon"],
         ),
         ({"privacy__clipping": "none"}, ["privacy.clipping = 'none'", "'per-sample'", "'batch-mean'"]),
         ({"privacy__total_delta": 1.0}, ["privacy.total_delta = 1.0", "< 1"]),
         ({"delays__kind": "recorded"}, ["delays.file: needed with delays.kind = 'recorded'"]),
-        ({"delays__file": "x.csv"}, ["delays.file = 'x.csv': goes with", "'recorded'", "'cyclic'"]),
+        ({"delays__file": "x.csv"}, ["delays.file = 'x.csv': requires", "'recorded'", "'cyclic'"]),
         ({"delays__kind": "uniform", "delays__spread": 1.5}, ["delays.spread = 1.5", "at most 1"]),
         ({"delays__speeds": []}, ["delays.speeds = []"]),
         ({"evaluation__every": -1}, ["evaluation.every = -1", "≥ 0"]),
@@ -306,3 +309,22 @@ def test_the_schema_describes_every_table() -> None:
     )
     assert schema["required"] == ["iterations"]
     assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "values"),
+    [
+        (DataTable, "sampler", Sampling),
+        (PrivacyTable, "clipping", Clipping),
+        (PrivacyTable, "scope", Scope),
+        (AlgorithmTable, "rule", SensitivityRule),
+        (LinkTable, "distribution", Distribution),
+    ],
+)
+def test_a_key_allows_exactly_the_values_that_its_enum_has(
+    table: type[Table], key: str, values: type[Enum]
+) -> None:
+    """A type checker and the schema need the values spelt out in the table; the enum is what the code follows."""
+    spelt = table.model_fields[key].annotation
+    allowed = [name for part in (spelt, *get_args(spelt)) for name in get_args(part) if isinstance(name, str)]
+    assert sorted(allowed) == sorted(one.value for one in values)

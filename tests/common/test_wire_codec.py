@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -15,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.messages import GradientArrived, Halt, Hello, Leave, Refuse, SendModel, Welcome
-from common.quantities import EdgeId, NoisyGradient, is_finite
+from common.quantities import EdgeId, NoisyGradient, is_finite, length
 from common.wire import codec, v1
 
 EDGE = EdgeId("e1")
@@ -156,6 +158,8 @@ def test_refuse_leave_halt_and_presence_arrive_as_they_were_sent() -> None:
     for answered in ((None, None), (NONCE, 2**40)):
         refuse = Refuse(EDGE, "fleet-full", "5 of 5 shards are dealt", *answered, LIFE)
         assert codec.decode_answer(EDGE, codec.encode_refuse(refuse)) == refuse
+        lost = replace(refuse, reason="ledger-lost", last_sequence=57)
+        assert codec.decode_answer(EDGE, codec.encode_refuse(lost)) == lost
     leave = Leave(EDGE, "budget", NONCE)
     assert codec.decode_leave(EDGE, codec.encode_leave(leave)) == leave
     halt = Halt("no-budget", 12, LIFE)
@@ -249,7 +253,15 @@ def test_large_finite_numbers_whose_squares_overflow_are_accepted() -> None:
 
 @given(hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32)))
 def test_the_quick_test_of_finiteness_is_exact(vector: np.ndarray) -> None:
-    assert is_finite(vector) == bool(np.isfinite(vector).all())
+    finite = bool(np.isfinite(vector).all())
+    assert is_finite(vector) == math.isfinite(length(vector)) == finite
+    if finite:
+        assert length(vector) == pytest.approx(np.linalg.norm(vector.astype(np.float64)), rel=1e-5, abs=1e-18)
+
+
+def test_a_decoded_gradient_brings_its_length_and_a_sender_cannot_name_another() -> None:
+    sent = replace(gradient((3.0, -4.0)), norm=0.0)
+    assert codec.decode_gradient(EDGE, codec.encode_gradient(sent), 2).norm == 5.0
 
 
 @pytest.mark.parametrize("kind", ["gradient", "model"])
@@ -381,6 +393,18 @@ def test_a_scenario_beyond_a_cap_is_refused_on_both_sides() -> None:
             codec.encode_welcome(
                 codec.Admission(welcome=Welcome(EDGE, 0, 0), edges=1, scenario=scenario, seed=1, nonce=NONCE)
             )
+
+
+@pytest.mark.parametrize(
+    ("reason", "known"), [("ledger-lost", None), ("ledger-lost", -1), ("ledger-lost", 2**63), ("full", 5)]
+)
+def test_a_refuse_names_the_last_sequence_with_ledger_lost_alone(reason: str, known: int | None) -> None:
+    refuse = Refuse(EDGE, reason, "why", NONCE, 1, LIFE, known)
+    with pytest.raises(LocalProtocolError, match="last_sequence"):
+        codec.encode_refuse(refuse)
+    fields = msgpack.unpackb(codec.encode_refuse(Refuse(EDGE, "ledger-lost", "why", NONCE, 1, LIFE, 7)))
+    with pytest.raises(RemoteProtocolError, match="last_sequence"):
+        codec.decode_answer(EDGE, msgpack.packb(fields | {"reason": reason, "last_sequence": known}))
 
 
 def test_a_refuse_cannot_bring_escape_sequences_to_a_terminal() -> None:

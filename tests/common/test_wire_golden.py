@@ -38,7 +38,7 @@ ADMISSION = codec.Admission(
     number=3,
     incarnation=LIFE,
 )
-REFUSE = Refuse(EDGE, "fleet-full", "20 of 20 shards are dealt", NONCE, 3, LIFE)
+REFUSE = Refuse(EDGE, "ledger-lost", "the ledger has 41 releases, but 57 were applied", NONCE, 3, LIFE, 57)
 LEAVE = Leave(EDGE, "budget", NONCE)
 HALT = Halt("finished", 3000, LIFE)
 PRESENCE = codec.Presence(True, NONCE, LIFE)

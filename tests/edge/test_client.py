@@ -566,7 +566,7 @@ def test_an_operator_may_replace_a_budget() -> None:
 def lost(stage: Stage) -> None:
     words = "the ledger has 0 releases, but 5 were applied"
     answered = (stage.edge.nonce, stage.edge.session.hellos)
-    refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered)
+    refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered, last_sequence=5)
     stage.edge.inbox.on_answer("welcome", encode_refuse(refuse))
     stage.broker.settle()
 
@@ -577,7 +577,8 @@ def test_an_edge_with_a_name_takes_no_other_when_its_ledger_is_lost() -> None:
     lost(stage)
     assert (stage.edge.exit_code, stage.edge.edge_id) == (EXIT_REFUSED, name)
     assert len(stage.channels) == 1
-    assert "restore" in stage.said[-1]
+    assert "Restore" in stage.said[-1]
+    assert "mapa ledger charge" not in stage.said[-1]  # there is no account to charge
 
 
 def test_an_older_copy_of_a_ledger_does_not_go_on_under_another_id() -> None:
@@ -587,7 +588,37 @@ def test_an_older_copy_of_a_ledger_does_not_go_on_under_another_id() -> None:
     name = stage.edge.edge_id
     lost(stage)
     assert (stage.edge.exit_code, stage.edge.edge_id) == (EXIT_REFUSED, name)
-    assert "older copy" in stage.said[-1]
+    command = f"mapa ledger charge --state state --run {RUN} --edge {name} --through 6"
+    for words in ("older copy", "it has 2 releases", "it has got 5", command, "not authenticated"):
+        assert words in stage.said[-1]
+    assert ledger.standing(RUN).charges == 2  # a forged refusal burns nothing
+
+
+@pytest.mark.parametrize("budget", [None, Budget(1.0, 0.0)])
+def test_a_lost_ledger_goes_on_as_a_newcomer_unless_its_operator_keeps_a_budget(
+    budget: Budget | None,
+) -> None:
+    stage = Stage(policy=OperatorPolicy(budget=budget))
+    name = stage.edge.edge_id
+    lost(stage)
+    assert (stage.edge.exit_code is None) == (stage.edge.edge_id != name) == (budget is None)
+
+
+def test_an_older_copy_that_was_charged_goes_on_after_what_others_released() -> None:
+    ledger = MemoryLedger()
+    released(ledger, RUN, 0)
+    lost(Stage(private_scenario(), ledger))
+    account = ledger.account(RUN)
+    assert account is not None
+    ledger.open(account)
+    ledger.charge(RUN, 6)
+    stage = Stage(private_scenario(), ledger)
+    assert [hello.last_sequence for hello in stage.hellos] == [6]
+    stage.welcome(0, last_sequence=5)  # the sixth never left, or was lost
+    assert stage.published(EdgeTopic.GRADIENT) == []
+    stage.model(acknowledged=5)
+    assert (ledger.last_sequence(RUN), ledger.standing(RUN).charges) == (7, 7)
+    assert len(stage.published(EdgeTopic.GRADIENT)) == 1
 
 
 # -- time and connections -----------------------------------------------------------------------------

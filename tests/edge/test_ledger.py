@@ -211,7 +211,7 @@ def test_a_ledger_that_has_charged_one_shard_of_a_cut_takes_no_other_of_it(ledge
     ledger.open(account())
     spend(ledger, 1)
     with pytest.raises(
-        OtherShardError, match=r"shard 3 .* was dealt, and this ledger holds shard 2"
+        OtherShardError, match=r"shard 3 .* was assigned, and this ledger holds shard 2"
     ) as caught:
         ledger.open(account(run=later, shard=beside))
     assert caught.value.held == 2

@@ -32,6 +32,7 @@ from edge.conversation import (
     Prepare,
     Prepared,
     PushOutbox,
+    RenewIdentity,
     Reroute,
     SayHello,
     SayLeave,
@@ -77,7 +78,8 @@ def model(acknowledged: int, life: int = LIFE) -> ModelReceived:
 
 def refuse(reason: str, number: int | None, **fields: Any) -> Refuse:
     nonce = None if number is None else MINE
-    return Refuse(EDGE, reason, "why", nonce, number, **{"incarnation": LIFE, **fields})
+    known = {"last_sequence": 9} if reason == "ledger-lost" else {}
+    return Refuse(EDGE, reason, "why", nonce, number, **{"incarnation": LIFE, **known, **fields})
 
 
 def session(**fields: Any) -> EdgeSession:
@@ -187,7 +189,7 @@ TABLE = {
     "Disconnected":          (_,         _,         _,         _,         _,         _,         _,         _),
     "Unanswered":            (HELLO,     _,         _,         "waiting:SayHello", _, "pushing:PushOutbox", _, _),
     "LeaveWanted":           (LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      _),
-    "GivenUp":               (LEFT,      LEFT,      STOPPED,   LEFT,      LEFT,      LEFT,      LEFT,      _),
+    "GivenUp":               (LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      _),
     "welcome":               (PREPARE,   _,         _,         PREPARE,   _,         PREPARE,   _,         _),
     "stale welcome":         (_,         _,         _,         _,         _,         _,         _,         _),
     "refuse mechanism":      (STOPPED,   _,         _,         STOPPED,   _,         STOPPED,   _,         _),
@@ -290,13 +292,15 @@ def test_an_edge_that_never_said_hello_ends_without_a_word_to_the_cloud() -> Non
             assert stop.code == code
 
 
-def test_without_a_connection_a_leave_is_still_said_and_a_failure_is_not() -> None:
+def test_without_a_connection_a_leave_is_still_said_unless_the_connection_is_the_reason() -> None:
     left = pushing()
     left.receive(Disconnected())
     assert left.receive(LeaveWanted("shutdown")) == [SayLeave("shutdown"), Stop(EXIT_DONE, "left: shutdown")]
-    failed = pushing()
-    failed.receive(Disconnected())
-    assert failed.receive(GivenUp(EXIT_FAILED, "why")) == [Stop(EXIT_FAILED, "why")]
+    for unreachable, said in ((False, [SayLeave("failed")]), (True, [])):
+        failed = pushing()
+        failed.receive(Disconnected())
+        event = GivenUp(EXIT_FAILED, "why", unreachable=unreachable)
+        assert failed.receive(event) == [*said, Stop(EXIT_FAILED, "why")]
 
 
 def test_an_end_is_told_once() -> None:
@@ -375,6 +379,14 @@ def test_a_refuse_counts_for_the_newest_hello_alone(reason: str) -> None:
     assert made.receive(refuse(reason, 1)) == []
     assert made.receive(refuse(reason, None)) == []
     assert names(made.receive(refuse(reason, 2))) == ["RenewIdentity" if reason == "ledger-lost" else "Stop"]
+
+
+@pytest.mark.parametrize("known", [None, 0, 3])
+def test_a_ledger_that_lacks_nothing_is_not_lost(known: int | None) -> None:
+    made = session(last_sequence=3)
+    assert made.receive(refuse("ledger-lost", 1, last_sequence=known)) == []
+    assert made.phase is Phase.GREETING
+    assert made.receive(refuse("ledger-lost", 1, last_sequence=4)) == [RenewIdentity(4)]
 
 
 def test_a_reason_that_no_cloud_gives_ends_nobody() -> None:

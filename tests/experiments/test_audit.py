@@ -24,7 +24,7 @@ from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from experiments.audit import of_scenario
 from experiments.audit.bounds import one_run_epsilon, upper_rate
-from experiments.audit.canary import Setting
+from experiments.audit.canary import CanarySetting
 from experiments.audit.claims import GdpClaim, PureClaim, claim_for
 from experiments.audit.game import Game, familywise, judge, play, play_all
 from experiments.audit.one_run import ZeroingModel, audit_one_run
@@ -170,7 +170,7 @@ def test_familywise_confidence_is_divided_among_the_games() -> None:
 
 
 def test_the_game_s_worlds_differ_in_the_canary_alone() -> None:
-    setting = Setting(law=Gaussian(1e-6), batch_size=4, shard_size=4, dimension=5)
+    setting = CanarySetting(law=Gaussian(1e-6), batch_size=4, shard_size=4, dimension=5)
     x = np.ones(5, np.float32)
     zeroed, there = (setting.worker(t, 0).gradient(x, setting.sensitivity, 1) for t in (False, True))
     centres = setting.centres()

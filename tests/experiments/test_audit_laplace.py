@@ -13,7 +13,7 @@ from common.noise.laplace import Laplace
 from common.noise.mechanism import Adjacency, Clipping, Norm
 from edge.worker import EdgeWorker
 from experiments.audit.bounds import Floats
-from experiments.audit.canary import Setting
+from experiments.audit.canary import CanarySetting
 from experiments.audit.claims import claim_for
 from experiments.audit.game import Game, Releases, play
 from experiments.audit.planted import HalfScale
@@ -21,7 +21,7 @@ from experiments.audit.sound import honest_game
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 
-PLAIN = Setting(law=Laplace(4.0), batch_size=4, shard_size=4, dimension=Laplace.audit_dimension)
+PLAIN = CanarySetting(law=Laplace(4.0), batch_size=4, shard_size=4, dimension=Laplace.audit_dimension)
 ROUNDS = 3000
 
 
@@ -39,7 +39,7 @@ def refuted(game: Game) -> bool:
     ],
     ids=["canary in the batch", "sampled", "batch-mean", "replace-one"],
 )
-def test_laplace_noise_keeps_its_claim(setting: Setting, adjacency: Adjacency) -> None:
+def test_laplace_noise_keeps_its_claim(setting: CanarySetting, adjacency: Adjacency) -> None:
     assert not refuted(honest_game("laplace", setting, ROUNDS, adjacency))
 
 

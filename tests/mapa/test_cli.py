@@ -198,7 +198,7 @@ def test_the_table_for_people_has_the_same_columns(mapa: Mapa) -> None:
         ("--epsilon 1e-200", ["epsilon = 1e-200", "≥ 1e-09"]),
         (
             "--epsilon 0.1 --noise gaussian --dimension 5 --noise-multiplier 1",
-            ["epsilon: goes with", "gamma-norm", "takes noise_multiplier"],
+            ["epsilon: requires", "gamma-norm", "takes noise_multiplier"],
         ),
         ("--epsilon 0.1 --noise gaussian --dimension 5", ["epsilon"]),
         ("--noise gaussian --dimension 5", ["noise_multiplier", "required"]),
@@ -210,7 +210,7 @@ def test_the_table_for_people_has_the_same_columns(mapa: Mapa) -> None:
         ("--noise cauchy --epsilon 1", ["cauchy", "'exponential-norm'", "'laplace'", "package.module:Class"]),
         ("--noise-parameter epsilon", ["--noise-parameter 'epsilon'", "NAME=VALUE"]),
         ("--noise-parameter epsilon=much", ["epsilon=much", "number"]),
-        ("--noise-parameter scale=1", ["scale: goes with", "exponential-norm, which takes epsilon"]),
+        ("--noise-parameter scale=1", ["scale: requires", "exponential-norm, which takes epsilon"]),
         ("--epsilon 0.1 --theta 1", ["theta = 1.0", "between 0 and 1"]),
         ("--epsilon 0.1 --delta 0", ["delta = 0.0", "between 0 and 1"]),
         ("--epsilon 0.1 --tau-max -1", ["tau_max = -1", "at least 0"]),

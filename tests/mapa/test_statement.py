@@ -170,6 +170,8 @@ def test_among_many_different_edges_the_largest_is_exact_and_the_rest_are_bounde
         true = total([Spent(e.of.kind, e.of.releases)], DELTA, quick=quick).epsilon
         assert true <= e.total.epsilon <= statement.whole.epsilon
     assert "≤" in printed(statement)
+    assert "ε bound" in printed(statement)
+    assert all(set(e.total.by_method()) == {"bound"} for e in statement.edges if not e.exact)
     assert "the 20 largest of 300" in printed(statement)
 
 
