@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,18 +16,22 @@ from common.records.tally import Evaluation
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """The model's metrics on public test data."""
+    """The model's metrics on public test data; without any, no number."""
 
     model: Model
-    features: Features
-    targets: Targets
+    features: Features | None  # None: there is no test data
+    targets: Targets | None
     regularization: float  # λ
 
     @classmethod
-    def of(cls, model: Model, test: Samples, regularization: float) -> Evaluator:
-        return cls(model, model.features(test.pixels()), model.targets(test.labels), regularization)
+    def of(cls, model: Model, test: Samples | None, regularization: float) -> Evaluator:
+        if test is None:
+            return cls(model, None, None, regularization)
+        return cls(model, model.features(test.values()), model.targets(test.labels), regularization)
 
     def evaluate(self, x: Vector, updates: int, stage: int) -> Evaluation:
+        if self.features is None or self.targets is None:
+            return Evaluation(updates, stage, dict.fromkeys(self.model.metrics, math.nan))
         with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges is evaluated too
             found = self.model.evaluate(x, self.features, self.targets)
             values = check_values(self.model.metrics, found, self.model.name)

@@ -83,7 +83,7 @@ class CloudService:
     run: RunId
     scenario: Scenario
     server: CloudServer
-    evaluator: Evaluator
+    evaluator: Evaluator | None  # None: there are no test data, and no metric is claimed
     channel: Channel
     loop: Loop
     records: Recorder = field(default_factory=lambda: Recorder(goes_on=True))
@@ -386,20 +386,22 @@ class CloudService:
 
     def _evaluate_in_time(self, due: EvaluationDue) -> None:
         """Evaluate unless too many models wait for it; the last one is evaluated at the end in any case."""
+        if self.evaluator is None:
+            return
         if self._evaluating * due.model.nbytes < _WAITING_MODELS:
-            self._evaluate(due)
+            self._evaluate(self.evaluator, due)
             return
         self._left_out += 1
         if self._left_out == 1:
             self.say(f"evaluation too slow for evaluation.every; skipped at t = {due.updates}")
 
-    def _evaluate(self, due: EvaluationDue) -> None:
+    def _evaluate(self, evaluator: Evaluator, due: EvaluationDue) -> None:
         """Evaluate in another thread; the result comes back through the loop."""
         self._evaluating += 1
 
         def work() -> None:
             try:
-                evaluation = self.evaluator.evaluate(due.model, due.updates, due.stage)
+                evaluation = evaluator.evaluate(due.model, due.updates, due.stage)
             except BaseException as error:  # the executor's future would keep it to itself
                 self.loop.post(partial(_fail, error))
             else:
@@ -417,12 +419,14 @@ class CloudService:
         """After the halt: evaluate x_{T+1} unless that is done, then end the loop."""
         if self._evaluating:
             return
-        if not self.records.is_evaluated(self.server.updates):
+        if self.evaluator is not None and not self.records.is_evaluated(self.server.updates):
             server = self.server
-            self._evaluate(EvaluationDue(server.updates, server.stage, server.result.copy()))
+            due = EvaluationDue(server.updates, server.stage, server.result.copy())
+            self._evaluate(self.evaluator, due)
             return
         if self._halt is not None:
-            if self._halt.reason == "finished" and not math.isfinite(self.tally.evaluations[-1]["loss"]):
+            last = self.tally.evaluations[-1] if self.evaluator is not None else None
+            if self._halt.reason == "finished" and last is not None and not math.isfinite(last["loss"]):
                 self._halt = replace(self._halt, reason="diverged")  # x is finite, and useless
                 self._retain(halt_topic(self.run), encode_halt(self._halt))
             self.records.halted(self._halt.updates, self._halt.reason, self.loop.now())

@@ -11,6 +11,11 @@ class ConfigurationError(MapaError):
     """The operator must act; the program exits with 2 before anything starts."""
 
 
+class DataFaultError(ConfigurationError):
+    """A record does not fit what is declared of it. It names file, row, column and value: printed where the data
+    are, and never sent or recorded elsewhere."""
+
+
 class DataUnavailableError(MapaError):
     """A data set was not found locally and could not be downloaded; the message says what to do. Exit code 1."""
 

@@ -45,6 +45,7 @@ class Metric:
 
 ACCURACY = Metric("accuracy", Better.HIGHER, share=True)
 LOSS = Metric("loss", Better.LOWER)
+RMSE = Metric("rmse", Better.LOWER)  # in the units of the target
 CLASSIFICATION = (ACCURACY, LOSS)  # the headline metric comes first
 RESERVED = frozenset({"event", "t", "time", "stage", "updates"})  # keys of the records beside the metrics
 

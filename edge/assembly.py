@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-import numpy as np
-import numpy.typing as npt
-
+from common.datasets.dataset import Samples
 from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Sampling
@@ -25,6 +23,7 @@ class Cut(TypedDict):
     seed: int
     alpha: float
     labels_per_edge: int
+    power: float
 
 
 def cut_for(scenario: Scenario) -> Cut:
@@ -36,19 +35,20 @@ def cut_for(scenario: Scenario) -> Cut:
         seed=scenario.seed or 0,
         alpha=data.alpha,
         labels_per_edge=data.labels_per_edge,
+        power=data.power,
     )
 
 
-def shards_for(scenario: Scenario, labels: npt.NDArray[np.int64]) -> list[Indices]:
+def shards_for(scenario: Scenario, train: Samples) -> list[Indices]:
     """Return shard k of K for each k; ConfigurationError where no batch can be drawn from one."""
-    shards = all_shards(labels, **cut_for(scenario))
+    shards = all_shards(train.labels, groups=train.groups, **cut_for(scenario))
     check_shards([len(rows) for rows in shards], scenario.batch_size, Sampling(scenario.data.sampler))
     return shards
 
 
-def shard_for(scenario: Scenario, labels: npt.NDArray[np.int64], index: int) -> Indices:
+def shard_for(scenario: Scenario, train: Samples, index: int) -> Indices:
     """Return shard k of K; ConfigurationError where no batch can be drawn from it."""
-    rows = shard_rows(labels, index=index, **cut_for(scenario))
+    rows = shard_rows(train.labels, groups=train.groups, index=index, **cut_for(scenario))
     check_shards([len(rows)], scenario.batch_size, Sampling(scenario.data.sampler))
     return rows
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import assert_never
 
 from common.datasets.dataset import Dataset
+from common.datasets.source import Source
 from common.messages import Leave
 from common.quantities import EdgeId, RunId
 from common.transport.channel import Channel, Loop
@@ -42,6 +43,7 @@ from edge.joining import Joining
 from edge.ledger import Ledger
 from edge.line import Line
 from edge.outbox import Outbox
+from edge.own_data import OwnData
 from edge.patience import Patience
 from edge.policy import OperatorPolicy
 from edge.preparation import Preparation
@@ -61,13 +63,14 @@ class EdgeClient:
     run: RunId
     policy: OperatorPolicy
     ledger: Ledger
-    load: Callable[[str], Dataset]
+    load: Callable[[Source], Dataset]
     loop: Loop
     connect: Callable[[EdgeClient, LinkProfile | None], Channel]
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     state_dir: Path = Path("state")  # where the operator finds this ledger
+    own: OwnData | None = None  # records that this edge brings itself
     nonce: str = field(default_factory=new_nonce)
     pushed: int = 0
     resent: int = 0
@@ -90,6 +93,7 @@ class EdgeClient:
             self.policy,
             self.ledger,
             self.load,
+            self.own,
             renewable=self.renewable,
             state_dir=self.state_dir,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
+from common.datasets.source import Source
 from common.errors import RemoteProtocolError
 from common.health import beat
 from common.messages import Leave
@@ -30,6 +31,7 @@ from edge.claims import ClaimsBook
 from edge.client import FAREWELL, EdgeClient
 from edge.conversation import EXIT_FAILED, EXIT_REFUSED
 from edge.memory import memory_limit
+from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
 from edge.slots import Slot, take_slot
 from edge.sqlite_ledger import SqliteLedger
@@ -57,6 +59,7 @@ class FleetSettings:
     tls: TlsFiles | None = None
     connect_timeout: float = 60.0
     accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
+    own: OwnData | None = None  # records that these edges bring themselves
 
 
 class EdgeFleet:
@@ -64,6 +67,8 @@ class EdgeFleet:
 
     def __init__(self, settings: FleetSettings, say: Callable[[str], None]) -> None:
         memory_limit()  # a wrong one is the operator's to fix, before anything starts
+        if settings.own is not None:
+            settings.own.check()
         self.settings = settings
         self.say = say
         self.loop = SelectorLoop()
@@ -72,7 +77,7 @@ class EdgeFleet:
         self.channels: list[MqttChannel] = []
         self.slots: list[Slot] = []
         self.claims: ClaimsBook | None = None
-        self._datasets: dict[str, Dataset] = {}
+        self._datasets: dict[Source, Dataset] = {}
         self._running = settings.count
         self._complaints = 0
 
@@ -114,6 +119,7 @@ class EdgeFleet:
             on_stop=self._stopped,
             renewable=named is None,
             state_dir=self.settings.state_dir,
+            own=self.settings.own,
         )
         self.clients.append(client)
         client.start()
@@ -175,7 +181,7 @@ class EdgeFleet:
         generator = streams_for(seed).at(index, Purpose.LINK, 0)
         return self.relays.open(link, self.settings.broker, generator).address
 
-    def _load(self, name: str) -> Dataset:
+    def _load(self, name: Source) -> Dataset:
         """Load a data set once for all edges of this process."""
         if name not in self._datasets:
             self._datasets[name] = load_dataset(name, self.settings.data_dir)

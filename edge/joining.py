@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.datasets.dataset import Dataset
+from common.datasets.source import Source
 from common.errors import LedgerUnavailableError, MapaError
 from common.messages import Hello
 from common.quantities import EdgeId, RunId
@@ -23,6 +24,7 @@ from edge.conversation import (
     WelcomeDeclined,
 )
 from edge.ledger import Ledger, OtherShardError
+from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
 from edge.preparation import Preparation, difference, prepare
 
@@ -34,7 +36,8 @@ class Joining:
     run: RunId
     policy: OperatorPolicy
     ledger: Ledger
-    load: Callable[[str], Dataset]
+    load: Callable[[Source], Dataset]
+    own: OwnData | None = None  # records that this edge brings itself
     preparation: Preparation | None = None
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     state_dir: Path = Path("state")  # where the operator finds this ledger
@@ -62,7 +65,7 @@ class Joining:
         if self._admission is not None:
             return self._compare(self._admission, admission)
         try:
-            self.preparation = prepare(admission, self.run, self.policy, self.ledger, self.load)
+            self.preparation = prepare(admission, self.run, self.policy, self.ledger, self.load, self.own)
         except OtherShardError as error:
             if self._wanted is not None:
                 return WelcomeDeclined(str(error))

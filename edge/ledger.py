@@ -34,7 +34,8 @@ class OtherShardError(ConfigurationError):
         self.held = held.index
         super().__init__(
             f"run {run}: shard {assigned.index} ({assigned.partition}) was assigned, and this ledger holds"
-            f" shard {held.index} of the same cut; what others have released of shard {assigned.index} it does not know."
+            f" shard {held.index} of the same cut; what others have released of shard {assigned.index}"
+            " it does not know."
             f" Take part with the ledger of shard {assigned.index}, or while shard {held.index} is free"
         )
 

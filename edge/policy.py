@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from common.accounting.releases import Budget, ReleaseKind
+from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Adjacency
@@ -42,6 +43,7 @@ class OperatorPolicy:
     link: LinkProfile | None = None
     allowed: frozenset[str] = field(default_factory=frozenset)  # dotted paths that a run may name
     allow_seed: bool = False  # the run may be seeded, and is then not private
+    data_name: str | None = None  # of the records that this edge brings itself; None: it brings none
 
     @property
     def law(self) -> str | None:
@@ -94,6 +96,40 @@ def check_code(policy: OperatorPolicy, key: str, name: str) -> None:
     """Raise PolicyError where a run names code of its own that the operator did not allow."""
     if name not in policy.allowed:
         raise PolicyError(f"{key} = {name!r}: the run asks for code of its own; allow it with --allow {name}")
+
+
+def check_data(policy: OperatorPolicy, name: str) -> None:
+    """Raise PolicyError unless the run is about the records that this edge has: its own, or a data set that all hold.
+
+    Whoever gives records of their own wants these to be used, and whoever gives none has none to use.
+    """
+    if name == LOCAL and policy.data_name is None:
+        raise PolicyError(
+            f"data.set = {LOCAL!r}: in this run every edge brings its own records; take part with --data FILE"
+        )
+    if name != LOCAL and policy.data_name is not None:
+        raise PolicyError(
+            f"--data: this run is about data.set = {name!r}, not about records that edges bring themselves; take part"
+            f" without --data, or in a run with data.set = {LOCAL!r}"
+        )
+
+
+def own_records(policy: OperatorPolicy, index: int) -> ShardIdentity:
+    """Name the records of --data: those of one name are one account, whatever is added, removed or changed.
+
+    They count as shards of a cut that share records, so all releases under the name add up for each of them.
+    """
+    assert policy.data_name is not None  # check_data
+    return ShardIdentity(f"{LOCAL}:{policy.data_name}", LOCAL, index, disjoint=False)
+
+
+def check_number(given: int, *, at_least: int) -> None:
+    """Raise PolicyError where this edge has fewer records than the run's noise was computed for."""
+    if given < at_least:
+        raise PolicyError(
+            f"--data: {given} records, and this run needs at least {at_least} of every edge (batch_size,"
+            " data.schema.records_at_least): of fewer, each is used more often than the noise was computed for"
+        )
 
 
 def check_claims(mine: Claim, others: Iterable[Claim]) -> None:

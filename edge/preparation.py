@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,19 +10,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.accounting.releases import Budget, ReleaseKind
-from common.datasets.dataset import Dataset
+from common.datasets.dataset import Dataset, Samples
+from common.datasets.source import Source
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
-from common.quantities import RunId
+from common.quantities import Indices, RunId
 from common.randomness import streams_for
-from common.scenario.parts import dataset_for, model_for
+from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
 from common.wire.codec import Admission
 from edge.assembly import recipe_for, shard_for
 from edge.ledger import Account, Ledger, ShardIdentity
 from edge.memory import check_model, check_pixels
-from edge.policy import OperatorPolicy, Proposal, check_code, law_for, permit
+from edge.own_data import OwnData
+from edge.policy import (
+    OperatorPolicy,
+    Proposal,
+    check_code,
+    check_data,
+    check_number,
+    law_for,
+    own_records,
+    permit,
+)
 from edge.worker import EdgeWorker, Shard
 
 
@@ -34,8 +46,25 @@ class Preparation:
     link: LinkProfile | None
 
 
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """The records that an edge trains on, and what they are called in its ledger."""
+
+    samples: Samples
+    rows: Indices
+    shape: tuple[int, ...]
+    classes: int
+    target_range: tuple[float, float] | None
+    identity: ShardIdentity
+
+
 def prepare(
-    admission: Admission, run: RunId, policy: OperatorPolicy, ledger: Ledger, load: Callable[[str], Dataset]
+    admission: Admission,
+    run: RunId,
+    policy: OperatorPolicy,
+    ledger: Ledger,
+    load: Callable[[Source], Dataset],
+    own: OwnData | None = None,
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
     allowed = policy.allowed | {policy.noise or ""}  # whoever names a law by --noise allows it
@@ -48,27 +77,26 @@ def prepare(
         raise ConfigurationError(
             f"welcome: edges = {shards}: must be {scenario.workers}, as its scenario says"
         )
-    dataset = dataset_for(scenario, load)
-    check_sizes(scenario, len(dataset.train))
-    rows = shard_for(scenario, dataset.train.labels, index)
+    check_data(policy, scenario.data.set)
+    dealt = _deal(scenario, shards, index, load) if own is None else _take(scenario, index, policy, own)
+    rows, shape = dealt.rows, dealt.shape
     law = law_for(policy, scenario.law(index))
     kind = ReleaseKind(law, scenario.mechanism, len(rows))
-    dealt = identity(scenario, dataset, shards, index)
-    proposal = Proposal(kind=kind, shard=dealt, seed=admission.seed)
-    permit(policy, proposal, budget_kept=admission.seed is not None and ledger.keeps_budget(dealt))
+    proposal = Proposal(kind=kind, shard=dealt.identity, seed=admission.seed)
+    permit(policy, proposal, budget_kept=admission.seed is not None and ledger.keeps_budget(dealt.identity))
     account = Account(
         run=run,
-        shard=dealt,
+        shard=dealt.identity,
         kind=kind,
         budget=policy.budget or scenario_budget(scenario),
         own_budget=policy.budget is not None,
         reproducible=admission.seed is not None,
     )
-    check_pixels(scenario, len(rows), math.prod(dataset.shape))
-    images, labels = dataset.train.pixels(rows), dataset.train.labels[rows]
-    shape, classes = dataset.shape, dataset.classes
-    del dataset  # the shard is all that an edge keeps; a model may need the room at once
-    model = model_for(scenario, shape, classes)
+    check_pixels(scenario, len(rows), math.prod(shape))
+    images, labels = dealt.samples.values(rows), dealt.samples.labels[rows]
+    classes, target_range = dealt.classes, dealt.target_range
+    del dealt  # the shard is all that an edge keeps; a model may need the room at once
+    model = model_for(scenario, shape, classes, target_range)
     check_model(scenario, model, images)
     ledger.open(account, replace_budget=policy.replace_budget)
     shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))
@@ -83,6 +111,27 @@ def prepare(
     )
     link = policy.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
     return Preparation(worker, scenario, None if link is None or link.is_free else link)
+
+
+def _deal(scenario: Scenario, shards: int, index: int, load: Callable[[Source], Dataset]) -> Dealt:
+    """Cut shard k of K from a data set that all hold."""
+    dataset = dataset_for(scenario, load)
+    check_sizes(scenario, len(dataset.train))
+    rows = shard_for(scenario, dataset.train, index)
+    called = identity(scenario, dataset, shards, index)
+    return Dealt(dataset.train, rows, dataset.shape, dataset.classes, dataset.target_range, called)
+
+
+def _take(scenario: Scenario, index: int, policy: OperatorPolicy, own: OwnData) -> Dealt:
+    """Take all records that this edge brings itself."""
+    schema, least = own_schema(scenario), least_records(scenario)
+    assert schema is not None  # check_data, and the scenario's own check
+    assert least is not None
+    samples = own.read(schema)
+    check_number(len(samples), at_least=least)
+    rows = np.arange(len(samples), dtype=np.int64)
+    called = own_records(policy, index)
+    return Dealt(samples, rows, schema.shape, schema.classes, schema.target_range, called)
 
 
 def difference(first: Admission, later: Admission) -> str:
@@ -119,8 +168,23 @@ def scenario_budget(scenario: Scenario) -> Budget | None:
 def identity(scenario: Scenario, dataset: Dataset, shards: int, index: int) -> ShardIdentity:
     """Name the records of shard k, so that every run on them shares one account."""
     data = scenario.data
-    details = {"dirichlet": f" α={data.alpha!r}", "label": f" labels={data.labels_per_edge}"}
+    details = {
+        "dirichlet": f" α={data.alpha!r}",
+        "label": f" labels={data.labels_per_edge}",
+        "group": f" groups={_fingerprint(dataset.train.groups)}",
+        "sizes-dirichlet": f" α={data.alpha!r}",
+        "sizes-power": f" power={data.power!r}",
+    }
     cut = f"{data.partition}{details.get(data.partition, '')} K={shards} seed={scenario.seed or 0}"
     if data.holdout:
         cut += f" holdout={data.holdout}"
+    if (
+        data.declared is not None
+    ):  # labels, groups and the order of rows are as declared; the checksum is the file's
+        cut += f" schema={data.declared.declared.digest[:16]}"
     return ShardIdentity(dataset.checksum, cut, index, disjoint=data.partition != "shared")
+
+
+def _fingerprint(groups: Indices | None) -> str:
+    """Tell one grouping of the records from another: a data set's checksum may not."""
+    return "" if groups is None else hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:16]

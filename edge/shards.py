@@ -1,4 +1,4 @@
-"""Data set -> shard k of K.
+"""Data set -> shard k of K: iid, or as data occur: skewed by label, by size, or by whose records they are.
 
 Every edge deals for itself, so all must deal alike: where it is possible the cards are Philox's raw
 numbers, which no version of numpy changes. The partition is public: a run without a seed deals with 0.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from common.datasets.dataset import Labels
 from common.errors import ConfigurationError, require
 from common.noise.mechanism import Sampling
 from common.quantities import Indices
@@ -23,7 +24,7 @@ _SECOND_STREAMS = 1_000_000  # what is drawn beside a permutation has a stream o
 
 
 def shard_rows(
-    labels: npt.NDArray[np.int64],
+    labels: Labels,
     *,
     partition: str,
     edges: int,
@@ -31,24 +32,28 @@ def shard_rows(
     seed: int,
     alpha: float = 1.0,
     labels_per_edge: int = 2,
+    power: float = 1.0,
+    groups: Indices | None = None,
 ) -> Indices:
     """Return the rows of edge k = `index`, ascending."""
     if not 0 <= index < edges:
         raise ConfigurationError(f"index = {index}: must be from 0 to {edges - 1}, below edges = {edges}")
     if partition == SHARED:
         return np.arange(len(labels))
-    owners = _owners(labels, partition, edges, seed, alpha, labels_per_edge)
+    owners = _owners(labels, partition, edges, seed, alpha, labels_per_edge, power, groups)
     return np.flatnonzero(owners == index)
 
 
 def all_shards(
-    labels: npt.NDArray[np.int64],
+    labels: Labels,
     *,
     partition: str,
     edges: int,
     seed: int,
     alpha: float = 1.0,
     labels_per_edge: int = 2,
+    power: float = 1.0,
+    groups: Indices | None = None,
 ) -> list[Indices]:
     """Return every edge's rows, dealt in one pass; they share memory and are read-only."""
     if partition == SHARED:
@@ -56,7 +61,7 @@ def all_shards(
         rows = np.arange(len(labels))
         rows.flags.writeable = False
         return [rows] * edges
-    owners = _owners(labels, partition, edges, seed, alpha, labels_per_edge)
+    owners = _owners(labels, partition, edges, seed, alpha, labels_per_edge, power, groups)
     rows = np.argsort(owners, kind="stable")
     rows.flags.writeable = False
     ends = np.cumsum(np.bincount(owners, minlength=edges)).tolist()
@@ -87,18 +92,27 @@ def check_shards(
 
 
 def _owners(
-    labels: npt.NDArray[np.int64],
+    labels: Labels,
     partition: str,
     edges: int,
     seed: int,
     alpha: float,
     labels_per_edge: int,
+    power: float,
+    groups: Indices | None,
 ) -> Indices:
     """Return which edge holds each row."""
     deals: Mapping[str, Callable[[CounterStreams], Indices]] = {
         "iid": lambda streams: _deal_iid(len(labels), edges, streams),
-        "dirichlet": lambda streams: _deal_dirichlet(labels, edges, alpha, streams),
-        "label": lambda streams: _deal_labels(labels, edges, labels_per_edge, streams),
+        "dirichlet": lambda streams: _deal_dirichlet(_classes(labels, partition), edges, alpha, streams),
+        "label": lambda streams: _deal_labels(_classes(labels, partition), edges, labels_per_edge, streams),
+        "group": lambda streams: _deal_groups(groups, edges, streams),
+        "sizes-dirichlet": lambda streams: _deal_sizes(
+            len(labels), _dirichlet_sizes(len(labels), edges, alpha, streams), streams
+        ),
+        "sizes-power": lambda streams: _deal_sizes(
+            len(labels), _power_sizes(len(labels), edges, power), streams
+        ),
     }
     allowed = ", ".join((*deals, SHARED))
     require(partition in deals, "data.partition", repr(partition), f"one of {allowed}")
@@ -127,9 +141,7 @@ def _deal_dirichlet(
         rows = np.flatnonzero(labels == label)
         rows = rows[_permutation(streams, label, len(rows))]
         draw = streams.at(0, Purpose.PARTITION, _SECOND_STREAMS + label).dirichlet(np.full(edges, alpha))
-        ends = np.rint(np.cumsum(draw) * len(rows)).astype(np.int64)
-        ends[-1] = len(rows)  # a sum of shares may miss 1 by rounding
-        owners[rows] = np.repeat(np.arange(edges), np.diff(ends, prepend=0))
+        owners[rows] = np.repeat(np.arange(edges), _cut(len(rows), draw))
     return owners
 
 
@@ -146,6 +158,57 @@ def _deal_labels(
     owners = np.empty(len(labels), np.int64)
     owners[rows] = np.repeat(piece_owners, _even(len(labels), pieces))
     return owners
+
+
+def _deal_groups(groups: Indices | None, edges: int, streams: CounterStreams) -> Indices:
+    """Whole groups (writers, devices, sites), as many to each edge as to any other, or one more."""
+    if groups is None:
+        raise ConfigurationError(
+            "data.partition = 'group': the data set has no groups; declare data.schema.group, or use another"
+        )
+    found, place = np.unique(groups, return_inverse=True)
+    require(
+        edges <= len(found), "edges", edges, f"at most the {len(found)} groups with data.partition = 'group'"
+    )
+    owners = np.empty(len(found), np.int64)
+    owners[_permutation(streams, 0, len(found))] = np.repeat(np.arange(edges), _even(len(found), edges))
+    return owners[place.reshape(-1)]
+
+
+def _deal_sizes(size: int, sizes: Indices, streams: CounterStreams) -> Indices:
+    """A permutation cut into parts of these sizes: edges differ in how much they hold, not in what."""
+    owners = np.empty(size, np.int64)
+    owners[_permutation(streams, 0, size)] = np.repeat(np.arange(len(sizes)), sizes)
+    return owners
+
+
+def _dirichlet_sizes(size: int, edges: int, alpha: float, streams: CounterStreams) -> Indices:
+    """Sizes in proportions drawn from Dirichlet(α, …, α)."""
+    require(math.isfinite(alpha) and alpha > 0, "data.alpha", alpha, "finite and greater than 0")
+    return _cut(size, streams.at(0, Purpose.PARTITION, _SECOND_STREAMS).dirichlet(np.full(edges, alpha)))
+
+
+def _power_sizes(size: int, edges: int, power: float) -> Indices:
+    """Sizes that fall with (k + 1)^−power."""
+    require(math.isfinite(power) and power >= 0, "data.power", power, "finite and at least 0")
+    weights = np.arange(1, edges + 1, dtype=np.float64) ** -power
+    return _cut(size, weights / weights.sum())
+
+
+def _cut(size: int, shares: npt.NDArray[np.float64]) -> Indices:
+    """Return whole sizes in these shares, `size` in all."""
+    ends = np.rint(np.cumsum(shares) * size).astype(np.int64)
+    ends[-1] = size  # a sum of shares may miss 1 by rounding
+    return np.diff(ends, prepend=0)
+
+
+def _classes(labels: Labels, partition: str) -> npt.NDArray[np.int64]:
+    """Return labels that are classes; a cut by real targets has no meaning."""
+    if labels.dtype.kind not in "iu":
+        raise ConfigurationError(
+            f"data.partition = {partition!r}: needs classes, and the labels are real targets"
+        )
+    return labels.astype(np.int64, copy=False)
 
 
 def _even(size: int, parts: int) -> Indices:

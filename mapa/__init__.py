@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cloud.algorithm import Algorithm, StepSchedule, Update, descend, option
     from cloud.stages import initial_sensitivity
-    from common.datasets.checksum import content_checksum
     from common.datasets.dataset import Dataset, Samples
+    from common.datasets.own import dataset
+    from common.datasets.schema import Column, DataSchema
     from common.errors import ConfigurationError, MapaError
-    from common.metrics import ACCURACY, CLASSIFICATION, LOSS, Better, Metric
+    from common.metrics import ACCURACY, CLASSIFICATION, LOSS, RMSE, Better, Metric
     from common.models.gradients import OuterGradients
     from common.models.linear import LinearModel, TwoWayModel
     from common.models.model import Block, Features, Images, Labels, Model, Targets, check_labels, layout
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
 _PLACES = {
     "cloud.algorithm": ("Algorithm", "StepSchedule", "Update", "descend", "option"),
     "cloud.stages": ("initial_sensitivity",),
-    "common.datasets.checksum": ("content_checksum",),
     "common.datasets.dataset": ("Dataset", "Samples"),
+    "common.datasets.own": ("dataset",),
+    "common.datasets.schema": ("Column", "DataSchema"),
     "common.errors": ("ConfigurationError", "MapaError"),
-    "common.metrics": ("ACCURACY", "CLASSIFICATION", "LOSS", "Better", "Metric"),
+    "common.metrics": ("ACCURACY", "CLASSIFICATION", "LOSS", "RMSE", "Better", "Metric"),
     "common.models.gradients": ("OuterGradients",),
     "common.models.linear": ("LinearModel", "TwoWayModel"),
     "common.models.model": (
@@ -60,10 +62,13 @@ __all__ = [
     "ACCURACY",
     "CLASSIFICATION",
     "LOSS",
+    "RMSE",
     "Algorithm",
     "Better",
     "Block",
+    "Column",
     "ConfigurationError",
+    "DataSchema",
     "Dataset",
     "Features",
     "Images",
@@ -83,7 +88,7 @@ __all__ = [
     "Update",
     "Vector",
     "check_labels",
-    "content_checksum",
+    "dataset",
     "descend",
     "initial_sensitivity",
     "layout",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.accounting.releases import Budget, ReleaseKind
+from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.noise.mechanism import Clipping, Sampling
+from common.scenario.parts import own_schema
 from common.scenario.scenario import Scenario
 
 
@@ -23,6 +25,12 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
     if privacy.scope != "all":
         raise ConfigurationError(
             "privacy.total_epsilon: cannot be kept with scope = 'first-conv', which is not DP"
+        )
+    schema = own_schema(scenario)
+    if schema is not None and not schema.records_at_least:
+        raise ConfigurationError(
+            "data.schema.records_at_least: needed to compute the noise from privacy.total_epsilon with"
+            f" data.set = {LOCAL!r}: how often a record is used depends on the number of an edge's records"
         )
     from common.accounting.budget import calibrate  # scipy and the accountant: only where they are needed
 

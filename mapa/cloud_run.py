@@ -31,7 +31,7 @@ from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
 from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
 from mapa.live import View
-from mapa.run_parts import RunParts, assemble
+from mapa.run_parts import OwnFiles, RunParts, assemble
 
 EXIT_CODES = {"finished": 0, "no-budget": 3, "interrupted": 130}
 _ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
@@ -44,12 +44,12 @@ class Setting(RunParts):
     """The parts of a run on a network, before anything connects."""
 
     @classmethod
-    def of(cls, scenario: Scenario, data_dir: Path) -> Setting:
+    def of(cls, scenario: Scenario, data_dir: Path, own: OwnFiles | None = None) -> Setting:
         if not bounded(scenario.for_edge(0)):
             raise ConfigurationError(
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
-        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir))
+        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own)
         begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         return cls(parts.scenario, parts.dataset, parts.model, parts.rows)
 

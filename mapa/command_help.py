@@ -27,7 +27,7 @@ HELP = {
     ),
     "algorithms": ("mapa algorithms mapa", _DONE),
     "ledger": ("mapa ledger runs/RUN", _DONE),
-    "ledger show": ("mapa ledger runs/RUN", _DONE),
+    "ledger show": ("mapa ledger show runs/RUN", _DONE),
     "ledger charge": (
         "mapa ledger charge --state state --run first --edge edge-0123456789ab --through 58",
         f"0 charged, 1 failed, {_WRONG}: nothing was charged",
@@ -54,6 +54,7 @@ HELP = {
     "data": ("mapa data get mnist usps", _DONE),
     "data list": ("mapa data list --json", _DONE),
     "data where": ("mapa data where", _DONE),
+    "data show": ("mapa data show quickstart --set data.partition=dirichlet", _DONE),
     "data get": ("mapa data get --scenario cnn-mnist", _DONE),
 }
 

@@ -13,11 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import ConfigurationError
+from edge.owners import BOOK_VARIABLE
 from mapa.environment import CLOUD, EDGE, prefixed, text
 
 SCENARIOS = Path("/scenarios")  # a folder of the host, where one is mounted
 RUN_FILE = "MAPA_RUN_FILE"  # where the cloud leaves the run's name for the edges
 SERVICES = ("data", "cloud", "edge")
+OWN_DATA, TEST_DATA = Path("/own-data"), Path("/test-data")  # folders of the host, where they are mounted
+REGISTRY = "/state/registry.sqlite3"  # of local data: a container sees no other state directory
 _PLACES = {"MAPA_BROKER": "broker", "MAPA_RUNS_DIR": "/runs", "MAPA_STATE_DIR": "/state"}
 
 
@@ -29,12 +32,19 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
         sets = text(environ, "DATA").split()
         return ["data", "get", *(sets or ["--scenario", scenario, *changes])], {}
     options = {**_PLACES, **prefixed(environ, CLOUD if name == "cloud" else EDGE)}
+    for variable, folder in (("MAPA_EDGE_DATA", OWN_DATA), ("MAPA_TEST_DATA", TEST_DATA)):
+        if variable in options:
+            options[variable] = str(
+                folder / options[variable]
+            )  # a name in the folder; an absolute path stays
     if name == "cloud":
         short = Path(scenario).name.removesuffix(".toml")  # the stem of …-0.1 would be …-0
         options.setdefault("MAPA_RUN", f"{short}-{secrets.token_hex(4)}")
         return ["cloud", scenario, *changes], options
     if "MAPA_RUN" not in options:
         options["MAPA_RUN"] = _run_of_this_host(environ)
+    if "MAPA_EDGE_DATA" in options:
+        options[BOOK_VARIABLE] = text(environ, BOOK_VARIABLE) or REGISTRY
     return ["edge"], options
 
 

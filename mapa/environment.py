@@ -27,8 +27,21 @@ CLOUD = (
     "SEED",
     "LINKS",
     "RUNS_DIR",
+    "TEST_DATA",
 )
-EDGE = (*_CONNECTION, *_PRIVACY, "NOISE", "LINK", "ALLOW", "CODE", "ALLOW_SEED", "ACCOUNTS", "STATE_DIR")
+EDGE = (
+    *_CONNECTION,
+    *_PRIVACY,
+    "NOISE",
+    "LINK",
+    "ALLOW",
+    "CODE",
+    "ALLOW_SEED",
+    "ACCOUNTS",
+    "STATE_DIR",
+    "EDGE_DATA",
+    "DATA_NAME",
+)
 
 
 def text(environ: Mapping[str, str], name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mapa.given import Source, given, require_importable
 from mapa.process_run import PROCESSES, run_in_processes
 from mapa.progress import BarView, OnProgress, bar_for
 from mapa.recording import ENGINES, record_simulation
+from mapa.run_parts import OwnFiles
 from mapa.run_reader import find_run
 from mapa.run_result import Run, read_result
 from mapa.simulation.simulator import interrupt_between_events
@@ -34,6 +36,8 @@ def simulate(
     engine: str = "events",
     runs_dir: str | Path = "runs",
     data_dir: str | Path | None = None,
+    edge_data: Sequence[str | Path] = (),
+    test_data: str | Path | None = None,
     progress: bool | OnProgress = True,
     **changes: Any,
 ) -> Run:
@@ -42,13 +46,17 @@ def simulate(
     `scenario` is a name, the path of a TOML file, or a dict. `changes` are its keys: `seed=1, iterations=500`;
     of a table those that are given, `privacy={"total_epsilon": 4.0}`; None removes a key. A class or an object may
     stand where a name does: `model=MyModel`, `algorithm=Damped(rate=0.3)`, `data=my_dataset`,
-    `model={"name": MyModel, "options": {"width": 3}}`.
+    `model={"name": MyModel, "options": {"width": 3}}`. With data.set = "local", `edge_data` are the edges' own files in
+    their order, and `test_data` the file that the model is evaluated on.
     """
     if engine not in ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
     asked = given(scenario, changes)
+    own = None
+    if edge_data or test_data is not None:
+        own = OwnFiles(tuple(map(Path, edge_data)), None if test_data is None else Path(test_data))
     with given_objects(asked.objects):
-        world = World.of(asked.scenario(), _data_dir(data_dir))
+        world = World.of(asked.scenario(), _data_dir(data_dir), own)
         resolved = world.scenario
         title = f"{resolved.algorithm.name} {resolved.model.name}"
         with interrupt_between_events(), bar_for(title, resolved.iterations, progress) as bar:

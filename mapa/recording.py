@@ -22,6 +22,7 @@ from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
 from common.records.rundir import RunDirectory, new_run_id
 from common.records.tally import Tally
+from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
 from common.transport.link import link_profile
 from mapa.budget import release_caps
@@ -31,7 +32,7 @@ from mapa.simulation.simulator import check_world, simulate
 from mapa.simulation.synchronous import check_synchronous, simulate_synchronously
 from mapa.simulation.vectorised import check_vectorised, simulate_rounds
 from mapa.simulation.world import World
-from mapa.statement import EdgeReleases, state_privacy
+from mapa.statement import OWN, EdgeReleases, state_privacy
 
 ENGINES = ("events", "vectorised", "block", "synchronous")
 _STREAMS = {True: "secure", False: "philox key (seed, k), counter (0, 0, purpose, n)"}
@@ -160,6 +161,7 @@ def record_cloud(
             for a, releases in zip(accounts, summary["releases"], strict=True)
         ],
         service.lives,
+        least_records(setting.scenario),
     )
     with _kept(failures):
         directory.summary(summary)
@@ -202,10 +204,12 @@ def privacy_of(
     scenario: Scenario,
     edges: Sequence[tuple[int, str, NoiseLaw | None, int, int]],
     lives: Lives | None = None,
+    least: int | None = None,
 ) -> dict[str, Any]:
     """State what the releases (k, id, law, n_k, count) guarantee; where that cannot be, say why.
 
-    `lives` knows where edges were started anew; None: no edge ever was.
+    `lives` knows where edges were started anew; None: no edge ever was. `least` says that edges bring their own
+    records and every n_k is this bound; None: the n_k are known.
     """
     if not any(releases for *_, releases in edges):
         return {"words": ["Nothing was released."], "edges": []}
@@ -214,12 +218,19 @@ def privacy_of(
     def of_edge(k: int, edge_id: str, law: NoiseLaw | None, size: int, releases: int) -> EdgeReleases:
         kind = ReleaseKind(law, mechanism, size)
         stated = EdgeReleases(
-            edge=k, edge_id=edge_id, kind=kind, releases=releases, reproducible=scenario.seed is not None
+            edge=k,
+            edge_id=edge_id,
+            kind=kind,
+            releases=releases,
+            reproducible=scenario.seed is not None,
+            at_least=least is not None,
+            notes=() if least is None else (OWN.format(least=least),),
         )
         if lives is None or mechanism.sampling is not Sampling.SHUFFLED:
             return stated
         notes = (_STARTS, _EARLIER) if lives.earlier(EdgeId(edge_id)) else (_STARTS,)
-        return replace(stated, charges=lives.charges(EdgeId(edge_id), kind, releases), notes=notes)
+        charges = lives.charges(EdgeId(edge_id), kind, releases)
+        return replace(stated, charges=charges, notes=(*stated.notes, *notes))
 
     try:
         stated = [of_edge(*edge) for edge in edges]
@@ -307,7 +318,7 @@ def summarise(
         "seed": scenario.seed,
         "scenario_sha256": scenario.digest,
         "reason": reason,
-        **tally.summary(),
+        **tally.summary(model.metrics),
         "seconds": seconds,
         "iterations_per_second": tally.updates / seconds if seconds > 0 else None,
         "diagnostics": scenario.records.diagnostics,

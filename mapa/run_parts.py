@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from cloud.evaluation import Evaluator
 from common.datasets.catalogue import describe, load_dataset
-from common.datasets.dataset import Dataset
-from common.errors import MapaError
+from common.datasets.checksum import content_checksum
+from common.datasets.dataset import Dataset, Inputs, Labels, Samples
+from common.datasets.reading import read_samples
+from common.datasets.schema import DataSchema
+from common.datasets.source import LOCAL, Source
+from common.errors import ConfigurationError, MapaError
 from common.models.model import Model
 from common.quantities import Indices
-from common.scenario.parts import dataset_for, model_for
+from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario
 from edge.assembly import shards_for
+from edge.policy import check_number
 from mapa.budget import calibrated
 
 
@@ -25,37 +33,103 @@ class RunParts:
     scenario: Scenario  # with z filled in where it gave a total budget instead
     dataset: Dataset
     model: Model
-    rows: list[Indices]  # shard k of K
+    rows: list[Indices]  # shard k of K; none where edges bring records of their own
 
     @property
     def shard_sizes(self) -> list[int]:
-        """n_k."""
+        """n_k; where edges bring records of their own, the least that takes part."""
+        least = least_records(self.scenario)
+        if not self.rows and least is not None:
+            return [least] * self.scenario.workers
         return [len(shard) for shard in self.rows]
 
-    def new_evaluator(self) -> Evaluator:
-        """Bring the test set into the model's own form, which takes its time and memory."""
+    def new_evaluator(self) -> Evaluator | None:
+        """Bring the test set into the model's own form, which takes its time and memory; None: there is none."""
+        if self.dataset.test is None:
+            return None
         return Evaluator.of(self.model, self.dataset.test, self.scenario.model.regularization)
 
 
-def assemble(scenario: Scenario, load: Callable[[str], Dataset]) -> RunParts:
+NEEDS_FILES = (
+    f"data.set = {LOCAL!r}: every edge brings its own records, and their account must outlast a run; start `mapa cloud`"
+    " and for each of them `mapa edge --data FILE`, or simulate it with `mapa simulate --data FILE` once for each edge"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """Files in place of a data set that all hold."""
+
+    of_edges: tuple[Path, ...] | None = None  # one for each edge; None: the edges have them, and nobody else
+    test: Path | None = None  # None: no metric is claimed
+
+
+def assemble(scenario: Scenario, load: Callable[[Source], Dataset], own: OwnFiles | None = None) -> RunParts:
     """Load the data, take the holdout, make the model, deal the shards; ConfigurationError where that cannot be.
 
     An edge does the same for itself (edge/preparation.py): it must not hold more than its own shard, and checks
     at each step what the cloud's scenario would cost it.
     """
+    if scenario.data.set == LOCAL:
+        return _assemble_own(scenario, own)
+    if own is not None:
+        raise ConfigurationError(
+            f"--data, --test-data: go with data.set = {LOCAL!r}, where edges bring records of their own, not with"
+            f" {scenario.data.set!r}"
+        )
     dataset = dataset_for(scenario, load)
-    model = model_for(scenario, dataset.shape, dataset.classes)
-    rows = shards_for(scenario, dataset.train.labels)
+    model = model_for(scenario, dataset.shape, dataset.classes, dataset.target_range)
+    rows = shards_for(scenario, dataset.train)
     return RunParts(calibrated(scenario, [len(shard) for shard in rows]), dataset, model, rows)
 
 
+def _assemble_own(scenario: Scenario, own: OwnFiles | None) -> RunParts:
+    """Take what is here of a run whose edges bring records of their own: all files in a simulation, else none."""
+    schema, least = own_schema(scenario), least_records(scenario)
+    if own is None or schema is None or least is None:
+        raise ConfigurationError(NEEDS_FILES)
+    files = own.of_edges
+    if files is not None and len(files) != scenario.workers:
+        raise ConfigurationError(
+            f"--data: {len(files)} files; must be {scenario.workers}, one for each edge of the scenario"
+        )
+    shards = [read_samples(path, schema) for path in files or ()]
+    for shard in shards:
+        check_number(len(shard), at_least=least)
+    ends = np.cumsum([0, *map(len, shards)]).tolist()
+    rows = [np.arange(begin, end) for begin, end in itertools.pairwise(ends)]
+    test = None if own.test is None else read_samples(own.test, schema)
+    train = _joined(shards, schema)
+    parts = [part for part in (train, test) if part is not None and len(part)]
+    checksum = content_checksum(*parts) if parts else ""
+    dataset = Dataset(LOCAL, schema.shape, schema.classes, train, test, checksum, schema.target_range)
+    model = model_for(scenario, schema.shape, schema.classes, schema.target_range)
+    sizes = [len(shard) for shard in shards] or [least] * scenario.workers
+    return RunParts(calibrated(scenario, sizes), dataset, model, rows)
+
+
+def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:
+    """Return all shards one after the other; arrays may be uint8 in one file and float32 in another."""
+    if not shards:
+        return Samples(np.empty((0, schema.width), np.float32), np.empty(0, np.int64))
+    labels: Labels = np.concatenate([shard.labels for shard in shards])
+    if len({shard.inputs.dtype for shard in shards}) > 1:
+        return Samples(np.concatenate([shard.values() for shard in shards]), labels)
+    inputs: Inputs = np.concatenate([shard.inputs for shard in shards])
+    return Samples(inputs, labels)
+
+
 def parameters_of(scenario: Scenario, data_dir: Path) -> int | None:
-    """Return N without the data where its shape is known without it; None: this machine cannot make the model."""
-    known = {one.name: (one.shape, one.classes) for one in describe(data_dir)}
+    """Return N, without the data where their shape is known anyway; None: this machine cannot make the model."""
+    table = scenario.data.declared
     try:
-        if scenario.data.set not in known:
-            dataset = load_dataset(scenario.data.set, data_dir)
-            known[scenario.data.set] = (dataset.shape, dataset.classes)
-        return model_for(scenario, *known[scenario.data.set]).dimension
+        if table is not None:
+            declared = table.declared
+            return model_for(scenario, declared.shape, declared.classes, declared.target_range).dimension
+        known = {one.name: (one.shape, one.classes) for one in describe(data_dir) if one.classes}
+        if scenario.data.set in known:
+            return model_for(scenario, *known[scenario.data.set]).dimension
+        dataset = load_dataset(scenario.data.source, data_dir)
+        return model_for(scenario, dataset.shape, dataset.classes, dataset.target_range).dimension
     except MapaError:
         return None

@@ -24,6 +24,11 @@ MOST_PLDS = 8
 _RATES = 32
 _ROWS = 20  # edges in the printed table
 SHARED = "they draw from the same records"
+OWN = (
+    "Edges bring records of their own, and their numbers are not known here: each edge is accounted for {least}"
+    " records, the least that takes part. Its own ledger has the exact figure. A record that several edges bring"
+    " adds up what each of them released."
+)
 LITTLE = 10.0  # from this ε on, say that it protects little
 
 
@@ -40,6 +45,7 @@ class EdgeReleases:
     reproducible: bool = False  # seeded noise
     shards: tuple[ShardSpent, ...] = ()  # all that its ledger spent, by shard; (): no ledger was asked
     notes: tuple[str, ...] = ()  # how it was counted, in sentences
+    at_least: bool = False  # the kind's n_k is a bound: the edge's own number is not known here
 
     @property
     def spent(self) -> tuple[Spent, ...]:
@@ -115,7 +121,7 @@ class Statement:
             table.add_row(
                 str(edge.of.edge),
                 edge.of.edge_id,
-                str(edge.of.kind.shard_size),
+                f"{'≥ ' if edge.of.at_least else ''}{edge.of.kind.shard_size}",
                 str(edge.of.releases),
                 *(row[key] for key in ("release", "clipping", "scope", "sampler")),
                 *(_cell(figures.get(method), edge) for method in methods),
@@ -314,6 +320,7 @@ def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
         "releases": of.releases,
         "charges": of.spent[-1].charges,
         "shard_size": of.kind.shard_size,
+        **({"shard_size_at_least": True} if of.at_least else {}),
         **_mechanism(of.kind),
         "noise_multiplier": parameters.pop("noise_multiplier", None),
         "epsilon_per_release": parameters.pop("epsilon", None),

@@ -54,5 +54,7 @@ def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     metrics = [Metric.from_dict(fields) for fields in summary["metrics"]]
     first = metrics[0]
     best, when = summary[f"best_{first.name}"], summary[f"best_{first.name}_at"]
+    if not summary["evaluations"]:
+        return [("evaluation", "none (no test data)")]
     final = [(f"final {metric.name}", metric.text(summary[f"final_{metric.name}"])) for metric in metrics]
     return [final[0], (f"best {first.name}", f"{first.text(best)} at {when}"), *final[1:]]

@@ -12,9 +12,10 @@ from typing import Any
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law
+from common.scenario.parts import least_records
 from common.scenario.scenario import parse_scenario
 from mapa.run_reader import read_events, read_manifest
-from mapa.statement import EdgeReleases
+from mapa.statement import OWN, EdgeReleases
 
 _TAIL = 1 << 16  # bytes from the end in which the last update is looked for
 _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what new_run_id puts after the name
@@ -50,10 +51,13 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
     """Return what the events prove that each edge has released: at least that, for the last ones may be missing."""
     manifest = read_manifest(path)
     scenario, sizes = parse_scenario(manifest["scenario"]), manifest.get("shard_sizes")
+    least = least_records(scenario)
     if sizes is None:
         raise ConfigurationError(
             f"{path}: its manifest has no shard_sizes, so ε cannot be computed from the events; see the edges' ledgers"
         )
+    if least is not None:
+        sizes = [least] * scenario.workers
     joined: dict[int, dict[str, Any]] = {}
     last: dict[int, int] = {}
     for record in read_events(path):
@@ -70,6 +74,8 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
             kind=ReleaseKind(_law(joined[k]), scenario.mechanism, sizes[k]),
             releases=last[k],
             reproducible=scenario.seed is not None,
+            at_least=least is not None,
+            notes=() if least is None else (OWN.format(least=least),),
         )
         for k in sorted(last)
     ]

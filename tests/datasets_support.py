@@ -109,15 +109,15 @@ class Stripes:
         images[::2, ::2, :] = 1
         images[1::2, :, ::2] = 1
         samples = Samples(images.reshape(20, 16), np.arange(20, dtype=np.int64) % 2)
-        train = Samples(samples.images[:12], samples.labels[:12])
-        test = Samples(samples.images[12:], samples.labels[12:])
+        train = Samples(samples.inputs[:12], samples.labels[:12])
+        test = Samples(samples.inputs[12:], samples.labels[12:])
         return Dataset("stripes", (4, 4), 2, train, test, content_checksum(train, test))
 
 
 class WrongLabels:
     def load(self, data_dir: Path) -> Dataset:
         good = Stripes().load(data_dir)
-        return Dataset("wrong", (4, 4), 2, good.train, Samples(good.test.images, good.test.labels + 1), "")
+        return Dataset("wrong", (4, 4), 2, good.train, Samples(good.test.inputs, good.test.labels + 1), "")
 
 
 class NoLoad:

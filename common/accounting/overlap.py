@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from common.accounting.releases import Spent
+from common.accounting.releases import ReleaseKind, Spent
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Mechanism
 
@@ -49,7 +49,7 @@ def total_of_records(spent: Iterable[ShardSpent], delta: float, *, quick: bool =
         others = worst_record(item for item in everything if item.cut != anchor)
         figures = [
             total((*others, *shard), delta, quick=quick, several_runs=several)
-            for shard in _largest([_sums(shard) for shard in _by_shard(own)])
+            for shard in _largest(_costs(own))
         ]
         bounds.append(max(figures, key=lambda figure: figure.epsilon))
     return min(bounds, key=lambda figure: figure.epsilon, default=total((), delta))
@@ -78,11 +78,32 @@ def _worst_shard(cut: list[ShardSpent]) -> list[Spent]:
     Kinds that differ in n_k alone are taken for the smallest n_k, whose sampling rate is the largest: ε rises
     with the rate. Other kinds are not compared: each counts with its own worst shard.
     """
+    costs = _costs(cut)
+    if len(costs) == 1:
+        return list(costs[0])
     worst: dict[_Key, Spent] = {}
-    for shard in _by_shard(cut):
-        for spent in _sums(shard):
+    for shard in costs:
+        for spent in shard:
             worst[_key(spent)] = _joined(worst.get(_key(spent)), spent, plus=False)
     return list(worst.values())
+
+
+def _costs(cut: list[ShardSpent]) -> list[tuple[Spent, ...]]:
+    """Return what each shard's releases come to; of a single one kind by kind, since there is nothing to compare.
+
+    Records of one's own may change in number from run to run, after a look at the earlier releases: each n_k stays
+    a kind of its own then, and the odometer composes them.
+    """
+    shards = _by_shard(cut)
+    return [_exactly(shards[0])] if len(shards) == 1 else [_sums(shard) for shard in shards]
+
+
+def _exactly(shard: list[ShardSpent]) -> tuple[Spent, ...]:
+    """Return what a shard's releases come to, for each kind."""
+    charges: dict[ReleaseKind, int] = {}
+    for item in shard:
+        charges[item.spent.kind] = charges.get(item.spent.kind, 0) + item.spent.charges
+    return tuple(Spent(kind, count) for kind, count in charges.items())
 
 
 _Key = tuple[NoiseLaw | None, Mechanism]

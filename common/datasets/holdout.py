@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from common.datasets.dataset import Dataset, Samples
+from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
 from common.quantities import Indices
 from common.randomness import permutation_of
@@ -26,14 +26,10 @@ def with_holdout(dataset: Dataset, count: int) -> Dataset:
             f"data.holdout = {count}: must be less than the {len(dataset.train)} training records of {dataset.name}"
         )
     kept, held = split_rows(len(dataset.train), count)
-    return replace(dataset, train=_chosen(dataset.train, kept), test=_chosen(dataset.train, held))
+    return replace(dataset, train=dataset.train.chosen(kept), test=dataset.train.chosen(held))
 
 
 def split_rows(rows: int, count: int) -> tuple[Indices, Indices]:
     """Return which rows stay and which are held out, both ascending."""
     order = permutation_of(np.random.Philox(key=_KEY), rows)
     return np.sort(order[count:]), np.sort(order[:count])
-
-
-def _chosen(samples: Samples, rows: Indices) -> Samples:
-    return Samples(samples.images[rows], samples.labels[rows])

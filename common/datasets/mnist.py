@@ -43,8 +43,8 @@ def load_mnist(data_dir: Path, *, checksum: str | None = CHECKSUM) -> Dataset:
     missing = [f"{name}.gz" for name in SHA256 if name not in paths]
     if missing:
         raise absent("mnist", data_dir, ", ".join(missing))
-    train = _read_part(paths[TRAIN_IMAGES], paths[TRAIN_LABELS])
-    test = _read_part(paths[TEST_IMAGES], paths[TEST_LABELS])
+    train = read_part(paths[TRAIN_IMAGES], paths[TRAIN_LABELS])
+    test = read_part(paths[TEST_IMAGES], paths[TEST_LABELS])
     found = content_checksum(train, test)
     if checksum is not None and found != checksum:
         raise _refusal(paths)
@@ -56,7 +56,7 @@ def content_sha256(path: Path) -> str:
     return hashlib.sha256(read_content(path, LARGEST)).hexdigest()
 
 
-def _read_part(images_path: Path, labels_path: Path) -> Samples:
+def read_part(images_path: Path, labels_path: Path) -> Samples:
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if images.shape[1:] != SHAPE:
         raise damaged(images_path, f"contains images of {images.shape[1:]}, not {SHAPE}")

@@ -20,7 +20,7 @@ from torch.nn import functional
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, Metric
 from common.models.gradients import RowGradients
-from common.models.model import Features, Images, Labels, Targets, check_labels, layout
+from common.models.model import Features, Images, Labels, Targets, cannot_take, check_labels, layout
 from common.quantities import Vector
 
 _KERNEL = 5
@@ -37,17 +37,17 @@ class Cnn:
     name = "cnn"
     metrics: tuple[Metric, ...] = CLASSIFICATION
 
-    def __init__(self, *, shape: tuple[int, int], classes: int, activation: str = "relu") -> None:
-        if classes < 2:
-            raise ConfigurationError(f"classes = {classes}: {self.name} needs at least 2")
+    def __init__(self, *, shape: tuple[int, ...], classes: int, activation: str = "relu") -> None:
+        if classes < 2 or len(shape) != 2:
+            raise cannot_take(self.name, shape, classes, "grey images (height, width), at least 2 classes")
         if activation not in ACTIVATIONS:
             raise ConfigurationError(
                 f"model.options.activation = {activation!r}: allowed are {', '.join(ACTIVATIONS)}"
             )
-        self.shape = shape
+        self.shape = (shape[0], shape[1])
         self.classes = classes
         self._activation = ACTIVATIONS[activation]
-        self.padding, (height, width) = _padding(shape)
+        self.padding, (height, width) = _padding(self.shape)
         self.layout = layout(
             **{
                 "conv1.weight": (_FILTERS, 1, _KERNEL, _KERNEL),

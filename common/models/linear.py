@@ -15,13 +15,13 @@ import numpy.typing as npt
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, Metric
 from common.models.gradients import OuterGradients
-from common.models.model import Features, Images, Labels, Targets, check_labels, layout
+from common.models.model import Features, Images, Labels, Targets, cannot_take, check_labels, layout
 from common.quantities import Vector
 
 Scores = npt.NDArray[np.float32]  # … × b × c
 Losses = npt.NDArray[np.float32]  # … × b
 
-_CHUNK = 8192  # rows that evaluate() scores at a time
+CHUNK = 8192  # rows that evaluate() scores at a time
 _HALF = np.float32(0.5)
 
 
@@ -35,10 +35,13 @@ class LinearModel(ABC):
     name: str
     metrics: tuple[Metric, ...] = CLASSIFICATION
 
-    def __init__(self, *, shape: tuple[int, int], classes: int, outputs: int) -> None:
+    def __init__(self, *, shape: tuple[int, ...], classes: int, outputs: int) -> None:
         if classes < 2:
-            raise ConfigurationError(f"classes = {classes}: {self.name} needs at least 2")
+            raise cannot_take(self.name, shape, classes, "any shape, at least 2 classes")
         self.classes = classes
+        self._lay_out(shape, outputs)
+
+    def _lay_out(self, shape: tuple[int, ...], outputs: int) -> None:
         self.inputs = math.prod(shape) + 1  # d
         self.outputs = outputs  # c
         self.dimension = self.outputs * self.inputs
@@ -67,7 +70,7 @@ class LinearModel(ABC):
     def features(self, images: Images) -> Features:
         if images.shape[1:] != (self.inputs - 1,):
             raise ConfigurationError(
-                f"images of {images.shape[1:]} pixels: {self.name} was made for {self.inputs - 1}"
+                f"inputs of {images.shape[1:]} values: {self.name} was made for {self.inputs - 1}"
             )
         features = np.empty((len(images), self.inputs), np.float32)
         features[:, :-1] = images
@@ -85,8 +88,8 @@ class LinearModel(ABC):
         if not len(targets):
             return {"accuracy": math.nan, "loss": math.nan}
         loss, right = 0.0, 0
-        for start in range(0, len(targets), _CHUNK):
-            rows = slice(start, start + _CHUNK)
+        for start in range(0, len(targets), CHUNK):
+            rows = slice(start, start + CHUNK)
             scores = self.scores(x, features[rows])
             loss += float(self.losses(scores, targets[rows]).sum(dtype=np.float64))
             right += int(np.count_nonzero(self.correct(scores, targets[rows])))
@@ -97,7 +100,7 @@ class TwoWayModel(LinearModel):
     """One score; targets are +1 for the labels in `positive` (by default the odd ones), −1 for the others."""
 
     def __init__(
-        self, *, shape: tuple[int, int], classes: int, positive: Collection[int] | None = None
+        self, *, shape: tuple[int, ...], classes: int, positive: Collection[int] | None = None
     ) -> None:
         super().__init__(shape=shape, classes=classes, outputs=1)
         chosen = range(1, classes, 2) if positive is None else positive
@@ -114,7 +117,7 @@ class TwoWayModel(LinearModel):
 class ManyWayModel(LinearModel):
     """A score for each class; targets are the labels."""
 
-    def __init__(self, *, shape: tuple[int, int], classes: int) -> None:
+    def __init__(self, *, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(shape=shape, classes=classes, outputs=classes)
 
     def targets(self, labels: Labels) -> Targets:
@@ -126,7 +129,8 @@ class ManyWayModel(LinearModel):
 
     def _places(self, targets: Targets) -> npt.NDArray[np.int64]:
         """Return where each sample's own score is among the raveled scores."""
-        return np.arange(0, targets.size * self.outputs, self.outputs) + targets.ravel()
+        first = np.arange(0, targets.size * self.outputs, self.outputs)
+        return np.add(first, targets.ravel(), dtype=np.int64)
 
 
 class LogisticRegression(TwoWayModel):

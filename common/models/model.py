@@ -13,10 +13,10 @@ from common.errors import ConfigurationError
 from common.metrics import Metric
 from common.quantities import PerSampleGradients, Vector
 
-Images = npt.NDArray[np.float32]  # n × pixels, values in [0, 1]
-Labels = npt.NDArray[np.int64]
-Features = npt.NDArray[np.float32]  # n × …, a model's own form of the images
-Targets = npt.NDArray[np.int64]  # n, a model's own form of the labels
+Images = npt.NDArray[np.float32]  # n × product of the shape; of uint8 pixels values in [0, 1]
+Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]  # classes, or real targets
+Features = npt.NDArray[np.float32]  # n × …, a model's own form of the inputs
+Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]  # n, a model's own form of the labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,15 @@ def layout(**shapes: tuple[int, ...]) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def check_labels(labels: Labels, classes: int) -> Targets:
+def cannot_take(name: str, shape: tuple[int, ...], classes: int, takes: str) -> ConfigurationError:
+    """Return the error for a model that is asked for data which it cannot take."""
+    labels = f"classes = {classes}" if classes else "classes = 0 (real targets)"
+    return ConfigurationError(
+        f"model.name = {name!r}: cannot take shape = {shape}, {labels}; it takes {takes}"
+    )
+
+
+def check_labels(labels: Labels, classes: int) -> npt.NDArray[np.int64]:
     """Return labels as they are where all lie in 0 … classes − 1: a wrong one would index another row."""
     if len(labels) and (labels.min() < 0 or labels.max() >= classes):
         raise ConfigurationError(
@@ -68,10 +76,10 @@ class Model(Protocol):
         """Return x₁."""
 
     def features(self, images: Images) -> Features:
-        """Bring images into the form that the other methods take; done once per shard."""
+        """Bring inputs into the form that the other methods take; done once per shard."""
 
     def targets(self, labels: Labels) -> Targets:
-        """Bring labels 0 … 9 into the model's own form."""
+        """Bring labels into the model's own form."""
 
     def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:
         """Return ∇F(x, ξ_i) of the batch, without the regulariser."""

@@ -9,24 +9,35 @@ from typing import Any, cast
 from common.dotted import import_dotted, is_dotted
 from common.errors import ConfigurationError, MapaError
 from common.metrics import check_metrics
+from common.models.least_squares import LeastSquares
 from common.models.linear import LogisticRegression, Softmax, Svm
 from common.models.model import Model
 from common.models.scattering_softmax import ScatteringSoftmax
 
 _LINEAR: dict[str, Callable[..., Any]] = {
-    m.name: m for m in (LogisticRegression, Svm, Softmax, ScatteringSoftmax)
+    m.name: m for m in (LogisticRegression, Svm, Softmax, LeastSquares, ScatteringSoftmax)
 }
 MODELS = (*_LINEAR, "cnn")
 _MEMBERS = ("name", "dimension", "layout", "first_layer", "metrics")
 _METHODS = ("initial", "features", "targets", "gradients", "evaluate")
 
 
-def make_model(name: str, *, shape: tuple[int, int], classes: int, options: Mapping[str, object]) -> Model:
-    """Make the model called `name` for images of a shape; a custom one by "package.module:Class"."""
+def make_model(
+    name: str,
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    options: Mapping[str, object],
+    target_range: tuple[float, float] | None = None,
+) -> Model:
+    """Make the model called `name` for samples of a shape; a custom one by "package.module:Class".
+
+    classes = 0 means real targets; their range is given to a class that takes `target_range`.
+    """
     make = _maker(name)
     _check_options(name, make, options)
     try:
-        model = make(shape=shape, classes=classes, **options)
+        model = make(shape=shape, classes=classes, **options, **_declared(make, target_range))
     except MapaError:
         raise
     except Exception as error:  # another's class may raise anything
@@ -64,6 +75,15 @@ def _cnn() -> Callable[..., Any]:
     return Cnn
 
 
+def _declared(make: Callable[..., Any], target_range: tuple[float, float] | None) -> dict[str, object]:
+    """Return the range of real targets for a class that asks for it."""
+    try:
+        parameters = inspect.signature(make).parameters
+    except ValueError:
+        return {}
+    return {"target_range": target_range} if "target_range" in parameters else {}
+
+
 def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, object]) -> None:
     """Refuse an option that the class does not take, or the lack of one that it needs."""
     try:
@@ -73,7 +93,7 @@ def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, ob
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     named = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    own = {key: p for key, p in named.items() if key not in ("shape", "classes")}
+    own = {key: p for key, p in named.items() if key not in ("shape", "classes", "target_range")}
     for key, value in options.items():
         if key not in own:
             allowed = ", ".join(own) or "none"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from common.errors import ConfigurationError
 from common.models.linear import Softmax
-from common.models.model import Features, Images
+from common.models.model import Features, Images, cannot_take
 from common.models.scattering import CHANNELS, STRIDE, Scattering, group_normalised
 from common.models.strokes import draw_strokes
 
@@ -43,20 +43,23 @@ class ScatteringSoftmax(Softmax):
 
     name = "scattering"
 
-    def __init__(self, *, shape: tuple[int, int], classes: int, landmarks: int = 1000) -> None:
+    def __init__(self, *, shape: tuple[int, ...], classes: int, landmarks: int = 1000) -> None:
         if type(landmarks) is not int or not 0 <= landmarks <= MOST_LANDMARKS:
             raise ConfigurationError(
                 f"model.options.landmarks = {landmarks!r}: must be from 0 to {MOST_LANDMARKS}"
             )
-        self._scattering = Scattering(shape)
-        needed = view_bytes(shape, landmarks)
+        if classes < 2 or len(shape) != 2:
+            raise cannot_take(self.name, shape, classes, "grey images (height, width), at least 2 classes")
+        image = (shape[0], shape[1])
+        self._scattering = Scattering(image)
+        needed = view_bytes(image, landmarks)
         if needed > LARGEST_VIEW:
             raise ConfigurationError(
                 f"model.options.landmarks = {landmarks}: takes about {needed >> 20} MB for images of"
                 f" {shape[0]}×{shape[1]}; must be at most {LARGEST_VIEW >> 20} MB"
             )
-        self._pixels = math.prod(shape)
-        self._view = _view(shape, landmarks) if landmarks else None
+        self._pixels = math.prod(image)
+        self._view = _view(image, landmarks) if landmarks else None
         # to a linear model these are what pixels are to softmax: a row of numbers
         inputs = landmarks or CHANNELS * math.prod(self._scattering.out)
         self._length = np.float32(math.sqrt(inputs))

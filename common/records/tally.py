@@ -111,11 +111,14 @@ class Tally:
                 best = one
         return best
 
-    def summary(self) -> dict[str, Any]:
-        """Return the part of summary.json that facts decide; no timings."""
+    def summary(self, metrics: Sequence[Metric] = CLASSIFICATION) -> dict[str, Any]:
+        """Return the part of summary.json that facts decide; no timings.
+
+        `metrics` are the model's; without an evaluation their values are null, never a number.
+        """
         last = self.evaluations[-1] if self.evaluations else None
         best = self.best
-        metrics = tuple(CLASSIFICATION if last is None else last.values)
+        metrics = tuple(metrics if last is None else last.values)
         headline = metrics[0].name
         return {
             "updates": self.updates,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -31,7 +31,7 @@ def _line(item: Any, root: type[BaseModel]) -> str:
     message = message[0].lower() + message[1:]
     match item["type"]:
         case "extra_forbidden":
-            allowed = ", ".join(_table(root, location[:-1]).model_fields)
+            allowed = ", ".join(f.alias or key for key, f in _table(root, location[:-1]).model_fields.items())
             return f"{key} = {_short(repr(item['input']))}: unknown key; allowed are {allowed}"
         case "missing":
             return f"{key}: missing"
@@ -49,11 +49,14 @@ def _table(root: type[BaseModel], location: tuple[object, ...]) -> type[BaseMode
     """Return the table that a location lies in."""
     table = root
     for part in location:
-        annotation = table.model_fields[str(part)].annotation if str(part) in table.model_fields else None
-        if get_origin(annotation) is list:
-            (annotation,) = get_args(annotation)
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            table = annotation
+        named = {field.alias or key: field for key, field in table.model_fields.items()}
+        annotation = named[str(part)].annotation if str(part) in named else None
+        for inner in (
+            annotation,
+            *get_args(annotation),
+        ):  # a table, a list of them, or one that may be absent
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                table = inner
     return table
 
 

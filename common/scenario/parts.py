@@ -6,19 +6,51 @@ from collections.abc import Callable
 
 from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
+from common.datasets.schema import DataSchema
+from common.datasets.source import LOCAL, Source
 from common.models.model import Model
 from common.models.registry import make_model
+from common.noise.mechanism import Sampling
 from common.scenario.scenario import Scenario
 
 
-def dataset_for(scenario: Scenario, load: Callable[[str], Dataset]) -> Dataset:
+def dataset_for(scenario: Scenario, load: Callable[[Source], Dataset]) -> Dataset:
     """Return the data set, its holdout in the place of its test set where the scenario asks for one."""
-    return with_holdout(load(scenario.data.set), scenario.data.holdout)
+    return with_holdout(load(scenario.data.source), scenario.data.holdout)
 
 
-def model_for(scenario: Scenario, shape: tuple[int, int], classes: int) -> Model:
-    """Return the model for images of this shape."""
-    return make_model(scenario.model.name, shape=shape, classes=classes, options=scenario.model.options)
+def own_schema(scenario: Scenario) -> DataSchema | None:
+    """Return what records look like that every edge brings itself; None: all cut their shard from one data set."""
+    table = scenario.data.declared
+    return table.declared if table is not None and scenario.data.set == LOCAL else None
+
+
+def least_records(scenario: Scenario) -> int | None:
+    """Return how many records every edge has at least, where edges bring their own; None: shards are cut here.
+
+    An edge with fewer does not take part, so b/n_k is at most b over this.
+    """
+    schema = own_schema(scenario)
+    if schema is None:
+        return None
+    one = Sampling(scenario.data.sampler) is Sampling.WITH_REPLACEMENT
+    return max(schema.records_at_least, 1 if one else scenario.batch_size)
+
+
+def model_for(
+    scenario: Scenario,
+    shape: tuple[int, ...],
+    classes: int,
+    target_range: tuple[float, float] | None = None,
+) -> Model:
+    """Return the model for samples of this shape."""
+    return make_model(
+        scenario.model.name,
+        shape=shape,
+        classes=classes,
+        options=scenario.model.options,
+        target_range=target_range,
+    )
 
 
 def noised_slice(scenario: Scenario, model: Model) -> slice:

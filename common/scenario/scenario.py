@@ -19,10 +19,10 @@ from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.problem import Problem, SensitivityRule
+from common.scenario.data_table import DataTable
 from common.scenario.explanation import explain
 from common.scenario.tables import (
     AlgorithmTable,
-    DataTable,
     DelaysTable,
     EvaluationTable,
     LinkTable,

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from common.datasets.catalogue import DATA_SETS
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.registry import MODELS
@@ -25,7 +24,7 @@ PerEdge = Annotated[
 ]
 
 
-def _named(key: str, known: tuple[str, ...]) -> AfterValidator:
+def named(key: str, known: tuple[str, ...]) -> AfterValidator:
     """Refuse a name that is neither built in nor a dotted path, before anything is asked about it."""
 
     def check(name: str) -> str:
@@ -40,28 +39,13 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # `edges = true` is not one edge
 
 
-class DataTable(Table):
-    """[data]"""
-
-    set: Annotated[str, _named("data.set", DATA_SETS)] = Field(
-        "mnist-5k", min_length=1, description="mnist, usps, mnist-5k or package.module:Class"
-    )
-    partition: Literal["iid", "dirichlet", "label", "shared"] = "iid"
-    alpha: float = Field(
-        0.5, ge=1e-4, le=1e6, allow_inf_nan=False, description="concentration of the dirichlet partition"
-    )
-    labels_per_edge: int = Field(2, ge=1, le=1000, description="of the label partition")
-    sampler: Literal["poisson", "shuffled", "with-replacement"] = "poisson"
-    holdout: int = Field(
-        0, ge=0, description="training records in no shard, evaluated on instead of the test set: for tuning"
-    )
-
-
 class ModelTable(Table):
     """[model]"""
 
-    name: Annotated[str, _named("model.name", MODELS)] = Field(
-        "lr", min_length=1, description="lr, svm, softmax, scattering, cnn or package.module:Class"
+    name: Annotated[str, named("model.name", MODELS)] = Field(
+        "lr",
+        min_length=1,
+        description="lr, svm, softmax, least-squares, scattering, cnn or package.module:Class",
     )
     regularization: NonNegative = Field(1e-4, description="λ of λ/2·‖x‖²")
     options: dict[str, Any] = Field(

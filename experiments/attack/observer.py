@@ -117,7 +117,7 @@ def nearest_image(dataset: Dataset, picture: Picture) -> tuple[int, float]:
     if norm == 0:
         return 0, 0.0
     for start in range(0, len(dataset.train), 8192):
-        pixels = dataset.train.pixels(np.arange(start, min(start + 8192, len(dataset.train))))
+        pixels = dataset.train.values(np.arange(start, min(start + 8192, len(dataset.train))))
         centred = pixels - pixels.mean(axis=1, keepdims=True)
         r = np.abs(centred @ wanted) / (np.linalg.norm(centred, axis=1) * norm + 1e-12)
         if r.max() > best_r:

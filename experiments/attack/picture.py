@@ -7,11 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
+from common.datasets.dataset import Dataset
+from common.errors import ConfigurationError
 from experiments.attack.inversion import Picture
 from experiments.attack.reconstruction import IN_THE_CLEAR, Cell
 from mapa.figures import panels, save
 
 Titled = tuple[str, Picture]
+
+
+def grey_shape(dataset: Dataset) -> tuple[int, int]:
+    """Return height and width of the data set's images; ConfigurationError where it holds anything else."""
+    if len(dataset.shape) != 2:
+        raise ConfigurationError(
+            f"data.set = {dataset.name!r}: shape {dataset.shape}: only grey images can be drawn"
+        )
+    return dataset.shape[0], dataset.shape[1]
 
 
 def draw_grid(cells: Sequence[Cell], shape: tuple[int, int], stem: Path) -> list[Path]:

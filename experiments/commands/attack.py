@@ -20,7 +20,7 @@ from common.errors import ConfigurationError
 from common.noise.mechanism import Clipping
 from experiments.attack.inversion import head_of
 from experiments.attack.observer import nearest_image, observe_directory
-from experiments.attack.picture import draw_grid, draw_sightings
+from experiments.attack.picture import draw_grid, draw_sightings, grey_shape
 from experiments.attack.reconstruction import LAWS, Cell, attack
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
@@ -113,7 +113,7 @@ def attack_command(
     paths: list[Path] = []
     for chosen in clippings:
         own = [cell for cell in cells if cell.clipping == chosen.value]
-        paths += draw_grid(own, world.dataset.shape, out / f"{name}-{chosen.value}")
+        paths += draw_grid(own, grey_shape(world.dataset), out / f"{name}-{chosen.value}")
     if as_json:
         report = {
             "scenario": name,
@@ -144,9 +144,9 @@ def _report_payloads(world: World, directory: Path, stem: Path, as_json: bool) -
             image, r = nearest_image(dataset, sighting.picture)
             row |= {"nearest": image, "correlation": r}
             label = f"{arrived.edge_id} {arrived.sequence}"
-            pairs.append((label, sighting.picture, dataset.train.pixels()[image].astype(float)))
+            pairs.append((label, sighting.picture, dataset.train.values()[image].astype(float)))
         rows.append(row)
-    paths = draw_sightings(pairs[:_SHOWN], dataset.shape, stem) if pairs else []
+    paths = draw_sightings(pairs[:_SHOWN], grey_shape(dataset), stem) if pairs else []
     if as_json:
         print(json.dumps({"payloads": rows, "pictures": [str(p) for p in paths]}, indent=2))
         return

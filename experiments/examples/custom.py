@@ -27,7 +27,7 @@ class HuberHinge(TwoWayModel):
 
     name = "huber-hinge"
 
-    def __init__(self, *, shape: tuple[int, int], classes: int, width: float = 0.5) -> None:
+    def __init__(self, *, shape: tuple[int, ...], classes: int, width: float = 0.5) -> None:
         super().__init__(shape=shape, classes=classes)
         if not width > 0:
             raise ConfigurationError(f"model.options.width = {width!r}: must be greater than 0")
@@ -56,7 +56,7 @@ class TwoBlobs:
         train, test = (_draw(centres, count, rng) for count in (2000, 500))
         content = hashlib.sha256()
         for samples in (train, test):
-            content.update(samples.images.tobytes())
+            content.update(samples.inputs.tobytes())
             content.update(samples.labels.tobytes())
         return Dataset("two-blobs", self._SHAPE, 2, train, test, content.hexdigest())
 

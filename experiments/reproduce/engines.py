@@ -89,7 +89,7 @@ def world_for(scenario: Scenario, data_dir: Path) -> World:
     pool = _pool(
         f"{scenario.data.set} {scenario.data.holdout}", scenario.model.model_dump_json(), data_dir, scenario
     )
-    rows = shards_for(scenario, pool.dataset.train.labels)
+    rows = shards_for(scenario, pool.dataset.train)
     sizes = [len(shard) for shard in rows]
     if scenario.private and scenario.privacy.total_epsilon is not None:
         z = _noise_multiplier(_account(scenario), min(sizes))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from common.datasets.source import LOCAL
 from common.records.rundir import new_run_id
 from mapa import environment
 from mapa.cloud_run import EXIT_CODES, Setting, open_cloud
@@ -18,6 +19,7 @@ from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.live import view_for
 from mapa.recording import open_records, record_cloud, write_manifest
+from mapa.run_parts import OwnFiles
 from mapa.unfinished import unfinished_runs
 
 
@@ -34,13 +36,15 @@ def cloud_command(
     ] = None,
     runs_dir: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
+    test_data: options.TestData = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Serve one run until its T updates are applied."""
     name, resolved = changed.load(scenario)
     address, checked = connection.address, connection.run_id
     introduced = connection.credentials()
-    setting = Setting.of(resolved, options.data_dir_or_default(data_dir))
+    own = OwnFiles(test=test_data) if resolved.data.set == LOCAL or test_data is not None else None
+    setting = Setting.of(resolved, options.data_dir_or_default(data_dir), own)
     resolved = setting.scenario
     console = Console(stderr=True)
     with (
@@ -66,7 +70,7 @@ def cloud_command(
                 setting.dataset,
                 name=name,
                 engine="network",
-                shard_sizes=setting.shard_sizes,
+                shard_sizes=[len(rows) for rows in setting.rows],  # none where only the edges know
             )
             view.say(
                 f"serving run {checked!r} on {address}; edges: mapa edge --broker {address} --run {checked}"

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from common.datasets.source import LOCAL
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.scenario.scenario import Scenario
@@ -24,7 +25,7 @@ from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
-from mapa.run_parts import parameters_of
+from mapa.run_parts import NEEDS_FILES, parameters_of
 from mapa.scenario_files import find_scenario
 
 _LOOK_EVERY = 0.1  # seconds between two looks at the records
@@ -55,6 +56,8 @@ def containers_command(
 
     faults = [parse_fault_event(text) for text in fault or ()]
     _, resolved = changed.load(scenario)
+    if resolved.data.set == LOCAL:
+        raise ConfigurationError(NEEDS_FILES)
     _check(faults, resolved.workers)
     name, folder = for_a_container(scenario)
     message = message_limit(resolved, options.data_dir_or_default(data_dir))

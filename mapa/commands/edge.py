@@ -14,6 +14,7 @@ from common.noise.registry import describe_law
 from common.own_code import add_code
 from common.transport.link import LinkProfile, link_profile
 from edge.fleet import EdgeFleet, FleetSettings
+from edge.own_data import DEFAULT_NAME, OwnData
 from edge.policy import OperatorPolicy
 from mapa import environment
 from mapa.commands import options
@@ -55,6 +56,35 @@ def edge_command(
         bool,
         typer.Option("--replace-budget", help="replaces earlier budgets for this data"),
     ] = False,
+    edge_data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            help='records of your own, a file or a folder, for a run with data.set = "local"; they are read here'
+            " and described to nobody",
+        ),
+    ] = None,
+    data_name: Annotated[
+        str | None,
+        typer.Option(
+            help="account of --data in the ledger: all data of one name in a --state-dir count as the same records,"
+            " however they change; another name is another account, and a record in both pays both totals"
+        ),
+    ] = None,
+    take_data: Annotated[
+        bool,
+        typer.Option(
+            "--take-data",
+            help="account --data in this --state-dir from now on, although another one did before: what was spent"
+            " there does not count here, unless its ledgers were moved along",
+        ),
+    ] = False,
+    new_schema: Annotated[
+        bool,
+        typer.Option(
+            "--new-schema", help="read --data by this run's schema, although earlier runs had another"
+        ),
+    ] = False,
     data_dir: options.DataDir = None,
     state_dir: Annotated[
         Path, typer.Option(help="folder of the ledgers, which record the privacy spent; never delete it")
@@ -94,6 +124,7 @@ def edge_command(
         link=_link(link),
         allowed=frozenset(allow or ()),
         allow_seed=allow_seed,
+        data_name=None if edge_data is None else data_name or DEFAULT_NAME,
     )
     _check_law(policy)
     if replace_budget and total_epsilon is None:
@@ -103,6 +134,23 @@ def edge_command(
     if accounts is not None and connection.broker_username is not None:
         raise ConfigurationError(
             "--accounts and --username: give only one of them; --accounts has a user for each edge"
+        )
+    for option, given in (
+        ("--data-name", data_name is not None),
+        ("--take-data", take_data),
+        ("--new-schema", new_schema),
+    ):
+        if given and edge_data is None:
+            raise ConfigurationError(f"{option}: requires --data, the records that it is about")
+    own = None
+    if edge_data is not None:
+        own = OwnData(
+            edge_data,
+            state_dir,
+            data_name or DEFAULT_NAME,
+            take=take_data,
+            new_schema=new_schema,
+            edges=count,
         )
     introduced = connection.credentials()
     settings = FleetSettings(
@@ -117,6 +165,7 @@ def edge_command(
         tls=introduced.tls,
         connect_timeout=connection.connect_timeout,
         accounts=None if accounts is None else options.account_passwords(accounts),
+        own=own,
     )
     fleet = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
     raise typer.Exit(fleet.serve())

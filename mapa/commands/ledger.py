@@ -12,6 +12,7 @@ from rich.console import Console
 
 from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.datasets.families import records_of
+from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
@@ -22,7 +23,7 @@ from edge.ledger import Standing
 from edge.ledger_snapshot import ledger_snapshot
 from edge.sqlite_ledger import FILE_NAME
 from mapa.commands import options
-from mapa.statement import EdgeReleases, Statement, state_privacy
+from mapa.statement import OWN, EdgeReleases, Statement, state_privacy
 from mapa.unfinished import releases_on_record, unfinished
 
 _PLACES = Decimal("1e-6")  # of a printed z
@@ -194,6 +195,19 @@ def _edge(edge_id: str, standings: list[Standing]) -> EdgeReleases:
         earlier=tuple(standing.spent for standing in earlier),
         reproducible=any(standing.account.reproducible for standing in standings),
         shards=tuple(standing.of_shard for standing in standings),
+        notes=_meaning(now.account.shard.dataset),
+    )
+
+
+def _meaning(dataset: str) -> tuple[str, ...]:
+    """Say what the account of records that edges bring themselves is: one for each name of --data-name."""
+    kind, _, name = dataset.partition(":")
+    if kind != LOCAL:
+        return ()
+    return (
+        f"Local data {name!r}: all releases under this name count for each of its records, whatever was added, removed"
+        " or changed in between. Totals are per name: a record that also lies in data of another name, or of another"
+        " state directory, has both totals added up, and keeping them apart is up to their owner.",
     )
 
 
@@ -219,6 +233,8 @@ def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None
             releases=row["releases"],
             charges=row["charges"],
             reproducible=row["reproducible_noise"],
+            at_least=row.get("shard_size_at_least", False),
+            notes=(OWN.format(least=row["shard_size"]),) if row.get("shard_size_at_least") else (),
         )
         for row in rows
     ]

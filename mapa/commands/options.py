@@ -23,6 +23,13 @@ Changes = Annotated[
 ]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="folder for the records, runs/<id>/")]
 DataDir = Annotated[Path | None, typer.Option(help="folder of the data sets, instead of MAPA_DATA_DIR")]
+TestData = Annotated[
+    Path | None,
+    typer.Option(
+        help='test data, a file or a folder, for a scenario with data.set = "local"; without it no metric is'
+        " measured"
+    ),
+]
 NoiseParameters = Annotated[
     list[str] | None,
     typer.Option("--noise-parameter", help="NAME=VALUE: a parameter of the noise law; repeatable"),

@@ -17,6 +17,7 @@ from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.progress import TerminalBar
 from mapa.recording import ENGINES, record_simulation
+from mapa.run_parts import OwnFiles
 from mapa.simulation.simulator import interrupt_between_events
 from mapa.simulation.world import World
 
@@ -31,13 +32,19 @@ def simulate_command(
     ] = "events",
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help='records of one edge, with data.set = "local"; once for each edge, in their order'),
+    ] = None,
+    test_data: options.TestData = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Simulate a scenario without a network."""
     if engine not in ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
     name, resolved = changed.load(scenario)
-    world = World.of(resolved, options.data_dir_or_default(data_dir))
+    own = OwnFiles(tuple(data or ()), test_data) if data or test_data is not None else None
+    world = World.of(resolved, options.data_dir_or_default(data_dir), own)
     # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
     bar = TerminalBar(
         f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations, Console(stderr=True)

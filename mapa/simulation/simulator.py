@@ -186,7 +186,8 @@ class _Simulation:
             self.perform(effect)
 
     def evaluate(self, x: Vector, updates: int, stage: int) -> None:
-        self.records.evaluated(self.world.evaluator.evaluate(x, updates, stage), self.clock)
+        if self.world.evaluator is not None:
+            self.records.evaluated(self.world.evaluator.evaluate(x, updates, stage), self.clock)
 
     def outcome(self) -> Outcome:
         server, records = self.server, self.records

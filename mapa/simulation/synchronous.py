@@ -66,8 +66,7 @@ def simulate_synchronously(
             _applied(records, workers, r, schedule, now)
             x, following = _update(schedule, x, total, r, count)
             if r * count >= due or r == rounds:
-                seen = world.evaluator.evaluate(following.result(x), r * count, schedule.stage)
-                records.evaluated(seen, now)
+                _evaluate(world, records, following.result(x), r * count, schedule.stage, now)
                 due += scenario.evaluation.every or scenario.iterations
             schedule = following
             if progress is not None:
@@ -77,12 +76,16 @@ def simulate_synchronously(
         elif r < rounds:
             reason = "interrupted"
         if not records.is_evaluated(r * count):
-            seen = world.evaluator.evaluate(schedule.result(x), r * count, schedule.stage)
-            records.evaluated(seen, now)
+            _evaluate(world, records, schedule.result(x), r * count, schedule.stage, now)
     records.halted(r * count, reason)
     releases = [worker.sequence for worker in workers]
     outcome = Outcome(records.tally, schedule.result(x), releases, reason, virtual_seconds=now)
     return Rounds(outcome, records.seconds, r)
+
+
+def _evaluate(world: World, records: Recorder, x: Vector, updates: int, stage: int, now: float) -> None:
+    if world.evaluator is not None:
+        records.evaluated(world.evaluator.evaluate(x, updates, stage), now)
 
 
 def check_synchronous(world: World) -> None:

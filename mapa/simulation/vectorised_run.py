@@ -138,7 +138,8 @@ class VectorisedRun:
                 self._open_stage(t)
 
     def evaluate(self, x: Vector, t: int) -> None:
-        self.records.evaluated(self.world.evaluator.evaluate(x, t, int(self.plan.stages[t])))
+        if self.world.evaluator is not None:
+            self.records.evaluated(self.world.evaluator.evaluate(x, t, int(self.plan.stages[t])))
 
     def _open_stage(self, t: int) -> None:
         fact = self.plan.openings.get(t)

@@ -16,7 +16,7 @@ from common.scenario.scenario import Scenario
 from edge.assembly import recipe_for
 from edge.worker import EdgeWorker, Shard
 from mapa.budget import release_caps
-from mapa.run_parts import RunParts, assemble
+from mapa.run_parts import OwnFiles, RunParts, assemble
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class World(RunParts):
 
     features: Features  # of the whole training set, in the model's own form
     targets: Targets
-    evaluator: Evaluator
+    evaluator: Evaluator | None  # None: no test data
     streams: CounterStreams
     caps: list[int | None]  # gradients that edge k's budget permits; None: no budget
 
     @classmethod
-    def of(cls, scenario: Scenario, data_dir: Path) -> World:
-        return cls._of(assemble(scenario, partial(load_dataset, data_dir=data_dir)))
+    def of(cls, scenario: Scenario, data_dir: Path, own: OwnFiles | None = None) -> World:
+        return cls._of(assemble(scenario, partial(load_dataset, data_dir=data_dir), own))
 
     @classmethod
     def on(cls, scenario: Scenario, dataset: Dataset) -> World:
@@ -45,7 +45,7 @@ class World(RunParts):
             parts.dataset,
             model,
             parts.rows,
-            features=model.features(train.pixels()),
+            features=model.features(train.values()),
             targets=model.targets(train.labels),
             evaluator=parts.new_evaluator(),
             streams=streams_for(parts.scenario.seed),

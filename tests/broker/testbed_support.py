@@ -25,6 +25,7 @@ from mapa.cloud_run import CloudRun, Setting, open_cloud
 from mapa.live import PlainView
 from mapa.local_run import one_thread_each
 from mapa.recording import record_cloud
+from mapa.run_parts import OwnFiles
 from tests.broker.loop_support import LoopThread
 from tests.program_support import PATIENCE, ROOT
 
@@ -140,9 +141,10 @@ def open_testbed(
     run: str = "test",
     edges_at_least: int = 1,
     credentials: Credentials | None = None,
+    own: OwnFiles | None = None,
 ) -> Iterator[Testbed]:
     directory.mkdir(parents=True, exist_ok=True)
-    setting = Setting.of(parse_scenario(values), data_directory(os.environ))
+    setting = Setting.of(parse_scenario(values), data_directory(os.environ), own)
     view = PlainView(setting.scenario, Console(quiet=True))
     with (
         RunDirectory(directory / "records") as records,

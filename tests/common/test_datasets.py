@@ -62,10 +62,10 @@ def test_a_data_set_keeps_its_contract(source: Callable[[Path], Dataset], tmp_pa
     dataset = source(tmp_path)
     sizes = {d.name: (d.train, d.test) for d in describe(tmp_path)}
     for part in (dataset.train, dataset.test):
-        assert part.images.shape == (len(part), dataset.shape[0] * dataset.shape[1])
+        assert part.inputs.shape == (len(part), dataset.shape[0] * dataset.shape[1])
         assert part.labels.dtype == np.int64
         assert set(np.unique(part.labels)) <= set(range(dataset.classes))
-        pixels = part.pixels()
+        pixels = part.values()
         assert pixels.dtype == np.float32
         assert 0 <= pixels.min() < pixels.max() <= 1
     assert dataset.checksum == content_checksum(dataset.train, dataset.test)
@@ -80,7 +80,7 @@ def test_mnist_is_found_in_the_usual_places(tmp_path: Path, place: str, compress
     before = sorted(tmp_path.rglob("*"))
     dataset = load_mnist(tmp_path, checksum=None)
     assert (
-        idx_bytes(dataset.train.images.reshape(-1, 28, 28).astype(np.uint8)) == mnist_contents()[TRAIN_IMAGES]
+        idx_bytes(dataset.train.inputs.reshape(-1, 28, 28).astype(np.uint8)) == mnist_contents()[TRAIN_IMAGES]
     )
     assert dataset.train.labels.tolist() == [i % 10 for i in range(30)]
     assert len(dataset.test) == 20
@@ -201,7 +201,7 @@ def test_every_form_of_usps_gives_the_same_bits_of_the_same_values(tmp_path: Pat
         write(tmp_path / name / "usps")
         dataset = load_usps(tmp_path / name, checksum=None, libsvm_sha256=None)
         values, labels = usps_parts()["test"]
-        np.testing.assert_array_equal(dataset.test.images, ((values + 1000) / 2000).astype(np.float32))
+        np.testing.assert_array_equal(dataset.test.inputs, ((values + 1000) / 2000).astype(np.float32))
         np.testing.assert_array_equal(dataset.test.labels, labels)
         checksums.add(dataset.checksum)
     assert len(checksums) == 1
@@ -213,7 +213,7 @@ def test_libsvm_decimals_beyond_the_steps_are_kept_and_rounding_past_the_range_i
     path = tmp_path / "usps.bz2"
     path.write_bytes(bz2.compress(b"10 1:-0.99987 2:1.0000001 3:-1.0000001\n"))
     samples = usps.read_libsvm(path)
-    np.testing.assert_array_equal(samples.images[0, :4], np.float32([0.000065, 1, 0, 0.5]))
+    np.testing.assert_array_equal(samples.inputs[0, :4], np.float32([0.000065, 1, 0, 0.5]))
     assert samples.labels.tolist() == [9]
 
 

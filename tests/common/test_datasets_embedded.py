@@ -28,7 +28,7 @@ def rows_of(*parts: Samples) -> list[bytes]:
     return sorted(
         bytes(image) + bytes([label])
         for part in parts
-        for image, label in zip(part.images, part.labels.tolist(), strict=True)
+        for image, label in zip(part.inputs, part.labels.tolist(), strict=True)
     )
 
 

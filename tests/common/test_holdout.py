@@ -35,24 +35,24 @@ def test_the_same_records_are_held_out_everywhere_and_they_are_spread() -> None:
 
 def test_training_and_evaluation_are_disjoint_parts_of_the_training_set() -> None:
     dataset = small_dataset()
-    train, test = rows_of(dataset.train.images), rows_of(dataset.test.images)
+    train, test = rows_of(dataset.train.inputs), rows_of(dataset.test.inputs)
     assert len(train) == 240
     assert not train & test
     held = with_holdout(dataset, 40)
     assert (len(held.train), len(held.test)) == (200, 40)
-    assert rows_of(held.train.images) | rows_of(held.test.images) == train
-    assert not rows_of(held.train.images) & rows_of(held.test.images)
+    assert rows_of(held.train.inputs) | rows_of(held.test.inputs) == train
+    assert not rows_of(held.train.inputs) & rows_of(held.test.inputs)
     assert held.checksum == dataset.checksum
 
 
 def test_labels_stay_with_their_images() -> None:
     dataset = small_dataset()
     label = {
-        image.tobytes(): int(y) for image, y in zip(dataset.train.images, dataset.train.labels, strict=True)
+        image.tobytes(): int(y) for image, y in zip(dataset.train.inputs, dataset.train.labels, strict=True)
     }
     held = with_holdout(dataset, 40)
     for samples in (held.train, held.test):
-        assert [label[image.tobytes()] for image in samples.images] == samples.labels.tolist()
+        assert [label[image.tobytes()] for image in samples.inputs] == samples.labels.tolist()
 
 
 def test_no_shard_of_a_simulation_holds_a_record_that_it_is_evaluated_on() -> None:
@@ -64,7 +64,7 @@ def test_no_shard_of_a_simulation_holds_a_record_that_it_is_evaluated_on() -> No
     assert len(trained) == 200
     assert len(evaluated) == 40
     assert not trained & evaluated
-    assert evaluated <= rows_of(world.model.features(dataset.train.images))
+    assert evaluated <= rows_of(world.model.features(dataset.train.inputs))
 
 
 def test_without_a_holdout_nothing_changes() -> None:

@@ -110,3 +110,16 @@ def test_what_is_not_private_is_not_hidden_by_what_is() -> None:
     figure = total_of_records(spent, 1e-5)
     assert not figure.is_private
     assert "no noise" in figure.reason
+
+
+def test_records_whose_number_changed_between_runs_are_other_kinds_that_the_odometer_composes() -> None:
+    fewer, more = (Spent(kind(Gaussian(4.0), n=n), 3) for n in (40, 41))
+    own = [
+        ShardSpent("local of local:default", None, spent, run) for spent, run in ((fewer, "a"), (more, "b"))
+    ]
+    assert set(worst_record(own)) == {fewer, more}
+    again = [*own, ShardSpent("local of local:default", None, fewer, "c")]
+    assert set(worst_record(again)) == {Spent(fewer.kind, 6), more}
+    stated = total_of_records(again, 1e-5)
+    assert stated.method == "odometer"
+    assert stated.epsilon > total([Spent(fewer.kind, 6), more], 1e-5).epsilon

@@ -196,7 +196,7 @@ def test_likeness_to_strokes_is_the_power_of_their_products_whatever_eigenvector
 def test_seen_from_the_strokes_images_have_less_in_common() -> None:
     """What all images share is what noise drowns first: the reason for the landmarks."""
     dataset = load_dataset("mnist-5k", Path("nowhere"))
-    images = dataset.train.pixels(np.arange(0, 4000, 20))
+    images = dataset.train.values(np.arange(0, 4000, 20))
 
     def common(landmarks: int) -> float:
         features = made((28, 28), landmarks).features(images)[:, :-1].astype(np.float64)

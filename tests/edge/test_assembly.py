@@ -28,11 +28,10 @@ from tests.core_support import small_dataset, small_scenario
 )
 def test_every_shard_is_the_same_wherever_it_is_dealt(changes: dict[str, Any]) -> None:
     parts = assemble(small_scenario(**changes), lambda _: small_dataset())
-    labels = parts.dataset.train.labels
     assert len(parts.rows) == parts.scenario.workers
     for k, rows in enumerate(parts.rows):
-        np.testing.assert_array_equal(shard_for(parts.scenario, labels, k), rows)
-    assert parts.shard_sizes == [len(rows) for rows in shards_for(parts.scenario, labels)]
+        np.testing.assert_array_equal(shard_for(parts.scenario, parts.dataset.train, k), rows)
+    assert parts.shard_sizes == [len(rows) for rows in shards_for(parts.scenario, parts.dataset.train)]
 
 
 def test_one_worker_holds_all_data() -> None:
@@ -45,4 +44,4 @@ def test_a_shard_too_small_for_a_batch_is_refused_on_either_side() -> None:
     with pytest.raises(ConfigurationError, match=r"smallest shard has 60 rows"):
         assemble(scenario, lambda _: small_dataset())
     with pytest.raises(ConfigurationError, match=r"smallest shard has 60 rows"):
-        shard_for(scenario, small_dataset().train.labels, 1)
+        shard_for(scenario, small_dataset().train, 1)

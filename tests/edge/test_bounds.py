@@ -192,7 +192,7 @@ def test_a_shard_beyond_the_limit_is_refused_before_its_features_are_made(
 
 def test_images_beyond_the_limit_are_not_even_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MEMORY_VARIABLE, "1")
-    monkeypatch.setattr(Samples, "pixels", lambda *_: pytest.fail("unpacked"))
+    monkeypatch.setattr(Samples, "values", lambda *_: pytest.fail("unpacked"))
     values = parse_scenario({"edges": 1, "iterations": 10, "algorithm": CONSTANTS}).for_edge(0)
     load = data(10_000, 16)
     with allocating_at_most(4 * MB), pytest.raises(ConfigurationError, match="a shard of 10000 records"):

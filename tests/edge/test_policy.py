@@ -19,7 +19,10 @@ from edge.policy import (
     Proposal,
     check_claims,
     check_code,
+    check_data,
+    check_number,
     law_for,
+    own_records,
     permit,
 )
 
@@ -214,3 +217,45 @@ def test_code_is_run_only_where_it_was_allowed() -> None:
     check_code(OperatorPolicy(allowed=frozenset({"a.b:C"})), "model.name", "a.b:C")
     with pytest.raises(PolicyError, match=r"model.name = 'a.b:C'.*--allow a.b:C"):
         check_code(OperatorPolicy(), "model.name", "a.b:C")
+
+
+# (data of this edge's own, the run's data.set) -> what the refusal says; None: permitted
+OWN_DATA = [
+    (None, "mnist-5k", None),
+    (None, "package.module:Class", None),
+    (None, "file", None),
+    (None, "local", "take part with --data FILE"),
+    ("default", "local", None),
+    ("2026", "local", None),
+    ("default", "mnist", "without --data, or in a run with data.set = 'local'"),
+    ("default", "file", "data.set = 'file'"),
+    ("default", "package.module:Class", "without --data"),
+]
+
+
+@pytest.mark.parametrize(("name", "of_run", "refusal"), OWN_DATA)
+def test_an_edge_trains_on_its_own_records_exactly_where_it_brings_some(
+    name: str | None, of_run: str, refusal: str | None
+) -> None:
+    policy = OperatorPolicy(data_name=name)
+    if refusal is None:
+        check_data(policy, of_run)
+        return
+    with pytest.raises(PolicyError, match=refusal):
+        check_data(policy, of_run)
+
+
+def test_data_of_one_name_are_the_same_records_whatever_k_and_of_two_names_they_are_not() -> None:
+    one, other = OperatorPolicy(data_name="one"), OperatorPolicy(data_name="other")
+    first = own_records(one, 0)
+    assert first.overlaps(own_records(one, 0))
+    assert first.overlaps(own_records(one, 3))
+    assert not first.is_beside(own_records(one, 3))
+    assert not first.overlaps(own_records(other, 0))
+    assert not first.overlaps(SHARD)
+
+
+def test_fewer_records_than_the_run_was_planned_for_are_refused() -> None:
+    check_number(200, at_least=200)
+    with pytest.raises(PolicyError, match=r"199 records.*at least 200.*records_at_least"):
+        check_number(199, at_least=200)

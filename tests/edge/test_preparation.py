@@ -32,7 +32,7 @@ class Source:
 
     def load(self, name: str) -> Dataset:  # noqa: ARG002
         train, test = self._samples(ROWS), self._samples(100)
-        self.arrays = [weakref.ref(array) for part in (train, test) for array in (part.images, part.labels)]
+        self.arrays = [weakref.ref(array) for part in (train, test) for array in (part.inputs, part.labels)]
         return Dataset("large", SHAPE, 10, train, test, "1" * 64)
 
     def _samples(self, count: int) -> Samples:

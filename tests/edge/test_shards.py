@@ -146,7 +146,7 @@ def test_ten_thousand_edges_are_dealt_in_one_pass() -> None:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"partition": "random"}, "data.partition = 'random': must be one of iid, dirichlet, label, shared"),
+        ({"partition": "random"}, "data.partition = 'random': must be one of iid, dirichlet, label, group"),
         ({"edges": 0}, "edges = 0"),
         ({"partition": "shared", "edges": 0}, "edges = 0"),
         ({"partition": "dirichlet", "alpha": 0.0}, "data.alpha = 0.0"),

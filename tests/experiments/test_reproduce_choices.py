@@ -308,8 +308,8 @@ def test_held_out_records_are_in_no_shard_and_take_the_test_sets_place() -> None
     assert len(held.features) == len(whole.features) - count
     assert sum(map(len, held.rows)) == len(held.features)
     assert len(held.dataset.test) == count
-    images = {image.tobytes() for image in whole.dataset.train.images}
-    assert {image.tobytes() for image in held.dataset.test.images} <= images
+    images = {image.tobytes() for image in whole.dataset.train.inputs}
+    assert {image.tobytes() for image in held.dataset.test.inputs} <= images
 
 
 def test_runs_with_other_records_held_out_are_not_one_product() -> None:

@@ -170,6 +170,9 @@ GIVEN = {
     "ALLOW_SEED": ("1", "allow_seed", True),
     "ACCOUNTS": ("/secrets/accounts", "accounts", Path("/secrets/accounts")),
     "STATE_DIR": ("/ledgers", "state_dir", Path("/ledgers")),
+    "EDGE_DATA": ("mine.csv", "edge_data", Path("/own-data/mine.csv")),
+    "DATA_NAME": ("2026", "data_name", "2026"),
+    "TEST_DATA": ("public.csv", "test_data", Path("/test-data/public.csv")),
 }
 NAMES = {"cloud": environment.CLOUD, "edge": environment.EDGE}
 EACH = [(command, name) for command, names in NAMES.items() for name in names]
@@ -384,3 +387,30 @@ def test_the_health_check_needs_the_standard_library_alone(tmp_path: Path) -> No
     file.touch()
     assert check(file, "30") == 0
     assert check(file, "-1") == 1
+
+
+def test_records_of_ones_own_are_a_name_in_the_mounted_folder_and_their_registry_is_in_the_state_volume() -> (
+    None
+):
+    _, options = service("edge", {"RUN": "r", "EDGE_DATA": "mine.csv"})
+    assert options["MAPA_EDGE_DATA"] == "/own-data/mine.csv"
+    assert options["MAPA_DATA_REGISTRY"].startswith("/state/")
+    assert (
+        service("edge", {"RUN": "r", "EDGE_DATA": "/elsewhere/x.npz"})[1]["MAPA_EDGE_DATA"]
+        == "/elsewhere/x.npz"
+    )
+    assert "MAPA_DATA_REGISTRY" not in service("edge", {"RUN": "r"})[1]
+
+
+@pytest.mark.parametrize(
+    ("file", "folder"),
+    [
+        ("docker-compose.yml", "/own-data"),
+        ("docker/edge.yml", "/own-data"),
+        ("docker-compose.yml", "/test-data"),
+        ("docker/cloud.yml", "/test-data"),
+    ],
+)
+def test_records_of_ones_own_are_mounted_read_only(file: str, folder: str) -> None:
+    [mount] = [line for line in (ROOT / file).read_text().splitlines() if f":{folder}" in line]
+    assert f":{folder}:ro" in mount

@@ -44,11 +44,11 @@ def test_the_blobs_are_always_the_same_and_hold_to_the_contract(tmp_path: Path) 
     assert len(first.checksum) == 64
     assert (len(first.train), len(first.test)) == (2000, 500)
     for samples in (first.train, first.test):
-        assert samples.images.shape == (len(samples), 64)
+        assert samples.inputs.shape == (len(samples), 64)
         assert set(samples.labels.tolist()) == {0, 1}
         assert samples.labels.dtype == np.int64
-        assert samples.pixels().min() >= 0
-        assert samples.pixels().max() <= 1
+        assert samples.values().min() >= 0
+        assert samples.values().max() <= 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -80,8 +80,8 @@ def test_a_width_of_nought_is_refused() -> None:
 
 def test_plain_descent_learns_the_blobs(scenario: dict[str, dict[str, object]], tmp_path: Path) -> None:
     model, dataset = model_of(scenario), TwoBlobs().load(tmp_path)
-    features, targets = model.features(dataset.train.pixels()), model.targets(dataset.train.labels)
-    tested = model.features(dataset.test.pixels()), model.targets(dataset.test.labels)
+    features, targets = model.features(dataset.train.values()), model.targets(dataset.train.labels)
+    tested = model.features(dataset.test.values()), model.targets(dataset.test.labels)
     x = model.initial(np.random.default_rng(0))
     assert model.evaluate(x, *tested)["loss"] == pytest.approx(0.75)
     for _ in range(200):

@@ -173,7 +173,7 @@ def siblings(changes: list[dict[str, Any]]) -> list[World]:
             replace(
                 first,
                 scenario=scenario,
-                rows=shards_for(scenario, dataset.train.labels),
+                rows=shards_for(scenario, dataset.train),
                 streams=streams_for(scenario.seed),
             )
         )

@@ -34,7 +34,7 @@ class HugeSoftmax(Softmax):
 
 
 def in_sixteenths(samples: Samples) -> Samples:
-    return Samples(np.round(samples.pixels() * 16).astype(np.float32) / 16, samples.labels)
+    return Samples(np.round(samples.values() * 16).astype(np.float32) / 16, samples.labels)
 
 
 def exact_dataset() -> Dataset:

@@ -1,0 +1,168 @@
+"""What is declared of samples in files: shape, classes or target range, columns. None of it is learnt from records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from common.datasets.contract import is_range, is_shape
+from common.errors import require
+
+Kind = Literal["array", "table", "images"]
+KINDS: tuple[Kind, ...] = ("array", "table", "images")
+MOST_CLASSES = 100_000
+_BUILT_IN = {"array": "labels", "table": "label", "images": ""}  # what `label` is called where it is not said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table: numbers with a range, or categories. An empty cell takes `fill`, else it is an error."""
+
+    name: str
+    range: tuple[float, float] | None = None  # numbers are clipped to it and scaled to [0, 1]
+    categories: tuple[
+        str, ...
+    ] = ()  # one value each, 1 for the cell's own and 0 for the others, in this order
+    other: bool = False  # one value more, for what is no declared category; else that is an error
+    fill: float | str | None = None
+
+    def __post_init__(self) -> None:
+        key = f"columns {self.name!r}"
+        require(bool(self.name), "columns: name", repr(self.name), "not empty")
+        require(
+            (self.range is not None) != bool(self.categories),
+            key,
+            "range and categories",
+            "exactly one of them: numbers with a range, or categories",
+        )
+        if self.range is not None:
+            require(is_range(self.range), f"{key}: range", self.range, "two finite numbers, the lower first")
+            low, high = self.range
+            number = isinstance(self.fill, int | float) and low <= self.fill <= high
+            require(
+                self.fill is None or number, f"{key}: fill", repr(self.fill), f"a number from {low} to {high}"
+            )
+            require(not self.other, f"{key}: other", self.other, "false: it goes with categories")
+        else:
+            distinct = len(set(self.categories)) == len(self.categories) and "" not in self.categories
+            require(distinct, f"{key}: categories", self.categories, "distinct and not empty")
+            filled = self.fill is None or self.fill in self.categories
+            require(filled, f"{key}: fill", repr(self.fill), f"one of {', '.join(self.categories)}")
+
+    @property
+    def width(self) -> int:
+        """How many values of a sample the column makes."""
+        return 1 if self.range is not None else len(self.categories) + self.other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSchema:
+    """How files become samples. `class_names` name the labels (or folders) 0, 1, …; `classes` alone counts them."""
+
+    kind: Kind
+    shape: tuple[int, ...] = ()  # of one sample; of a table by default one row of values
+    classes: int = 0  # 0: real targets, which need target_range
+    class_names: tuple[str, ...] = ()
+    target_range: tuple[float, float] | None = None  # real targets are clipped to it
+    columns: tuple[Column, ...] = ()  # table
+    label: str = ""  # the column (table) or array (array) of labels
+    inputs: str = "inputs"  # array: the array of inputs
+    input_range: tuple[float, float] | None = (
+        None  # array: clipped to it and scaled to [0, 1]; else as they are
+    )
+    group: str | None = None  # the column or array that says whose record it is: for partition "group"
+    ignore: tuple[str, ...] = ()  # table: columns that are not read; any other undeclared one is an error
+    resize: bool = False  # images: bring every image to the shape; else another size is an error
+    records_at_least: int = 0  # of every edge that brings its own, n_k ≥ this; 0: not declared
+
+    def __post_init__(self) -> None:
+        require(self.kind in KINDS, "kind", repr(self.kind), f"one of {', '.join(KINDS)}")
+        if not self.classes and self.class_names:
+            object.__setattr__(self, "classes", len(self.class_names))
+        if not self.label:
+            object.__setattr__(self, "label", _BUILT_IN[self.kind])
+        bound = self.records_at_least
+        require(0 <= bound < 1 << 31, "records_at_least", bound, "from 0 to 2147483647")
+        self._check_labels()
+        if self.kind == "table":
+            self._check_table()
+        else:
+            require(not self.columns, "columns", len(self.columns), 'none: they go with kind = "table"')
+            require(not self.ignore, "ignore", self.ignore, 'none: it goes with kind = "table"')
+        require(is_shape(self.shape), "shape", self.shape, "1 to 8 whole numbers from 1")
+        if self.kind == "images":
+            self._check_images()
+        else:
+            require(not self.resize, "resize", self.resize, 'false: it goes with kind = "images"')
+        if self.input_range is not None:
+            require(
+                self.kind == "array", "input_range", self.input_range, 'none: it goes with kind = "array"'
+            )
+            require(
+                is_range(self.input_range),
+                "input_range",
+                self.input_range,
+                "two finite numbers, the lower first",
+            )
+
+    def _check_labels(self) -> None:
+        names, allowed = self.class_names, f"from 2 to {MOST_CLASSES}, or 0 with a target_range"
+        require(self.classes == 0 or 2 <= self.classes <= MOST_CLASSES, "classes", self.classes, allowed)
+        require(
+            not names or len(names) == self.classes,
+            "classes",
+            self.classes,
+            f"{len(names)}, as class_names has",
+        )
+        distinct = len(set(names)) == len(names) and "" not in names
+        require(distinct, "class_names", names, "distinct and not empty")
+        require(
+            (self.classes == 0) == (self.target_range is not None),
+            "classes",
+            self.classes,
+            "given (or class_names) for classes, or target_range for real targets: exactly one of them",
+        )
+        if self.target_range is not None:
+            require(
+                is_range(self.target_range),
+                "target_range",
+                self.target_range,
+                "two finite numbers, the lower first",
+            )
+
+    def _check_table(self) -> None:
+        require(bool(self.columns), "columns", "[]", 'at least one with kind = "table"')
+        named = [column.name for column in self.columns] + [self.label] + list(self.ignore)
+        distinct = len(set(named)) == len(named)
+        require(distinct, "columns, label and ignore", named, "distinct names")
+        width = sum(column.width for column in self.columns)
+        if not self.shape:
+            object.__setattr__(self, "shape", (width,))
+        require(
+            math.prod(self.shape) == width, "shape", self.shape, f"of {width} values, as the columns make"
+        )
+
+    def _check_images(self) -> None:
+        fits = len(self.shape) == 2 or (len(self.shape) == 3 and self.shape[0] == 3)
+        require(fits, "shape", self.shape, "(height, width) for grey images or (3, height, width) for colour")
+        require(
+            bool(self.class_names),
+            "class_names",
+            "[]",
+            "the names of the class folders, in the order of labels",
+        )
+        require(self.group is None, "group", self.group, "absent with images")
+
+    @property
+    def width(self) -> int:
+        """How many values one sample has."""
+        return math.prod(self.shape)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that is declared."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()

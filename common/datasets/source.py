@@ -1,0 +1,81 @@
+"""Where samples come from: a named data set, or files under the data directory with what is declared of them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from common.datasets.dataset import Dataset
+from common.datasets.faults import fault
+from common.datasets.files import sha256_of
+from common.datasets.reading import read_samples
+from common.datasets.schema import DataSchema
+from common.errors import ConfigurationError
+
+FILE, LOCAL = "file", "local"  # data.set: files that all hold; data that each edge brings
+DECLARED = (FILE, LOCAL)
+_CATALOGUE = ("mnist-5k.npz", "mnist", "usps", "fashion-mnist", "cifar-10")  # known under their own names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSource:
+    """Files that all parties hold, by their paths under the data directory."""
+
+    train: str
+    test: str | None
+    schema: DataSchema
+
+
+Source = str | FileSource
+
+
+def check_path(key: str, text: str) -> str:
+    """Return a path that stays under the data directory: a peer may have named it."""
+    path = PurePosixPath(text)
+    parts = path.parts
+    if (
+        path.is_absolute()
+        or not parts
+        or ".." in parts
+        or "\\" in text
+        or ":" in text
+        or not text.isprintable()
+    ):
+        raise ConfigurationError(f"{key} = {text!r}: must be a path under the data directory, without '..'")
+    if parts[0].lower() in _CATALOGUE:
+        raise ConfigurationError(f"{key} = {text!r}: belongs to a known data set; use its name in data.set")
+    return path.as_posix()
+
+
+def load_files(source: FileSource, data_dir: Path) -> Dataset:
+    """Return the data set in these files.
+
+    The checksum is that of the training file's bytes, whatever is declared of them: another declaration must
+    not open another account for the same records.
+    """
+    train = data_dir / check_path("data.train_path", source.train)
+    test = None if source.test is None else data_dir / check_path("data.test_path", source.test)
+    schema = source.schema
+    return Dataset(
+        FILE,
+        schema.shape,
+        schema.classes,
+        read_samples(train, schema),
+        None if test is None else read_samples(test, schema),
+        bytes_checksum(train),
+        schema.target_range,
+    )
+
+
+def bytes_checksum(path: Path) -> str:
+    """Return the sha256 of a file's bytes, or of the names and bytes of all files in a folder."""
+    try:
+        if not path.is_dir():
+            return sha256_of(path)
+        digest = hashlib.sha256()
+        for file in sorted(one for one in path.rglob("*") if one.is_file()):
+            digest.update(f"{file.relative_to(path).as_posix()}\n{sha256_of(file)}\n".encode())
+        return digest.hexdigest()
+    except OSError as error:
+        raise fault(path, f"cannot be read ({error.strerror})") from error

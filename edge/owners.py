@@ -1,0 +1,201 @@
+"""Which state directory keeps the account of which file: one book for all edges of a user on a machine.
+
+Two state directories do not know of each other, so the same records in both would be paid for twice. A file is
+known again by its path, by its place on the disk (a hard link, a bind mount, another name), or by its content (a
+copy). Containers and users with books of their own are not covered: docs/privacy.md says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import ConfigurationError
+
+BOOK_VARIABLE = "MAPA_DATA_REGISTRY"
+_PATIENCE = 60.0  # seconds for the others' transactions, each of them short
+_NOTHING = hashlib.sha256().hexdigest()
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS owned (
+  path TEXT NOT NULL, device INTEGER NOT NULL, inode INTEGER NOT NULL, digest TEXT NOT NULL,
+  owner TEXT NOT NULL, directory TEXT NOT NULL, name TEXT NOT NULL,
+  PRIMARY KEY (path, device, inode, digest)
+) STRICT
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file or folder of records, as it can be known again."""
+
+    path: Path  # resolved: no symbolic link is left in it
+    device: int
+    inode: int
+    digest: str  # of its bytes
+
+    @classmethod
+    def of(cls, path: Path) -> Source:
+        """Look at what is there; ConfigurationError where it cannot be read."""
+        try:
+            resolved = path.resolve(strict=True)
+            found = resolved.stat()
+            if not (resolved.is_file() or resolved.is_dir()):
+                raise ConfigurationError(f"--data {str(path)!r}: must be a file or a folder")
+            digest = digest_of(resolved)
+        except OSError as error:
+            raise ConfigurationError(
+                f"--data {str(path)!r}: cannot be read: {error.strerror or error}"
+            ) from error
+        if digest == _NOTHING:
+            raise ConfigurationError(f"--data {str(path)!r}: is empty")
+        return cls(resolved, found.st_dev, found.st_ino, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where the privacy spent on a source is kept."""
+
+    owner: str  # id of the state directory, which moves with it
+    directory: Path
+    name: str  # of the data
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A source that was claimed before, and how it is known again."""
+
+    source: Source
+    account: Account
+    by: str  # "path", "place" or "content"
+
+
+def book_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where the book is: MAPA_DATA_REGISTRY, else under XDG_STATE_HOME, else under ~/.local/state."""
+    if chosen := environ.get(BOOK_VARIABLE, "").strip():
+        return Path(chosen).expanduser()
+    home = environ.get("XDG_STATE_HOME", "").strip()
+    root = Path(home) if home and Path(home).is_absolute() else Path.home() / ".local" / "state"
+    return root / "mapa" / "local-data.sqlite3"
+
+
+def register(
+    source: Source, account: Account, *, take: bool = False, keep: bool = True, book: Path | None = None
+) -> None:
+    """Note that this account is kept for the source; ConfigurationError where another one is.
+
+    `take` is the word of whoever owns the data that this state directory is its account from now on. Without `keep`
+    it is only asked.
+    """
+    path = book_path() if book is None else book
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection:
+            path.chmod(0o600)
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            _prepare(connection, path)
+            for known in _known(connection, source):
+                if known.account.owner == account.owner and known.account.name == account.name:
+                    continue
+                if take and known.account.owner != account.owner:
+                    _strike(connection, known.source)
+                else:
+                    _refuse(source, account, known)
+            connection.execute(
+                "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*_columns(source), account.owner, str(account.directory), account.name),
+            )
+            if keep:  # an error, too, ends with the connection: nothing is written then
+                connection.execute("COMMIT")
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigurationError(
+            f"registry of local data {path}: {error}; name a file that can be written by {BOOK_VARIABLE}"
+        ) from error
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, or of a folder's files and their names."""
+    if path.is_file():
+        return _file_digest(path)
+    whole = hashlib.sha256()
+    for one in sorted(file for file in path.rglob("*") if file.is_file()):
+        whole.update(f"{one.relative_to(path).as_posix()}\0{_file_digest(one)}\n".encode())
+    return whole.hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    [(version,)] = connection.execute("PRAGMA user_version")
+    if version not in (0, _VERSION):
+        raise ConfigurationError(
+            f"registry of local data {path}: version {version}, and this program reads version {_VERSION}; update it"
+        )
+    connection.execute(_SCHEMA)
+    connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _known(connection: sqlite3.Connection, source: Source) -> Iterator[Known]:
+    """Yield every claim of what may be the same records."""
+    for path, device, inode, digest, owner, directory, name in connection.execute(
+        "SELECT * FROM owned"
+    ).fetchall():
+        claimed = Source(Path(path), device, inode, digest)
+        if how := same_records(source, claimed):
+            yield Known(claimed, Account(owner, Path(directory), name), how)
+
+
+def same_records(now: Source, claimed: Source) -> str:
+    """Say how a source is known again; '' where it is not.
+
+    A place on the disk is used again after its file is gone. It counts while the claimed path still leads there (a
+    hard link, a bind mount), and where that path leads nowhere: the file may have been renamed.
+    """
+    if now.digest == claimed.digest:
+        return "content"
+    if now.path == claimed.path or now.path in claimed.path.parents or claimed.path in now.path.parents:
+        return "path"
+    if (now.device, now.inode) == (claimed.device, claimed.inode):
+        try:
+            found = claimed.path.stat()
+        except OSError:
+            return "place"
+        return "place" if (found.st_dev, found.st_ino) == (claimed.device, claimed.inode) else ""
+    return ""
+
+
+def _refuse(source: Source, account: Account, known: Known) -> None:
+    other, how = known.account, {"path": "", "place": " by another name", "content": " with the same content"}
+    told = (
+        f"--data {str(source.path)!r}: known{how[known.by]} as {str(known.source.path)!r}, whose privacy is"
+    )
+    if other.owner != account.owner:
+        raise ConfigurationError(
+            f"{told} accounted in state directory {str(other.directory)!r} (data name {other.name!r}); use"
+            f" --state-dir {other.directory} --data-name {other.name}, or, where nothing was released of these records"
+            " there or its ledgers were moved here, take the account over once with --take-data"
+        )
+    if known.by == "content":
+        raise ConfigurationError(
+            f"{told} accounted in this state directory under --data-name {other.name}: the same records cannot have"
+            " two accounts; use that name"
+        )
+
+
+def _strike(connection: sqlite3.Connection, source: Source) -> None:
+    connection.execute(
+        "DELETE FROM owned WHERE path = ? AND device = ? AND inode = ? AND digest = ?", _columns(source)
+    )
+
+
+def _columns(source: Source) -> tuple[str, int, int, str]:
+    return str(source.path), source.device, source.inode, source.digest

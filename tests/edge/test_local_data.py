@@ -1,0 +1,304 @@
+"""An edge with records of its own: what a welcome can make it do with them, and what it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.accounting.overlap import total_of_records
+from common.accounting.releases import Budget
+from common.datasets.dataset import Dataset
+from common.errors import ConfigurationError
+from common.messages import Welcome
+from common.quantities import EdgeId, RunId
+from common.scenario.scenario import Scenario, parse_scenario
+from common.wire.codec import Admission
+from edge.claims import ClaimsBook
+from edge.ledger import Ledger, MemoryLedger
+from edge.own_data import OwnData, check_name
+from edge.owners import BOOK_VARIABLE
+from edge.policy import OperatorPolicy, PolicyError
+from edge.preparation import Preparation, prepare
+from edge.slots import take_slot
+from edge.sqlite_ledger import SqliteLedger
+from tests.local_support import SCHEMA, declared, local_values, write_csv
+
+MINE = OperatorPolicy(data_name="default")
+
+
+@pytest.fixture(autouse=True)
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BOOK_VARIABLE, str(tmp_path / "registry.sqlite3"))
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> OwnData:
+    return OwnData(write_csv(tmp_path / "mine.csv", 50), tmp_path / "state")
+
+
+def never(name: str) -> Dataset:
+    raise AssertionError(f"a data set was asked for: {name}")
+
+
+def admission(index: int = 0, **changes: Any) -> Admission:
+    return of_scenario(parse_scenario(local_values(**changes)), index)
+
+
+def of_scenario(scenario: Scenario, index: int = 0) -> Admission:
+    return Admission(
+        welcome=Welcome(EdgeId("edge-a"), index, 0),
+        edges=scenario.workers,
+        scenario=scenario.for_edge(index),
+        seed=scenario.seed,
+        nonce="0" * 16,
+    )
+
+
+def follow(
+    own: OwnData | None,
+    ledger: Ledger | None = None,
+    *,
+    policy: OperatorPolicy = MINE,
+    run: str = "r",
+    welcome: Admission | None = None,
+    **changes: Any,
+) -> Preparation:
+    taken = welcome or admission(**changes)
+    return prepare(taken, RunId(run), policy, ledger or MemoryLedger(EdgeId("edge-a")), never, own)
+
+
+def spend(ledger: Ledger, run: str, releases: int) -> None:
+    last = ledger.last_sequence(RunId(run))
+    for sequence in range(last + 1, last + 1 + releases):
+        ledger.debit(RunId(run), sequence, b"x")
+
+
+def test_all_records_are_the_shard_and_the_rate_is_the_edges_own(mine: OwnData) -> None:
+    ledger = MemoryLedger(EdgeId("edge-a"))
+    prepared = follow(mine, ledger)
+    assert len(prepared.worker.shard) == 50
+    kind = ledger.standing(RunId("r")).account.kind
+    assert kind.shard_size == 50
+    assert kind.sampling_rate == 8 / 50
+
+
+# what a cloud may try with an edge that has data of its own; none of it reads anything
+def test_another_data_set_or_no_data_of_its_own_is_refused_before_anything_is_read(mine: OwnData) -> None:
+    mine.path.unlink()  # whoever reads it fails with another error
+    known = local_values(data={"set": "mnist"}, model={"name": "lr"})
+    del known["data"]["schema"]
+    scenario = parse_scenario(known)
+    asked = of_scenario(scenario)
+    with pytest.raises(PolicyError, match=r"data\.set = 'mnist', not about records that edges bring"):
+        follow(mine, welcome=asked)
+    with pytest.raises(PolicyError, match="take part with --data FILE"):
+        follow(None, policy=OperatorPolicy())
+
+
+@pytest.mark.parametrize(
+    "cut", [{"partition": "dirichlet"}, {"partition": "label"}, {"partition": "shared"}, {"holdout": 5}]
+)
+def test_a_cut_of_an_edges_own_records_is_refused_by_cloud_and_edge(
+    mine: OwnData, cut: dict[str, Any]
+) -> None:
+    [key] = cut
+    with pytest.raises(ConfigurationError, match=rf"data\.{key} = .*local"):
+        parse_scenario(local_values(data=cut))
+    welcome = admission()
+    welcome.scenario["data"].update(cut)  # type: ignore[index, attr-defined]
+    with pytest.raises(ConfigurationError, match=rf"data\.{key} = .*local"):
+        follow(mine, welcome=welcome)
+
+
+def test_another_schema_than_the_first_is_refused_without_a_look_at_the_records(mine: OwnData) -> None:
+    follow(mine)
+    other = declared(columns=[{"name": "age", "range": [0, 40]}, {"name": "dose", "range": [0, 5]}])
+    again = OwnData(mine.path, mine.state_dir)
+    text = mine.path.read_text()
+    mine.path.unlink()
+    with pytest.raises(ConfigurationError, match="--new-schema"):
+        follow(again, run="second", data=other)
+    mine.path.write_text(text)
+    follow(again, run="third")
+    follow(OwnData(mine.path, mine.state_dir, new_schema=True), run="fourth", data=other)
+    with pytest.raises(ConfigurationError, match="--new-schema"):
+        follow(OwnData(mine.path, mine.state_dir), run="fifth")
+    least = declared(columns=other["schema"]["columns"], records_at_least=20)  # says nothing of a record
+    follow(OwnData(mine.path, mine.state_dir), run="sixth", data=least)
+
+
+def test_a_schema_that_did_not_fit_is_kept_too_so_nobody_can_ask_again_with_another(mine: OwnData) -> None:
+    with pytest.raises(ConfigurationError, match="row 1, column 'ill'"):
+        follow(
+            mine,
+            data=declared(
+                label="age", columns=[{"name": "ill", "categories": ["x", "y"]}, SCHEMA["columns"][1]]
+            ),
+        )
+    with pytest.raises(ConfigurationError, match="--new-schema"):
+        follow(mine, run="second")
+
+
+def test_a_row_added_is_the_same_account_in_another_run_and_refused_within_one(mine: OwnData) -> None:
+    ledger = MemoryLedger(EdgeId("edge-a"))
+    follow(mine, ledger)
+    spend(ledger, "r", 3)
+    with mine.path.open("a") as stream:
+        stream.write("50,2.5,1\n")
+    with pytest.raises(ConfigurationError, match="a run keeps its terms"):
+        follow(OwnData(mine.path, mine.state_dir), ledger)
+    follow(OwnData(mine.path, mine.state_dir), ledger, run="second")
+    first, second = ledger.standings()
+    assert (first.account.kind.shard_size, second.account.kind.shard_size) == (50, 51)
+    assert first.account.shard.overlaps(second.account.shard)
+    assert first.account.shard == second.account.shard
+
+
+def test_other_content_with_the_same_number_of_records_goes_on_in_the_run(mine: OwnData) -> None:
+    ledger = MemoryLedger(EdgeId("edge-a"))
+    follow(mine, ledger)
+    header, *rows = mine.path.read_text().splitlines()
+    mine.path.write_text("\n".join([header, *reversed(rows)]) + "\n")
+    follow(OwnData(mine.path, mine.state_dir), ledger)
+
+
+def test_a_budget_is_one_for_all_runs_of_a_name_however_many_records_they_had(mine: OwnData) -> None:
+    budget = Budget(2.0, 1e-5)
+    policy = OperatorPolicy(data_name="default", budget=budget)
+    ledger = MemoryLedger(EdgeId("edge-a"))
+    follow(mine, ledger, policy=policy)
+    alone = ledger.standing(RunId("r")).cap
+    assert alone is not None
+    spend(ledger, "r", alone // 8)
+    with mine.path.open("a") as stream:
+        stream.write("50,2.5,1\n")
+    follow(OwnData(mine.path, mine.state_dir), ledger, policy=policy, run="second")
+    left = ledger.standing(RunId("second")).cap
+    assert left is not None
+    assert 0 < left < alone
+    spend(ledger, "second", left)
+    assert ledger.standing(RunId("second")).exhausted
+    spent = total_of_records([standing.of_shard for standing in ledger.standings()], budget.delta)
+    assert spent.epsilon <= budget.epsilon
+    assert spent.method == "odometer"
+    other = OperatorPolicy(data_name="2026", budget=budget)  # the owner's word that these are other records
+    follow(
+        OwnData(write_csv(mine.path.with_name("other.csv"), 50, seed=1), mine.state_dir, "2026"),
+        ledger,
+        policy=other,
+        run="third",
+    )
+    assert ledger.standing(RunId("third")).cap == alone
+
+
+def test_two_slots_of_one_state_directory_hold_the_same_records(mine: OwnData) -> None:
+    budgeted = OperatorPolicy(data_name="default", budget=Budget(2.0, 1e-5))
+    book = ClaimsBook(mine.state_dir)
+    slots = [take_slot(mine.state_dir) for _ in range(3)]
+    ledgers = [SqliteLedger(s.directory, siblings=book.of(s.directory.name)) for s in slots]
+    try:
+        follow(mine, ledgers[0], policy=budgeted)
+        with pytest.raises(PolicyError, match="no two edges release the same records at the same time"):
+            follow(mine, ledgers[1], policy=budgeted, welcome=admission(1))
+        # another file under the same name is the same account, too
+        other = OwnData(write_csv(mine.path.with_name("b.csv"), 70, seed=3), mine.state_dir)
+        with pytest.raises(PolicyError, match="no two edges release the same records at the same time"):
+            follow(other, ledgers[1], welcome=admission(1))
+        named = OwnData(write_csv(mine.path.with_name("c.csv"), 70, seed=4), mine.state_dir, "c")
+        follow(named, ledgers[2], policy=OperatorPolicy(data_name="c"), welcome=admission(1))
+    finally:
+        for ledger in ledgers:
+            ledger.close()
+        book.close()
+        for slot in slots:
+            slot.close()
+
+
+@pytest.mark.parametrize(
+    ("rows", "declares", "least"),
+    [(7, {}, 8), (50, {"records_at_least": 51}, 51), (50, {"records_at_least": 50}, None)],
+)
+def test_too_few_records_are_refused(
+    tmp_path: Path, rows: int, declares: dict[str, Any], least: int | None
+) -> None:
+    own = OwnData(write_csv(tmp_path / "mine.csv", rows), tmp_path / "state")
+    if least is None:
+        follow(own, data=declared(**declares))
+        return
+    with pytest.raises(PolicyError, match=f"{rows} records.*at least {least} "):
+        follow(own, data=declared(**declares))
+
+
+# (row, text of that row, what is printed)
+WRONG = [
+    (3, "nan,2.5,1", "row 3, column 'age'"),
+    (2, "50,inf,1", "row 2, column 'dose'"),
+    (5, "50,2.5,2", "row 5, column 'ill'"),
+    (5, "50,2.5,-1", "row 5, column 'ill'"),
+    (1, "50,,1", "row 1, column 'dose'"),
+    (4, "50,2.5", "row 4"),
+]
+
+
+@pytest.mark.parametrize(("row", "text", "said"), WRONG)
+def test_a_record_that_does_not_fit_is_named_by_row_and_column(
+    mine: OwnData, row: int, text: str, said: str
+) -> None:
+    lines = mine.path.read_text().splitlines()
+    lines[row] = text
+    mine.path.write_text("\n".join(lines) + "\n")
+    ledger = MemoryLedger(EdgeId("edge-a"))
+    with pytest.raises(ConfigurationError, match=said):
+        follow(mine, ledger)
+    assert ledger.standings() == []
+
+
+def test_nothing_about_the_records_is_in_what_an_edge_knows_of_the_run(mine: OwnData) -> None:
+    """The scenario of a welcome goes back to nobody, and holds what the cloud said: no number of records."""
+    prepared = follow(mine)
+    assert "50" not in json.dumps(prepared.scenario.for_edge(0)["data"])
+
+
+def test_the_same_file_in_another_state_directory_is_refused_at_the_start(mine: OwnData) -> None:
+    mine.check()  # a question alone claims nothing
+    OwnData(mine.path, mine.state_dir.with_name("other")).check()
+    follow(mine)
+    with pytest.raises(ConfigurationError, match=str(mine.state_dir)):
+        OwnData(mine.path, mine.state_dir.with_name("other")).check()
+    moved = mine.state_dir.rename(mine.state_dir.with_name("moved"))
+    OwnData(mine.path, moved).check()
+    OwnData(mine.path, mine.state_dir.with_name("other"), take=True).check()
+
+
+def test_several_edges_of_a_process_read_the_file_once(mine: OwnData) -> None:
+    fleet = OwnData(mine.path, mine.state_dir, edges=2)
+    follow(fleet)
+    mine.path.rename(mine.path.with_name("away.csv"))
+    follow(fleet, welcome=admission(1))
+    with pytest.raises(ConfigurationError):
+        follow(fleet)
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "x" * 65, "ä", "a:b"])
+def test_a_name_of_data_is_plain(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="--data-name"):
+        check_name(name)
+
+
+def test_a_schema_cannot_make_an_edge_take_more_memory_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("age,ill\n" + "a,0\n" * 3000)
+    wide = [{"name": "age", "categories": ["a", *map(str, range(999))]}]  # 1000 values for each cell
+    monkeypatch.setenv("MAPA_EDGE_MEMORY_MB", "10")
+    with pytest.raises(ConfigurationError, match=r"at most .* 10 MB"):
+        follow(OwnData(path, tmp_path / "state"), data=declared(columns=wide))
+
+
+def test_a_device_is_no_file_of_records(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="must be a file or a folder"):
+        OwnData(Path("/dev/zero"), tmp_path / "state").check()

@@ -1,0 +1,161 @@
+"""The same records in two state directories: known again by path, place on the disk and content."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigurationError
+from edge.owners import BOOK_VARIABLE, Account, Source, book_path, register
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    return tmp_path / "book" / "local-data.sqlite3"
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.csv"
+    path.write_text("a,label\n1,0\n2,1\n")
+    return path
+
+
+def account(directory: str, name: str = "default") -> Account:
+    return Account(f"id of {directory}", Path("/") / directory, name)
+
+
+def claim(path: Path, of: Account, book: Path, *, take: bool = False, keep: bool = True) -> None:
+    register(Source.of(path), of, take=take, keep=keep, book=book)
+
+
+def refused(path: Path, of: Account, book: Path) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        claim(path, of, book)
+    return str(caught.value)
+
+
+def test_another_state_directory_is_refused_with_the_name_of_the_first(book: Path, records: Path) -> None:
+    claim(records, account("one"), book)
+    said = refused(records, account("two"), book)
+    assert "--state-dir /one --data-name default" in said
+    assert "--take-data" in said
+
+
+def test_the_same_account_may_come_back_and_a_moved_directory_is_the_same_account(
+    book: Path, records: Path
+) -> None:
+    claim(records, account("one"), book)
+    claim(records, account("one"), book)
+    claim(records, Account("id of one", Path("/elsewhere"), "default"), book)
+
+
+def test_a_copy_a_symbolic_link_and_a_hard_link_are_the_same_records(book: Path, records: Path) -> None:
+    claim(records, account("one"), book)
+    copy, symbolic, hard = (records.with_name(name) for name in ("copy.csv", "symbolic.csv", "hard.csv"))
+    copy.write_bytes(records.read_bytes())
+    symbolic.symlink_to(records)
+    os.link(records, hard)
+    assert "with the same content" in refused(copy, account("two"), book)
+    assert "mine.csv" in refused(symbolic, account("two"), book)
+    records.write_text("a,label\n7,1\n")  # another content since: only the place on the disk is the same
+    assert "by another name" in refused(hard, account("two"), book)
+
+
+def test_a_file_that_changed_is_known_by_its_path_and_a_copy_of_any_former_content_is_too(
+    book: Path, records: Path
+) -> None:
+    claim(records, account("one"), book)
+    former = records.with_name("former.csv")
+    former.write_bytes(records.read_bytes())
+    records.unlink()
+    records.write_text("a,label\n1,0\n2,1\n3,1\n")
+    assert "mine.csv" in refused(records, account("two"), book)
+    claim(records, account("one"), book)
+    assert "with the same content" in refused(former, account("two"), book)
+
+
+def test_a_renamed_file_is_known_by_its_place(book: Path, records: Path) -> None:
+    claim(records, account("one"), book)
+    renamed = records.rename(records.with_name("renamed.csv"))
+    with renamed.open("a") as stream:
+        stream.write("3,1\n")
+    assert "by another name" in refused(renamed, account("two"), book)
+
+
+def test_a_place_that_another_file_took_over_is_no_sign(book: Path, records: Path) -> None:
+    claim(records, account("one"), book)
+    first = Source.of(records)
+    other = records.with_name("other.csv")
+    other.write_text("unrelated\n")
+    saved = records.with_name("saved.csv")
+    saved.write_text("a,label\n9,0\n")
+    saved.replace(records)  # as editors save
+    # as if the disk had used the first file's place for the other one
+    register(Source(other, first.device, first.inode, Source.of(other).digest), account("two"), book=book)
+
+
+def test_a_folder_and_a_file_within_it_are_the_same_records(book: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    (folder / "cat").mkdir(parents=True)
+    (folder / "cat" / "1.png").write_bytes(b"picture")
+    claim(folder, account("one"), book)
+    assert "pictures" in refused(folder / "cat", account("two"), book)
+    copy = tmp_path / "copy"
+    (copy / "cat").mkdir(parents=True)
+    (copy / "cat" / "1.png").write_bytes(b"picture")
+    assert "with the same content" in refused(copy, account("two"), book)
+
+
+def test_take_moves_the_account_once_and_the_former_owner_is_refused(book: Path, records: Path) -> None:
+    claim(records, account("one"), book)
+    claim(records, account("two"), book, take=True)
+    claim(records, account("two"), book)
+    assert "/two" in refused(records, account("one"), book)
+
+
+def test_a_question_keeps_nothing(book: Path, records: Path) -> None:
+    claim(records, account("one"), book, keep=False)
+    claim(records, account("two"), book)
+
+
+def test_two_names_in_one_directory_are_two_accounts_but_not_for_the_same_content(
+    book: Path, records: Path
+) -> None:
+    claim(records, account("one", "2025"), book)
+    assert "--data-name 2025" in refused(records, account("one", "2026"), book)
+    with pytest.raises(ConfigurationError, match="two accounts"):
+        claim(records, account("one", "2026"), book, take=True)
+    records.write_text(
+        "a,label\n8,1\n"
+    )  # next year's file in the same place: the owner says that it is another
+    claim(records, account("one", "2026"), book)
+
+
+def test_an_empty_or_missing_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "folder").mkdir()
+    for name, why in (("empty.csv", "is empty"), ("folder", "is empty"), ("none.csv", "cannot be read")):
+        with pytest.raises(ConfigurationError, match=why):
+            Source.of(tmp_path / name)
+
+
+def test_a_book_that_cannot_be_used_is_refused_and_names_the_variable(records: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=BOOK_VARIABLE):
+        claim(records, account("one"), tmp_path / "file" / "book.sqlite3")
+    newer = tmp_path / "newer.sqlite3"
+    connection = sqlite3.connect(newer)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigurationError, match="version 99"):
+        claim(records, account("one"), newer)
+
+
+def test_where_the_book_is() -> None:
+    assert book_path({BOOK_VARIABLE: "/x/y.sqlite3"}) == Path("/x/y.sqlite3")
+    assert book_path({"XDG_STATE_HOME": "/s"}) == Path("/s/mapa/local-data.sqlite3")
+    assert book_path({"XDG_STATE_HOME": "relative"}) == Path.home() / ".local/state/mapa/local-data.sqlite3"
