@@ -1,8 +1,11 @@
-"""What a file of your own needs: algorithms, models and data sets, and the types that they speak.
+"""What a file of your own needs: algorithms, models and data sets, and the types that they speak; and runs.
 
     import mapa
 
     class MyModel(mapa.TwoWayModel): ...
+
+    run = mapa.simulate("quickstart", seed=1, iterations=500)
+    run.metrics["accuracy"]
 
 Every name is loaded when it is first used, so `import mapa` is quick and never imports torch.
 """
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from common.models.model import Block, Features, Images, Labels, Model, Targets, check_labels, layout
     from common.problem import Problem
     from common.quantities import PerSampleGradients, Vector
+    from mapa.face import load_run, run, simulate
+    from mapa.run_result import Run
 
 _PLACES = {
     "cloud.algorithm": ("Algorithm", "StepSchedule", "Update", "descend", "option"),
@@ -48,6 +53,8 @@ _PLACES = {
     ),
     "common.problem": ("Problem",),
     "common.quantities": ("PerSampleGradients", "Vector"),
+    "mapa.face": ("load_run", "run", "simulate"),
+    "mapa.run_result": ("Run",),
 }
 _HOME = {name: module for module, names in _PLACES.items() for name in names}
 
@@ -73,6 +80,7 @@ __all__ = [
     "OuterGradients",
     "PerSampleGradients",
     "Problem",
+    "Run",
     "Samples",
     "StepSchedule",
     "Targets",
@@ -84,7 +92,10 @@ __all__ = [
     "descend",
     "initial_sensitivity",
     "layout",
+    "load_run",
     "option",
+    "run",
+    "simulate",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,7 @@ from common.transport.mqtt import MqttChannel
 from common.transport.routing import UNREAD, RetainedMessageError
 from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
-from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, WELCOME_LIMIT, bounded, packet_limit
+from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
 from mapa.live import View
 from mapa.run_parts import OwnFiles, RunParts, assemble
 
@@ -59,7 +60,7 @@ class Setting(RunParts):
     @property
     def payload_bytes(self) -> int:
         """The largest message of the run, with a margin: what its broker must accept, and no more."""
-        return max(4 * self.model.dimension + 4096, WELCOME_LIMIT)
+        return payload_limit(self.model.dimension)
 
     @property
     def probe_bytes(self) -> int:
@@ -303,7 +304,10 @@ def _probe_size(
 
 @contextlib.contextmanager
 def _signals(loop: SelectorLoop, interrupt: Callable[[], None]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM call `interrupt` in the loop's thread."""
+    """Let SIGINT and SIGTERM call `interrupt` in the loop's thread; in another than the main thread none comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {
         number: signal.signal(number, lambda *_: loop.post(interrupt))
         for number in (signal.SIGINT, signal.SIGTERM)

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from cloud.evaluation import Evaluator
+from common.datasets.catalogue import describe, load_dataset
 from common.datasets.checksum import content_checksum
 from common.datasets.dataset import Dataset, Inputs, Labels, Samples
 from common.datasets.reading import read_samples
 from common.datasets.schema import DataSchema
 from common.datasets.source import LOCAL, Source
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, MapaError
 from common.models.model import Model
 from common.quantities import Indices
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
@@ -116,3 +117,19 @@ def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:
         return Samples(np.concatenate([shard.values() for shard in shards]), labels)
     inputs: Inputs = np.concatenate([shard.inputs for shard in shards])
     return Samples(inputs, labels)
+
+
+def parameters_of(scenario: Scenario, data_dir: Path) -> int | None:
+    """Return N, without the data where their shape is known anyway; None: this machine cannot make the model."""
+    table = scenario.data.declared
+    try:
+        if table is not None:
+            declared = table.declared
+            return model_for(scenario, declared.shape, declared.classes, declared.target_range).dimension
+        known = {one.name: (one.shape, one.classes) for one in describe(data_dir) if one.classes}
+        if scenario.data.set in known:
+            return model_for(scenario, *known[scenario.data.set]).dimension
+        dataset = load_dataset(scenario.data.source, data_dir)
+        return model_for(scenario, dataset.shape, dataset.classes, dataset.target_range).dimension
+    except MapaError:
+        return None
