@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import assert_never
 
 from common.datasets.dataset import Dataset
@@ -62,6 +63,7 @@ class EdgeClient:
     connect: Callable[[EdgeClient, LinkProfile | None], Channel]
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
+    data_dir: Path | None = None  # where a model may find weights
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     nonce: str = field(default_factory=new_nonce)
     pushed: int = 0
@@ -79,7 +81,9 @@ class EdgeClient:
 
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
-        self._joining = Joining(self.run, self.policy, self.ledger, self.load, renewable=self.renewable)
+        self._joining = Joining(
+            self.run, self.policy, self.ledger, self.load, self.data_dir, renewable=self.renewable
+        )
         self._outbox = Outbox(self.run, self.ledger)
         self._line = Line(self.loop, self._open)
         self.session = self._outbox.session()

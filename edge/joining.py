@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from common.datasets.dataset import Dataset
 from common.errors import MapaError
@@ -31,6 +32,7 @@ class Joining:
     policy: OperatorPolicy
     ledger: Ledger
     load: Callable[[str], Dataset]
+    data_dir: Path | None = None
     preparation: Preparation | None = None
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     _admission: Admission | None = None  # the welcome that the preparation follows
@@ -57,7 +59,7 @@ class Joining:
         if self._admission is not None:
             return self._compare(self._admission, admission)
         try:
-            self.preparation = prepare(admission, self.run, self.policy, self.ledger, self.load)
+            self.preparation = prepare(admission, self.run, self.policy, self.ledger, self.load, self.data_dir)
         except OtherShardError as error:
             if self._wanted is not None:
                 return WelcomeDeclined(str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -35,7 +36,12 @@ class Preparation:
 
 
 def prepare(
-    admission: Admission, run: RunId, policy: OperatorPolicy, ledger: Ledger, load: Callable[[str], Dataset]
+    admission: Admission,
+    run: RunId,
+    policy: OperatorPolicy,
+    ledger: Ledger,
+    load: Callable[[str], Dataset],
+    data_dir: Path | None = None,
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
     allowed = policy.allowed | {policy.noise or ""}  # whoever names a law by --noise allows it
@@ -68,7 +74,7 @@ def prepare(
     images, labels = dataset.train.pixels(rows), dataset.train.labels[rows]
     shape, classes = dataset.shape, dataset.classes
     del dataset  # the shard is all that an edge keeps; a model may need the room at once
-    model = model_for(scenario, shape, classes)
+    model = model_for(scenario, shape, classes, data_dir)
     check_model(scenario, model, images)
     ledger.open(account, replace_budget=policy.replace_budget)
     shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))

@@ -4,7 +4,7 @@
 
     class MyModel(mapa.TwoWayModel): ...
 
-Every name is loaded when it is first used, so `import mapa` is quick and never imports torch.
+Every name is loaded when it is first used, so `import mapa` is quick; only `TorchModel` and `torch_model` import torch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from common.models.gradients import OuterGradients
     from common.models.linear import LinearModel, TwoWayModel
     from common.models.model import Block, Features, Images, Labels, Model, Targets, check_labels, layout
+    from common.models.torch_model import TorchModel, torch_model
     from common.problem import Problem
     from common.quantities import PerSampleGradients, Vector
 
@@ -42,6 +43,7 @@ _PLACES = {
         "check_labels",
         "layout",
     ),
+    "common.models.torch_model": ("TorchModel", "torch_model"),  # needs torch
     "common.problem": ("Problem",),
     "common.quantities": ("PerSampleGradients", "Vector"),
 }
@@ -69,6 +71,7 @@ __all__ = [
     "Samples",
     "StepSchedule",
     "Targets",
+    "TorchModel",
     "TwoWayModel",
     "Update",
     "Vector",
@@ -77,6 +80,7 @@ __all__ = [
     "initial_sensitivity",
     "layout",
     "option",
+    "torch_model",
 ]
 
 

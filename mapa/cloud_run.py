@@ -48,7 +48,7 @@ class Setting(RunParts):
             raise ConfigurationError(
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
-        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir))
+        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), data_dir)
         begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         return cls(parts.scenario, parts.dataset, parts.model, parts.rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from cloud.evaluation import Evaluator
 from common.datasets.dataset import Dataset
@@ -34,13 +35,15 @@ class RunParts:
         return Evaluator.of(self.model, self.dataset.test, self.scenario.model.regularization)
 
 
-def assemble(scenario: Scenario, load: Callable[[str], Dataset]) -> RunParts:
+def assemble(
+    scenario: Scenario, load: Callable[[str], Dataset], data_dir: Path | None = None
+) -> RunParts:
     """Load the data, take the holdout, make the model, deal the shards; ConfigurationError where that cannot be.
 
     An edge does the same for itself (edge/preparation.py): it must not hold more than its own shard, and checks
     at each step what the cloud's scenario would cost it.
     """
     dataset = dataset_for(scenario, load)
-    model = model_for(scenario, dataset.shape, dataset.classes)
+    model = model_for(scenario, dataset.shape, dataset.classes, data_dir)
     rows = shards_for(scenario, dataset.train.labels)
     return RunParts(calibrated(scenario, [len(shard) for shard in rows]), dataset, model, rows)

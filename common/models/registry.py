@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from common.dotted import import_dotted, is_dotted
@@ -17,16 +18,33 @@ _LINEAR: dict[str, Callable[..., Any]] = {
     m.name: m for m in (LogisticRegression, Svm, Softmax, ScatteringSoftmax)
 }
 MODELS = (*_LINEAR, "cnn")
+_TORCH = "pip install 'mapa-testbed[torch]', or the image mapa-edge-torch"
+_GIVEN = ("shape", "classes", "data_dir")  # by whoever makes a model, never by an option
 _MEMBERS = ("name", "dimension", "layout", "first_layer", "metrics")
 _METHODS = ("initial", "features", "targets", "gradients", "evaluate")
 
 
-def make_model(name: str, *, shape: tuple[int, int], classes: int, options: Mapping[str, object]) -> Model:
-    """Make the model called `name` for images of a shape; a custom one by "package.module:Class"."""
+def make_model(
+    name: str,
+    *,
+    shape: tuple[int, ...],
+    classes: int,
+    options: Mapping[str, object],
+    data_dir: Path | None = None,
+) -> Model:
+    """Make the model called `name` for inputs of a shape; a custom one by "package.module:Class".
+
+    A class that takes `data_dir` is told this party's own: no option, and so no welcome, may say another.
+    """
     make = _maker(name)
     _check_options(name, make, options)
+    place = {"data_dir": data_dir} if _takes_data_dir(make) else {}
     try:
-        model = make(shape=shape, classes=classes, **options)
+        model = make(shape=shape, classes=classes, **options, **place)
+    except ConfigurationError as error:
+        if not is_dotted(name) or str(error).startswith("model."):
+            raise
+        raise ConfigurationError(f"model.name = {name!r}: {error}") from error
     except MapaError:
         raise
     except Exception as error:  # another's class may raise anything
@@ -48,9 +66,18 @@ def _maker(name: str) -> Callable[..., Any]:
         raise ConfigurationError(
             f'model.name = {name!r}: allowed are {", ".join(MODELS)} or a dotted path "package.module:Class"'
         )
-    make = import_dotted(name, "model.name")
+    try:
+        make = import_dotted(name, "model.name")
+    except ConfigurationError as error:
+        cause = error.__cause__
+        if isinstance(cause, ImportError) and (cause.name or "").partition(".")[0] == "torch":
+            raise ConfigurationError(f"model.name = {name!r} needs torch ({cause}): {_TORCH}") from error
+        raise
     if not isinstance(make, type):
-        raise ConfigurationError(f"model.name = {name!r}: not a class")
+        raise ConfigurationError(
+            f"model.name = {name!r}: not a class; a function that makes a torch module becomes one by"
+            " mapa.torch_model(function)"
+        )
     return make
 
 
@@ -59,9 +86,16 @@ def _cnn() -> Callable[..., Any]:
         from common.models.cnn import Cnn  # torch costs a second and 200 MB: only who asks pays
     except ImportError as error:
         raise ConfigurationError(
-            f"model.name = 'cnn' needs torch ({error}): pip install 'mapa-testbed[cnn]'"
+            f"model.name = 'cnn' needs torch ({error}): pip install 'mapa-testbed[cnn]', or the image mapa-edge-cnn"
         ) from error
     return Cnn
+
+
+def _takes_data_dir(make: Callable[..., Any]) -> bool:
+    try:
+        return "data_dir" in inspect.signature(make).parameters
+    except ValueError:
+        return False
 
 
 def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, object]) -> None:
@@ -73,7 +107,7 @@ def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, ob
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     named = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    own = {key: p for key, p in named.items() if key not in ("shape", "classes")}
+    own = {key: p for key, p in named.items() if key not in _GIVEN}
     for key, value in options.items():
         if key not in own:
             allowed = ", ".join(own) or "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
@@ -16,9 +17,14 @@ def dataset_for(scenario: Scenario, load: Callable[[str], Dataset]) -> Dataset:
     return with_holdout(load(scenario.data.set), scenario.data.holdout)
 
 
-def model_for(scenario: Scenario, shape: tuple[int, int], classes: int) -> Model:
-    """Return the model for images of this shape."""
-    return make_model(scenario.model.name, shape=shape, classes=classes, options=scenario.model.options)
+def model_for(
+    scenario: Scenario, shape: tuple[int, ...], classes: int, data_dir: Path | None = None
+) -> Model:
+    """Return the model for inputs of this shape; pretrained weights lie below the data directory."""
+    table = scenario.model
+    return make_model(
+        table.name, shape=shape, classes=classes, options=table.options, data_dir=data_dir
+    )
 
 
 def noised_slice(scenario: Scenario, model: Model) -> slice:
