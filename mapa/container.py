@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from common.dotted import CODE_VARIABLE
 from common.errors import ConfigurationError
 from mapa.environment import CLOUD, EDGE, prefixed, text
 
@@ -80,6 +81,8 @@ def main() -> None:
             leave_run_name(options["MAPA_RUN"], os.environ)
             become_the_caller(Path("/runs"), Path("/caller"))
         os.environ.update(options)
+    if SCENARIOS.is_dir():
+        os.environ.setdefault(CODE_VARIABLE, str(SCENARIOS))  # for an edge too, which reads no scenario there
     sys.argv = ["mapa", *arguments]
     from mapa.cli import main as mapa  # as the right user
 

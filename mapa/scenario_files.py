@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from common.dotted import look_in
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law, laws_with
 from common.scenario.scenario import Scenario, parse_scenario
@@ -69,7 +70,16 @@ def load_scenario(
         delays["file"] = str(path.parent / delays["file"])
     if isinstance(links, str):
         values["links"] = _link_tables(Path(links) if "links" in changed else path.parent / links)
+    if _names_own_code(values):
+        look_in(path.parent)
     return path.stem, parse_scenario(values)
+
+
+def _names_own_code(values: dict[str, Any]) -> bool:
+    """Tell whether a scenario names a class by dotted path, which may lie in a file beside it."""
+    named = (("model", "name"), ("data", "set"), ("algorithm", "name"), ("privacy", "noise"))
+    tables = ((values.get(table), key) for table, key in named)
+    return any(isinstance(table, dict) and ":" in str(table.get(key, "")) for table, key in tables)
 
 
 def data_set_of(name: str, changes: Sequence[str] = ()) -> str:

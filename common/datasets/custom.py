@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def load_custom(path: str, data_dir: Path) -> Dataset:
 def _fault(samples: Samples, dataset: Dataset) -> str | None:
     """Say how the samples break the contract of `Samples`, if they do."""
     images, labels = samples.images, samples.labels
-    pixels = dataset.shape[0] * dataset.shape[1]
+    pixels = math.prod(dataset.shape)
     if images.ndim != 2 or images.shape[1] != pixels:
         return f"images have shape {images.shape}, not n × {pixels}"
     if labels.dtype != np.int64 or labels.shape != images.shape[:1] or not len(labels):

@@ -36,7 +36,7 @@ def make_model(
 
     A class that takes `data_dir` is told this party's own: no option, and so no welcome, may say another.
     """
-    make = _maker(name)
+    make = model_class(name)
     _check_options(name, make, options)
     place = {"data_dir": data_dir} if _takes_data_dir(make) else {}
     try:
@@ -57,7 +57,8 @@ def make_model(
     return cast(Model, model)
 
 
-def _maker(name: str) -> Callable[..., Any]:
+def model_class(name: str) -> Callable[..., Any]:
+    """Return what makes the model called `name`; ConfigurationError says what is missing for it."""
     if name in _LINEAR:
         return _LINEAR[name]
     if name == "cnn":

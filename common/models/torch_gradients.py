@@ -92,6 +92,8 @@ def collected(rows_of: RowsOf, count: int, dimension: int, most: int) -> RowGrad
     """Return the gradients of a batch, their rows kept where b × N fits."""
     if 4 * count * dimension > ROWS_BYTES:
         return RepeatedGradients(rows_of, list(even_parts(count, most)), dimension, np.zeros(count, np.bool_))
+    if 0 < count <= most:
+        return RowGradients(rows_of(slice(0, count)))
     rows = np.empty((count, dimension), np.float32)
     for part in even_parts(count, most):
         rows[part] = rows_of(part)

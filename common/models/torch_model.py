@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,6 +55,10 @@ class TorchModel:
         data_dir: Path | None = None,
         **options: object,
     ) -> None:
+        if find_spec("torch._inductor") is None:
+            raise ConfigurationError(
+                "this torch has only what the built-in CNN needs (image mapa-edge-cnn): take the image mapa-edge-torch"
+            )
         if classes == 1 or classes < 0:
             raise ConfigurationError(f"classes = {classes}: must be 0 (real targets) or at least 2")
         if tokens is not None and not 0 < tokens <= _MOST_TOKENS:
@@ -75,6 +80,7 @@ class TorchModel:
         trained = {key: value for key, value in self._module.named_parameters() if value.requires_grad}
         checks.check_behaviour(self._module, self._losses, self._trial, trained)
         self.layout = layout(**{key: tuple(value.shape) for key, value in trained.items()})
+        self._places = [(block.name, block.shape, block.slice) for block in self.layout]
         self.dimension = self.layout[-1].slice.stop
         first = self.layout[0].name.rpartition(".")[0]
         own = [block for block in self.layout if block.name.rpartition(".")[0] == first]
@@ -164,7 +170,7 @@ class TorchModel:
 
     def _parameters(self, x: Vector) -> samples.Parameters:
         flat = _tensor(x)
-        return {block.name: flat[block.slice].view(block.shape) for block in self.layout}
+        return {name: flat[place].view(shape) for name, shape, place in self._places}
 
 
 def torch_model(

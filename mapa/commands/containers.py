@@ -12,7 +12,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from common.dotted import is_dotted
 from common.errors import ConfigurationError
+from common.models.registry import model_class
+from common.scenario.scenario import Scenario
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
 from mapa.commands.groups import with_groups
@@ -20,8 +23,10 @@ from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
+from mapa.local_run import own_code
 from mapa.scenario_files import find_scenario
 
+DEFAULT_IMAGE = "mapa-edge-cnn"
 _LOOK_EVERY = 0.1  # seconds between two looks at the records
 
 
@@ -36,8 +41,12 @@ def containers_command(
         ),
     ] = None,
     edge_image: Annotated[
-        str, typer.Option(help="image of the edges; mapa-edge has no torch")
-    ] = "mapa-edge-cnn",
+        str | None,
+        typer.Option(
+            help="image of the edges; mapa-edge has no torch, mapa-edge-cnn enough for the built-in CNN,"
+            " mapa-edge-torch all of it; absent: what the model needs"
+        ),
+    ] = None,
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     timeout: Annotated[float, typer.Option(help="time limit of the whole run, in seconds")] = 3600.0,
@@ -60,10 +69,11 @@ def containers_command(
             "EDGES": str(resolved.edges),
             "EDGES_AT_LEAST": str(resolved.workers),
             "GATHER": "10",
+            "ALLOW": " ".join(own_code(resolved)),
             **({} if changed.seed is None else {"SEED": str(changed.seed)}),
         },
         runs,
-        Images(edge=edge_image),
+        Images(edge=edge_image or image_for(resolved)),
         data_dir=data_dir,
         scenarios=folder,
     )
@@ -82,6 +92,13 @@ def containers_command(
         raise ConfigurationError(f"the cloud exited with code {code} and wrote no summary")
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary.get("reason", ""), code))
+
+
+def image_for(scenario: Scenario) -> str:
+    """Return the edges' image: what a model class of one's own says it needs, else the default."""
+    if not is_dotted(scenario.model.name):
+        return DEFAULT_IMAGE
+    return str(getattr(model_class(scenario.model.name), "edge_image", DEFAULT_IMAGE))
 
 
 def for_a_container(scenario: str) -> tuple[str, Path | None]:

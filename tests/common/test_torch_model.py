@@ -24,6 +24,7 @@ from common.models import torch_gradients
 from common.models.cnn import Cnn
 from common.models.registry import make_model
 from common.models.torch_model import TorchModel, torch_model
+from experiments.bench.core import paper_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,15 +32,6 @@ ROOT = Path(__file__).parents[2]
 def mlp(shape: tuple[int, ...], classes: int, width: int = 5) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(shape), width), nn.Tanh(), nn.Linear(width, classes or 1)
-    )
-
-
-def paper_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Unflatten(1, (1, shape[0])),
-        *(nn.Conv2d(1, 10, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(10, 10, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(160, classes)),
     )
 
 
@@ -130,7 +122,7 @@ def test_losses_of_real_targets(loss: Any) -> None:
 
 def test_the_papers_cnn_is_the_projects_own_within_float32() -> None:
     own = Cnn(shape=(28, 28), classes=10)
-    model = TorchModel(paper_cnn, "cross-entropy", shape=(28, 28), classes=10)
+    model = TorchModel(paper_module, "cross-entropy", shape=(28, 28), classes=10)
     assert model.dimension == own.dimension == 4380
     assert [b.shape for b in model.layout] == [b.shape for b in own.layout]
     assert model.first_layer == own.first_layer
@@ -476,10 +468,6 @@ def test_the_checks_use_made_up_inputs_and_never_records() -> None:
 
 
 # -- inputs, metrics, options -------------------------------------------------------------------------
-
-
-def bag(shape: tuple[int, ...], classes: int) -> nn.Module:  # noqa: ARG001
-    return nn.Sequential(nn.EmbeddingBag(11, 4), nn.Linear(4, classes))
 
 
 def words(shape: tuple[int, ...], classes: int) -> nn.Module:
