@@ -59,7 +59,9 @@ class Joining:
         if self._admission is not None:
             return self._compare(self._admission, admission)
         try:
-            self.preparation = prepare(admission, self.run, self.policy, self.ledger, self.load, self.data_dir)
+            self.preparation = prepare(
+                admission, self.run, self.policy, self.ledger, self.load, self.data_dir
+            )
         except OtherShardError as error:
             if self._wanted is not None:
                 return WelcomeDeclined(str(error))

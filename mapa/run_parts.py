@@ -35,9 +35,7 @@ class RunParts:
         return Evaluator.of(self.model, self.dataset.test, self.scenario.model.regularization)
 
 
-def assemble(
-    scenario: Scenario, load: Callable[[str], Dataset], data_dir: Path | None = None
-) -> RunParts:
+def assemble(scenario: Scenario, load: Callable[[str], Dataset], data_dir: Path | None = None) -> RunParts:
     """Load the data, take the holdout, make the model, deal the shards; ConfigurationError where that cannot be.
 
     An edge does the same for itself (edge/preparation.py): it must not hold more than its own shard, and checks

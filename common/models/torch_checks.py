@@ -57,7 +57,9 @@ def check_layers(module: nn.Module) -> None:
 
 
 def _reason(layer: nn.Module) -> str:
-    fixed = not layer.training  # as the factory left it: `layer.eval()` keeps pretrained statistics as they are
+    fixed = (
+        not layer.training
+    )  # as the factory left it: `layer.eval()` keeps pretrained statistics as they are
     if isinstance(layer, _BatchNorm) and not (fixed and layer.track_running_stats):
         return "mixes samples; use GroupNorm or LayerNorm"
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats and not fixed:
@@ -115,7 +117,11 @@ def _check_mixing(module: nn.Module, losses: Losses, trial: Trial) -> None:
             with _recorded(module) as alone:
                 output = module(trial.inputs[i : i + 1])
             for (path, layer, batch), (_, _, single) in zip(together, alone, strict=False):
-                if batch.shape[:1] == (MADE_UP,) and single.shape[:1] == (1,) and not _close(batch[i], single[0]):
+                if (
+                    batch.shape[:1] == (MADE_UP,)
+                    and single.shape[:1] == (1,)
+                    and not _close(batch[i], single[0])
+                ):
                     raise ConfigurationError(f"{_named(path, layer)} mixes samples: {_IN_A_BATCH}")
             if not _close(outputs[i], output[0]):
                 raise ConfigurationError(f"the module mixes samples: {_IN_A_BATCH}")
@@ -124,7 +130,9 @@ def _check_mixing(module: nn.Module, losses: Losses, trial: Trial) -> None:
                 raise ConfigurationError(f"loss mixes samples: {_IN_A_BATCH}")
 
 
-_IN_A_BATCH = "one that is in a batch gets another value than alone; normalise each by itself (GroupNorm, LayerNorm)"
+_IN_A_BATCH = (
+    "one that is in a batch gets another value than alone; normalise each by itself (GroupNorm, LayerNorm)"
+)
 
 
 def _check_gradients(module: nn.Module, losses: Losses, trial: Trial, parameters: Parameters) -> None:

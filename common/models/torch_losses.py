@@ -65,7 +65,9 @@ def check_outputs(outputs: object, count: int, classes: int, *, named_loss: bool
             f" {' or '.join(_sizes(one) for one in allowed)}"
         )
     if shape[:1] != (count,):
-        raise ConfigurationError(f"the module returns {_sizes(shape)} for {count} inputs: must be {count} × …")
+        raise ConfigurationError(
+            f"the module returns {_sizes(shape)} for {count} inputs: must be {count} × …"
+        )
     return outputs
 
 

@@ -32,7 +32,9 @@ from common.models.torch_losses import RMSE, Losses, check_outputs, losses_for, 
 from common.quantities import PerSampleGradients, Vector
 
 Factory = Callable[..., nn.Module]  # of (shape, classes, **options)
-_PUBLIC_SEED = 4_022  # of what no party trains: frozen parameters and buffers are the same for all, in every run
+_PUBLIC_SEED = (
+    4_022  # of what no party trains: frozen parameters and buffers are the same for all, in every run
+)
 _MOST_TOKENS = 1 << 24  # whole numbers up to here are exact in float32, which inputs come in
 
 
@@ -63,7 +65,7 @@ class TorchModel:
             raise ConfigurationError(f"classes = {classes}: must be 0 (real targets) or at least 2")
         if tokens is not None and not 0 < tokens <= _MOST_TOKENS:
             raise ConfigurationError(f"tokens = {tokens}: must be from 1 to {_MOST_TOKENS}")
-        self.name = name or getattr(factory, "__name__", "torch")
+        self.name = name or str(getattr(factory, "__name__", "torch"))
         self.shape, self.classes, self.tokens = tuple(shape), classes, tokens
         self._losses = losses_for(loss, classes)
         self._make = partial(factory, self.shape, classes, **options)
@@ -77,14 +79,18 @@ class TorchModel:
         checks.check_layers(self._module)
         outputs = check_outputs(self._tried(), checks.MADE_UP, classes, named_loss=not callable(loss))
         self.metrics: tuple[Metric, ...] = metrics_for(outputs, classes)
-        trained = {key: value for key, value in self._module.named_parameters() if value.requires_grad}
+        trained: samples.Parameters = {
+            key: value for key, value in self._module.named_parameters() if value.requires_grad
+        }
         checks.check_behaviour(self._module, self._losses, self._trial, trained)
         self.layout = layout(**{key: tuple(value.shape) for key, value in trained.items()})
         self._places = [(block.name, block.shape, block.slice) for block in self.layout]
         self.dimension = self.layout[-1].slice.stop
         first = self.layout[0].name.rpartition(".")[0]
         own = [block for block in self.layout if block.name.rpartition(".")[0] == first]
-        self.first_layer = slice(0, own[-1].slice.stop if own == list(self.layout[: len(own)]) else own[0].size)
+        self.first_layer = slice(
+            0, own[-1].slice.stop if own == list(self.layout[: len(own)]) else own[0].size
+        )
         one = self._trial.inputs[:1], self._trial.targets[:1]
         self._activations = samples.saved_bytes(self._module, self._losses, *one)
 
@@ -133,7 +139,7 @@ class TorchModel:
 
     def batch_bytes(self, batch: int) -> int:
         """Return what the gradients of a batch take at their peak, with the module's own numbers."""
-        own = sum(value.nbytes for value in self._module.state_dict().values())
+        own = sum(int(value.nbytes) for value in self._module.state_dict().values())
         return own + samples.batch_bytes(batch, self.dimension, self._activations)
 
     def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:
@@ -187,12 +193,10 @@ def torch_model(
 
     class Model(TorchModel):
         def __init__(self, *, shape: tuple[int, ...], classes: int, **options: Any) -> None:
-            super().__init__(
-                factory, loss, shape=shape, classes=classes, name=name, tokens=tokens, **options
-            )
+            super().__init__(factory, loss, shape=shape, classes=classes, name=name, tokens=tokens, **options)
 
     Model.__signature__ = _signature(factory)  # type: ignore[attr-defined]
-    Model.__name__ = Model.__qualname__ = name or getattr(factory, "__name__", "Model")
+    Model.__name__ = Model.__qualname__ = name or str(getattr(factory, "__name__", "Model"))
     Model.__module__ = getattr(factory, "__module__", __name__)
     return Model
 
@@ -218,7 +222,7 @@ def _tokens(shaped: Features, tokens: int) -> Features:
     found: npt.NDArray[Any] = np.rint(shaped)
     if shaped.size and not (np.array_equal(found, shaped) and found.min() >= 0 and found.max() < tokens):
         raise ConfigurationError(f"inputs: tokens must be whole numbers from 0 to {tokens - 1}")
-    return found.astype(np.int32)  # type: ignore[return-value]
+    return found.astype(np.int32)
 
 
 def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:

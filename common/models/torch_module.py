@@ -29,7 +29,9 @@ def build(make: Callable[[], object], example: torch.Tensor, seed: int) -> nn.Mo
         torch.default_generator.manual_seed(seed)
         module = make()
         if not isinstance(module, nn.Module):
-            raise ConfigurationError(f"the factory returns {type(module).__name__}: must be a torch.nn.Module")
+            raise ConfigurationError(
+                f"the factory returns {type(module).__name__}: must be a torch.nn.Module"
+            )
         if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters()):
             with torch.no_grad():
                 module(example)  # lazy layers take their size from what they first see
@@ -115,7 +117,8 @@ def _located(pretrained: object, data_dir: Path | None) -> tuple[Path, str]:
     odd = not isinstance(name, str) or "\\" in name or ":" in name or "\0" in name
     if odd or relative.is_absolute() or ".." in relative.parts or relative.suffix != ".safetensors":
         raise ConfigurationError(
-            f"model.options.pretrained.file = {name!r}: must be a .safetensors file, by its path below the data directory"
+            f"model.options.pretrained.file = {name!r}: must be a .safetensors file, by its path below the"
+            " data directory"
         )
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise ConfigurationError(

@@ -22,9 +22,7 @@ def model_for(
 ) -> Model:
     """Return the model for inputs of this shape; pretrained weights lie below the data directory."""
     table = scenario.model
-    return make_model(
-        table.name, shape=shape, classes=classes, options=table.options, data_dir=data_dir
-    )
+    return make_model(table.name, shape=shape, classes=classes, options=table.options, data_dir=data_dir)
 
 
 def noised_slice(scenario: Scenario, model: Model) -> slice:

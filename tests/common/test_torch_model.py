@@ -256,9 +256,7 @@ def test_frozen_parameters_are_used_and_not_trained() -> None:
     model = TorchModel(mlp, shape=(4,), classes=3, freeze=["1.*"])
     assert [block.name for block in model.layout] == ["3.weight", "3.bias"]
     _, features, targets = batch(model, 5, 0)
-    x = np.concatenate(
-        [whole._module.get_parameter(b.name).detach().numpy().ravel() for b in whole.layout]
-    )
+    x = np.concatenate([whole._module.get_parameter(b.name).detach().numpy().ravel() for b in whole.layout])
     tail = x[-model.dimension :]
     assert model.evaluate(tail, features, targets) == pytest.approx(whole.evaluate(x, features, targets))
     np.testing.assert_allclose(
@@ -290,9 +288,7 @@ def test_pretrained_weights_come_from_a_checked_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first[:20], weights["1.weight"].numpy().ravel())
     np.testing.assert_array_equal(first[:25], second[:25])
     assert not np.array_equal(first[25:], second[25:])  # the head is new
-    frozen = TorchModel(
-        mlp, shape=(4,), classes=3, pretrained=option, freeze=["1.*"], data_dir=tmp_path
-    )
+    frozen = TorchModel(mlp, shape=(4,), classes=3, pretrained=option, freeze=["1.*"], data_dir=tmp_path)
     assert torch.equal(frozen._module.get_parameter("1.weight"), weights["1.weight"])
     assert frozen.dimension == 18
 
@@ -540,11 +536,19 @@ def test_a_file_of_ones_own_names_a_model_and_its_options(
     assert model.name == "net"
     assert model.layout[0].shape == (7, 4)
     refusals: list[tuple[str, dict[str, object], str]] = [
-        ("Net", {"witdh": 7}, "model.options.witdh = 7: unknown to model 'own_torch_module:Net'; allowed are"),
+        (
+            "Net",
+            {"witdh": 7},
+            "model.options.witdh = 7: unknown to model 'own_torch_module:Net'; allowed are",
+        ),
         ("Net", {"data_dir": "/etc"}, "model.options.data_dir = '/etc': unknown"),
         ("Net", {"pretrained": "w"}, "model.options.pretrained = 'w'"),
         ("net", {}, "mapa.torch_model(function)"),
-        ("Mixing", {}, "model.name = 'own_torch_module:Mixing': layer '1' (BatchNorm1d) mixes samples; use GroupNorm"),
+        (
+            "Mixing",
+            {},
+            "model.name = 'own_torch_module:Mixing': layer '1' (BatchNorm1d) mixes samples; use GroupNorm",
+        ),
     ]
     for name, options, said in refusals:
         with pytest.raises(ConfigurationError) as caught:
@@ -597,3 +601,24 @@ print(*sys.modules)
     imported = set(run_python(code, tmp_path).split())
     assert "torch.func" in imported
     assert not imported & {"torch._dynamo", "torch._inductor", "sympy"}
+
+
+def test_a_torch_cut_down_for_the_built_in_cnn_names_the_image_to_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("common.models.torch_model.find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match="take the image mapa-edge-torch"):
+        TorchModel(mlp, shape=(4,), classes=2)
+
+
+def test_an_edges_memory_counts_rows_activations_and_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TorchModel(mlp, shape=(4,), classes=2)
+    frozen = TorchModel(mlp, shape=(4,), classes=2, freeze=["1.*"])
+    one, two = model.batch_bytes(1), model.batch_bytes(2)
+    assert two - one >= 4 * 4 * model.dimension  # a copy, a gradient, a row; and the row that is kept
+    module = 4 * sum(block.size for block in model.layout)
+    assert one > module
+    assert frozen.batch_bytes(1) > module  # frozen weights take memory too
+    monkeypatch.setattr(torch_gradients, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(torch_gradients, "ROWS_BYTES", 0)
+    assert model.batch_bytes(10_000) == model.batch_bytes(1)
