@@ -73,8 +73,9 @@ class TorchModel:
         self._module = self._build(_PUBLIC_SEED)
         modules.check_same(self._module, self._build(_PUBLIC_SEED))
         modules.freeze(self._module, freeze)
-        self._weights = modules.read_weights(pretrained, self._module, data_dir) if pretrained else {}
-        if pretrained:
+        self._weights: modules.Weights = {}
+        if pretrained is not None:
+            self._weights = modules.read_weights(pretrained, self._module, data_dir)
             modules.take(self._module, self._weights)
         checks.check_layers(self._module)
         outputs = check_outputs(self._tried(), checks.MADE_UP, classes, named_loss=not callable(loss))

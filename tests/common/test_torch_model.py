@@ -304,6 +304,7 @@ def test_a_pretrained_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[Any, str]] = [
         ("w.safetensors", "must read {file"),
         ({"file": "w.safetensors"}, "must read {file"),
+        ({}, "must read {file"),
         ({**good, "sha256": "0" * 64}, "is another file"),
         ({**good, "sha256": "abc"}, "64 digits"),
         ({**good, "file": "../w.safetensors"}, "below the data directory"),

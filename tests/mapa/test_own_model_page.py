@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,43 +11,15 @@ import pytest
 
 from mapa.commands.containers import image_for
 from mapa.scenario_files import load_scenario
+from tests.page_support import block, write_project
 from tests.program_support import run_mapa
 
-PAGE = Path(__file__).parents[2] / "docs" / "your-own-model.md"
 SHORT = ("--set", "iterations=30", "--set", "privacy.releases=20", "--set", "evaluation.every=0", "--json")
-COLOUR = '''
-import hashlib
-import numpy as np
-import mapa
-
-
-class Tints:
-    """Noisy 3×32×32 images, each with one channel that is brighter: ten classes would be CIFAR-10's form."""
-
-    def load(self, data_dir):
-        rng = np.random.default_rng(3)
-        labels = rng.integers(0, 3, 700)
-        values = rng.random((700, 3, 32, 32)) * 0.5
-        values[np.arange(700), labels] += 0.3
-        images = np.rint(255 * values).astype(np.uint8).reshape(700, -1)
-        parts = [mapa.Samples(images[rows], labels[rows]) for rows in (np.s_[:600], np.s_[600:])]
-        return mapa.Dataset("tints", (3, 32, 32), 3, *parts, hashlib.sha256(images.tobytes()).hexdigest())
-'''
-
-
-def block(kind: str) -> str:
-    found = re.search(rf"```{kind}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return found[1]
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with what the page prints, and a data set of colour images."""
-    (tmp_path / "my_model.py").write_text(block("python"))
-    (tmp_path / "my_data.py").write_text(COLOUR)
-    (tmp_path / "my.toml").write_text(block("toml"))
-    return tmp_path
+    return write_project(tmp_path)
 
 
 def mapa(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
