@@ -52,7 +52,7 @@ class Setting(RunParts):
             raise ConfigurationError(
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
-        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own)
+        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         ValueCodec(type(algorithm)).plain(algorithm)  # nor where no checkpoint could hold it
         return cls(parts.scenario, parts.dataset, parts.model, parts.rows)
