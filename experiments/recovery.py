@@ -13,24 +13,38 @@ import math
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import load_file
+
+from cloud import history, service
+from cloud.assembly import algorithm_for, server_for
+from cloud.snapshot import restore_server
+from common.datasets.catalogue import data_directory
 from common.errors import MapaError
 from common.quantities import RunId
+from common.randomness import streams_for
+from common.records.checkpoint import Checkpoints
+from common.records.log_format import Entry, Kind, pack_record
+from common.records.log_reader import LogReader
+from common.records.log_writer import LogWriter
 from common.transport.connection import BrokerAddress, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
+from common.wire.codec import decode_hello, decode_leave
 from common.wire.topics import EdgeTopic, every_edge
 from common.wire.v1 import HEADER, HEADER_BYTES
 from edge.ledger_snapshot import ledger_snapshot
 from mapa.brokers import private_mosquitto
+from mapa.resuming import Resumable
 
 _PATIENCE = 600.0  # seconds; reached only where something hangs
 _RUN = RunId("killed")
@@ -66,6 +80,40 @@ class Watch:
         self.newest = max(self.newest, version)
 
 
+@dataclass(slots=True)
+class Fault:
+    """Where a cloud kills itself: at which point, and when it comes there for the how-manieth time."""
+
+    point: str  # one of cloud/history.py's, or `torn`: in the midst of a record
+    nth: int
+
+    def set(self) -> None:
+        """Put the fault into this process; checkpoints come often, lest one waits for them."""
+        history.EVERY_SECONDS = history._SHARE = 0
+        service._RECORD_EVERY = 0.02
+        append = LogWriter.append
+
+        def reached(point: str) -> None:
+            self.nth -= point == self.point
+            if self.nth == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def torn(log: LogWriter, entry: Entry) -> None:
+            if entry.kind is Kind.GRADIENT:
+                self.nth -= 1
+            if self.nth == 0:
+                part = b"".join(pack_record(entry))
+                with log.path.open("ab") as stream:
+                    stream.write(part[: len(part) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            append(log, entry)
+
+        if self.point == "torn":
+            LogWriter.append = torn  # type: ignore[method-assign]
+        else:
+            history.History.at = staticmethod(reached)
+
+
 class Programs:
     """The edges and one cloud after another, forked from a process that has imported everything."""
 
@@ -87,10 +135,14 @@ class Programs:
         words = ["edge", "--run", _RUN, "--count", str(count), "--state-dir", str(self._directory / "state")]
         self._edges = self._start([*words, "--connect-timeout", "600"], "edges.log")
 
-    def cloud(self, *words: str) -> None:
+    def cloud(self, *words: str, fault: Fault | None = None) -> None:
         self._clouds += 1
         runs = ["--runs-dir", str(self._directory / "runs")]
-        self._cloud = self._start(["cloud", *words, *runs], f"cloud-{self._clouds}.log")
+        self._cloud = self._start(["cloud", *words, *runs], f"cloud-{self._clouds}.log", fault)
+
+    def resume_or(self, words: list[str]) -> list[str]:
+        """Return how the next cloud is to start: as a new one where nothing has begun."""
+        return words if self.run is None else ["--resume", str(self.run)]
 
     def kill_cloud(self) -> None:
         self._cloud.kill()
@@ -124,15 +176,17 @@ class Programs:
                 program.kill()
                 program.join()
 
-    def _start(self, words: list[str], log: str) -> Any:
+    def _start(self, words: list[str], log: str, fault: Fault | None = None) -> Any:
         arguments = [*words, "--broker", str(self._broker)]
-        program = self._context.Process(target=_program, args=(arguments, str(self._directory / log)))
+        program = self._context.Process(target=_program, args=(arguments, str(self._directory / log), fault))
         program.start()
         return program
 
 
-def _program(arguments: list[str], log: str) -> None:
-    """Be `mapa` with these arguments."""
+def _program(arguments: list[str], log: str, fault: Fault | None) -> None:
+    """Be `mapa` with these arguments, up to the fault."""
+    if fault is not None:
+        fault.set()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -162,14 +216,18 @@ class Outcome:
 def killed_run(
     directory: Path,
     *,
-    kills: int,
+    kills: int = 0,
+    faults: Sequence[Fault] = (),
     seed: int,
     edges: int = 3,
     updates: int = 600,
     settings: tuple[str, ...] = (),
     say: Callable[[str], None] = print,
 ) -> Outcome:
-    """Train once with so many SIGKILLs of the cloud; raise RecoveryFailedError where anything is lost or doubled."""
+    """Train once with so many SIGKILLs of the cloud; raise RecoveryFailedError where anything is lost or doubled.
+
+    First it is killed at each of the `faults`, then at random instants.
+    """
     rng = random.Random(seed)
     directory.mkdir(parents=True, exist_ok=True)
     with private_mosquitto(directory / "broker") as broker:
@@ -184,10 +242,14 @@ def killed_run(
         programs = Programs(directory, broker.address)
         try:
             programs.edges(edges)
-            words = ["--edges", str(edges), "--seed", str(seed), "--set", f"iterations={updates}"]
+            words = ["quickstart", "--run", _RUN, "--edges-at-least", str(edges), "--edges", str(edges)]
+            words += ["--seed", str(seed), "--set", f"iterations={updates}"]
             for setting in settings:
                 words += ["--set", setting]
-            programs.cloud("quickstart", "--run", _RUN, "--edges-at-least", str(edges), *words)
+            for fault in faults:
+                programs.cloud(*programs.resume_or(words), fault=fault)
+                check(programs.cloud_ends() == -signal.SIGKILL, f"no end at {fault}: {programs.words()}")
+            programs.cloud(*programs.resume_or(words))
             for number in range(kills):
                 target = 1 + int(updates * (number + rng.random()) / (kills + 1))
                 if rng.random() < _EARLY and programs.run is not None:
@@ -196,10 +258,7 @@ def killed_run(
                     programs.wait(lambda at=target: watch.newest >= at)  # type: ignore[misc]
                     time.sleep(rng.uniform(0, _LATEST))
                 programs.kill_cloud()
-                if programs.run is not None:
-                    programs.cloud("--resume", str(programs.run))
-                else:  # nothing had begun
-                    programs.cloud("quickstart", "--run", _RUN, "--edges-at-least", str(edges), *words)
+                programs.cloud(*programs.resume_or(words))
             check(programs.cloud_ends() == 0, f"the last cloud failed: {programs.words()}")
             check(programs.edges_end() == 0, "an edge failed")
         finally:
@@ -213,7 +272,10 @@ def killed_run(
     assert run is not None
     resumed = check_records(run, updates, watch.newest)
     check_ledgers(directory / "state", run)
-    outcome = Outcome(kills, json.loads((run / "summary.json").read_text()), watch.again, resumed)
+    check_log(run, updates)
+    outcome = Outcome(
+        kills + len(faults), json.loads((run / "summary.json").read_text()), watch.again, resumed
+    )
     say(str(outcome))
     return outcome
 
@@ -248,6 +310,33 @@ def check_ledgers(state: Path, run: Path) -> None:
     for edge in summary["edges"]:
         debited = released.get(edge["edge_id"], 0)
         check(debited >= edge["last_sequence"] == edge["applied"], f"{edge['edge_id']}: ledger {debited}")
+
+
+def check_log(run: Path, updates: int) -> None:
+    """Check that the log, from its first record on, makes the very model that the run has left."""
+    resumable = Resumable.of(run)
+    setting = resumable.setting(data_directory(os.environ))
+    scenario, streams = setting.scenario, streams_for(setting.scenario.seed)
+    server = server_for(scenario, setting.model, streams, edges_at_least=1)
+    restore_server(server, Checkpoints(run).read(1)["server"], type(algorithm_for(scenario)))
+    reader = LogReader(run)
+    for entry in reader:
+        check(entry.t == server.t, f"the log has t = {entry.t} where {server.t} was due")
+        match entry.kind:
+            case Kind.GRADIENT | Kind.REPEAT:
+                server.receive(entry.arrived)
+            case Kind.HELLO:
+                server.receive(decode_hello(entry.edge_id, entry.body))
+            case Kind.LEAVE:
+                server.receive(decode_leave(entry.edge_id, entry.body))
+            case Kind.BEGIN:
+                server.begin_with_those_here()
+            case Kind.HALT:
+                server.halt(entry.body.decode())
+    check(reader.torn is None, f"the log ends in {reader.torn}")
+    check(server.updates == updates, f"the log makes {server.updates} updates")
+    kept = load_file(run / "model.safetensors")["x"]
+    check(kept.tobytes() == server.result.tobytes(), "the log makes another model")
 
 
 def main() -> None:

@@ -184,11 +184,7 @@ def open_cloud(
             records.fail(error)
         for service in started if records.failure is not None else ():
             if service.halted is None:
-                # unrecorded updates would be releases that no record shows
-                if service.history is not None:
-                    raise records.failure
-                view.say(f"records can no longer be written, so the run ends: {records.failure}")
-                service.interrupt("failed")
+                raise records.failure  # unrecorded updates would be releases that no record shows
         view.refresh()
 
     channel = MqttChannel(

@@ -24,7 +24,10 @@ ALLOWED: dict[str, set[str]] = {
     "experiments": {"common", "cloud", "edge", "mapa"},
 }
 PURE = [
-    *(f"cloud/{name}.py" for name in ("stages", "algorithm", "fifo", "openings", "terms", "server")),
+    *(
+        f"cloud/{name}.py"
+        for name in ("stages", "algorithm", "fifo", "openings", "terms", "server", "snapshot")
+    ),
     *(f"cloud/algorithms/{name}.py" for name in ("csgd", "asgd", "audp", "mapa", "constant")),
     *(
         f"edge/{name}.py"

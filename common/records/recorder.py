@@ -86,8 +86,9 @@ class Recorder:
     def halted(self, updates: int, reason: str, now: float | None = None) -> None:
         """Record the end."""
         self.write()
-        if self._written.pop("halted", 0):
+        if self._written["halted"]:
             return
+        self._written["halted"] = 1  # whoever goes on with the run does not say it again
         self._line(lambda journal, time: journal.write("halted", {"t": updates, "reason": reason}, time), now)
 
     def plain(self) -> dict[str, Any]:
