@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 _KEPT = 256  # an algorithm may change ΔS at every update; an edge is never so many models late
 
@@ -30,6 +30,25 @@ class Openings:
             self._all.append(_Opening(version, stage, sensitivity, beside))
             del self._all[:-_KEPT]
         self._sent = version
+
+    def plain(self) -> list[Any]:
+        """Return all of it in lists and numbers."""
+        return [self._sent, [list(opening) for opening in self._all]]
+
+    @classmethod
+    def from_plain(cls, plain: list[Any]) -> Self:
+        sent, openings = plain
+        return cls([_Opening(*opening) for opening in openings], sent)
+
+    def newest(self, version: int, stage: int, sensitivity: float) -> bool:
+        """Tell whether the model that was sent last is this one, so that sending it again is no news."""
+        last = self._all[-1] if self._all else None
+        return (
+            last is not None
+            and self._sent == version
+            and last.stage == stage
+            and last.sensitivity == sensitivity
+        )
 
     def stage_of(self, version: int, sensitivity: float) -> int | None:
         """Return the stage of a version that was sent with exactly this ΔS; None: it never was."""

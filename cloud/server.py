@@ -6,7 +6,7 @@ Every update makes a new x (in the memory of its step), so a model that was hand
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -38,6 +38,15 @@ from common.quantities import EdgeId, Vector, is_finite, length
 
 _FLOAT32 = np.dtype(np.float32)
 _REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """What a hello that is welcomed gets."""
+
+    index: int  # k
+    law: NoiseLaw | None
+    moment: float  # v_k
 
 
 @dataclass(slots=True)
@@ -85,6 +94,41 @@ class CloudServer:
             case _:
                 assert_never(event)
 
+    def heeds(self, event: Event) -> bool:
+        """Tell whether an event will change this state: what does not need not be remembered."""
+        match event:
+            case GradientArrived():
+                return self.is_new(event) or self._is_repeat(event)
+            case Hello():
+                return isinstance(self._judged(event), _Admitted)
+            case Leave():
+                return self._leaving(event) is not None
+            case _:
+                assert_never(event)
+
+    def is_new(self, arrived: GradientArrived) -> bool:
+        """Tell whether a gradient's sequence will be used up, by its update or by a refusal for good."""
+        account = self.edges.get(arrived.edge_id)
+        return (
+            account is not None
+            and self.halted is None
+            and arrived.incarnation == self.incarnation
+            and account.last_sequence < arrived.sequence <= max(account.last_sequence, account.announced) + 1
+        )
+
+    def _is_repeat(self, arrived: GradientArrived) -> bool:
+        """Tell whether a gradient that is not new will all the same be answered by a model, or bring its edge back."""
+        account = self.edges.get(arrived.edge_id)
+        if account is None or self.halted is not None or arrived.incarnation != self.incarnation:
+            return False
+        if not account.present and not account.left:
+            return True
+        schedule = self.schedule
+        if arrived.sequence > account.last_sequence or schedule is None:
+            return False
+        sensitivity = schedule.sensitivity_for(self.t, account.index, account.law)
+        return not account.openings.newest(self.t, self.stage, sensitivity)
+
     def halt(self, reason: str) -> list[Effect]:
         """End the training early; what waits in the buffer is not applied."""
         return [self._ended(reason)]
@@ -112,45 +156,22 @@ class CloudServer:
         self.terms = replace(self.terms, edges_at_least=len(self.edges))
         return list(self._first_stage())
 
+    def take_accounts(self, accounts: Iterable[EdgeAccount]) -> None:
+        """Take the edges of a state that is restored, in their order."""
+        self.edges = {account.edge_id: account for account in accounts}
+        self._dealt, self._unused = {account.index for account in self.edges.values()}, 0
+
     # -- hello and leave ------------------------------------------------------------------------------
 
     def _hello(self, hello: Hello) -> Iterator[Effect]:
         """Answer a hello; one that is late or comes twice has no effect at all."""
+        judged = self._judged(hello)
+        if not isinstance(judged, _Admitted):
+            if judged is not None:
+                yield judged
+            return
+        index, law, moment = judged.index, judged.law, judged.moment
         account = self.edges.get(hello.edge_id)
-        if hello.incarnation != self.incarnation:
-            yield self._refuse(hello, "incarnation", "this hello is for another incarnation of the run")
-            return
-        if self.halted is not None:
-            ended = f"{self.halted.reason} after {self.halted.updates} updates"
-            yield self._refuse(hello, "halted", ended)
-            return
-        if account is not None and account.has_heard(hello):
-            return
-        if account is None and len(self.edges) >= self.terms.edges:
-            yield self._refuse(hello, "fleet-full", f"all {self.terms.edges} shards are assigned")
-            return
-        # the process that speaks for the edge forgets nothing: what it has not debited another sent in its name
-        other = account is not None and hello.nonce != account.nonce
-        if account is not None and other and hello.last_sequence < account.last_sequence:
-            detail = (
-                f"the ledger has {hello.last_sequence} releases, but {account.last_sequence} were applied"
-            )
-            yield replace(self._refuse(hello, "ledger-lost", detail), last_sequence=account.last_sequence)
-            return
-        index = self._deal(hello) if account is None else self._redeal(hello, account)
-        try:
-            law = self.terms.law(hello, index) if self.terms.private else None
-            moment = 0.0 if law is None else self.terms.moment(law)
-            self._try_schedule(moment)
-        except ConfigurationError as error:
-            reason = "epsilon-floor" if isinstance(error, BelowFloorError) else "mechanism"
-            yield self._refuse(hello, reason, str(error))
-            return
-        if account is not None and law != account.law and not self._may_change(hello, account, moment):
-            yield self._refuse(
-                hello, "mechanism", f"an edge must keep the noise law it started with: {account.law}"
-            )
-            return
         returned = account is not None
         if account is None:
             account = self.edges[hello.edge_id] = EdgeAccount(hello.edge_id, index)
@@ -166,6 +187,39 @@ class CloudServer:
         if news:
             yield edge_joined(account.index, account.edge_id, self.t, law, returned=returned)
         yield from self._admit(account)
+
+    def _judged(self, hello: Hello) -> _Admitted | Refuse | None:
+        """Say what a hello gets, and change nothing that counts; None: no answer at all."""
+        account = self.edges.get(hello.edge_id)
+        if hello.incarnation != self.incarnation:
+            return self._refuse(hello, "incarnation", "this hello is for another incarnation of the run")
+        if self.halted is not None:
+            ended = f"{self.halted.reason} after {self.halted.updates} updates"
+            return self._refuse(hello, "halted", ended)
+        if account is not None and account.has_heard(hello):
+            return None
+        if account is None and len(self.edges) >= self.terms.edges:
+            return self._refuse(hello, "fleet-full", f"all {self.terms.edges} shards are assigned")
+        # the process that speaks for the edge forgets nothing: what it has not debited another sent in its name
+        other = account is not None and hello.nonce != account.nonce
+        if account is not None and other and hello.last_sequence < account.last_sequence:
+            detail = (
+                f"the ledger has {hello.last_sequence} releases, but {account.last_sequence} were applied"
+            )
+            return replace(self._refuse(hello, "ledger-lost", detail), last_sequence=account.last_sequence)
+        index = self._deal(hello) if account is None else self._redeal(hello, account)
+        try:
+            law = self.terms.law(hello, index) if self.terms.private else None
+            moment = 0.0 if law is None else self.terms.moment(law)
+            self._try_schedule(moment)
+        except ConfigurationError as error:
+            reason = "epsilon-floor" if isinstance(error, BelowFloorError) else "mechanism"
+            return self._refuse(hello, reason, str(error))
+        if account is not None and law != account.law and not self._may_change(hello, account, moment):
+            return self._refuse(
+                hello, "mechanism", f"an edge must keep the noise law it started with: {account.law}"
+            )
+        return _Admitted(index, law, moment)
 
     def _refuse(self, hello: Hello, reason: str, detail: str) -> Refuse:
         return Refuse(hello.edge_id, reason, detail, hello.nonce, hello.number, self.incarnation)
@@ -226,17 +280,22 @@ class CloudServer:
 
     def _leave(self, leave: Leave) -> Iterator[Effect]:
         """Handle a leave or a last will; one from a process that was replaced, or has left before, is ignored."""
-        account = self.edges.get(leave.edge_id)
-        if account is None or account.nonce != leave.nonce or account.left:
+        account = self._leaving(leave)
+        if account is None:
             return
-        purpose = leave.reason not in ("lost", "silent")
-        if not account.present and not purpose:
-            return  # gone already; but a silent edge may still say that it goes
         account.present = False
-        account.left = leave.reason if purpose else ""
+        account.left = leave.reason if leave.on_purpose else ""
         yield EdgeGone(account.index, account.edge_id, self.t, leave.reason)
         if len(self.edges) >= self.terms.edges and self.spent() == "gone":  # and nobody else can come
             yield from self.halt("no-budget")
+
+    def _leaving(self, leave: Leave) -> EdgeAccount | None:
+        """Return the account of an edge that goes by this leave; None: it goes by none, or has gone."""
+        account = self.edges.get(leave.edge_id)
+        if account is None or account.nonce != leave.nonce or account.left:
+            return None
+        # gone already; but a silent edge may still say that it goes
+        return account if account.present or leave.on_purpose else None
 
     # -- gradients ------------------------------------------------------------------------------------
 

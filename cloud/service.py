@@ -12,6 +12,7 @@ from typing import assert_never
 
 from cloud.contacts import Contacts
 from cloud.evaluation import Evaluator
+from cloud.history import History
 from cloud.lives import Lives
 from cloud.server import CloudServer
 from common.errors import RemoteProtocolError
@@ -21,6 +22,7 @@ from common.messages import (
     Effect,
     EvaluationDue,
     GradientApplied,
+    GradientArrived,
     GradientRefused,
     Halt,
     Hello,
@@ -89,6 +91,7 @@ class CloudService:
     records: Recorder = field(default_factory=lambda: Recorder(goes_on=True))
     on_records: Callable[[], None] = lambda: None  # after each batch of records: a view may look
     say: Callable[[str], None] = print  # a line for the operator
+    history: History | None = None  # None: nobody can go on where this process ends
     gather: float | None = None  # seconds without a new hello after which the training begins; None: never
     evaluations: Executor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="mapa-evaluation")
@@ -97,9 +100,15 @@ class CloudService:
     contacts: Contacts = field(default_factory=Contacts)
     lives: Lives = field(default_factory=Lives)
     nonce: str = field(default_factory=new_nonce)
+    replaying: bool = False  # it takes events of the log
+    revived: bool = False  # it goes on with a run that another process began
     first_update: float | None = None
     last_update: float | None = None
     _evaluating: int = 0
+    _dues: list[EvaluationDue] = field(default_factory=list)  # those that are being evaluated, or wait for it
+    _held: list[tuple[list[Effect], float, Hello | None]] = field(
+        default_factory=list
+    )  # what must not be performed before the log is on disk
     _left_out: int = 0  # evaluations
     _owed: dict[str, bytes] = field(default_factory=dict)  # topic → what the channel has not taken
     _retry: Timer | None = None
@@ -114,14 +123,18 @@ class CloudService:
     # -- life -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Subscribe and announce; a halt left by an earlier run of this name is removed."""
-        self.records.began = self.loop.now()
+        """Subscribe and announce; a halt left by an earlier run of this name is removed.
+
+        Where the service goes on with a run, `revive` has come before.
+        """
+        if not self.revived:
+            self.records.began = self.loop.now()
         subscribe = self.channel.subscribe
         subscribe(every_edge(self.run, EdgeTopic.GRADIENT), self.on_gradient)
         subscribe(every_edge(self.run, EdgeTopic.HELLO), self.on_hello, qos=1)
         subscribe(every_edge(self.run, EdgeTopic.LEAVE), self.on_leave, qos=1)
         subscribe(every_edge(self.run, EdgeTopic.WILL), self.on_leave, qos=1)
-        self._retain(halt_topic(self.run), b"")
+        self._retain(halt_topic(self.run), b"" if self._halt is None else encode_halt(self._halt))
         self.announce()
         # after our own presence: one that a former cloud left is no news
         subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
@@ -129,6 +142,19 @@ class CloudService:
         subscribe(clouds_topic(self.run), self.on_inquiry, qos=1)
         self.loop.call_later(_RECORD_EVERY, self._record_often)
         self.loop.call_later(self.scenario.testbed.silent_after / 2, self._look_for_silence)
+
+    def go_on(self) -> None:
+        """Take up what a revived run waits for: those who gather, or the records of an end that came before."""
+        if self.gather is not None and self.server.schedule is None and self.server.edges:
+            here = len(self.server.edges)
+            self.loop.call_later(self.gather, partial(self._begin_unless_more_came, here))
+        if self.server.halted is not None and self._halt is None:
+            self._on_halt(self.server.halted)
+
+    @property
+    def dues(self) -> list[EvaluationDue]:
+        """Models that are being evaluated, or wait for it."""
+        return list(self._dues)
 
     def announce(self) -> None:
         """Publish the cloud's presence; again after every reconnect, since its last will said it is offline."""
@@ -173,7 +199,14 @@ class CloudService:
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """End the run early, from the loop's thread."""
-        self._perform_all(self.server.halt(reason))
+        self.halt(reason)
+
+    def halt(self, reason: str) -> None:
+        """End the training for a reason that no message brings about."""
+        now = self.loop.now()
+        if self.history is not None:
+            self.history.halt(self.server, reason, now - self.records.began)
+        self.answer(self.server.halt(reason), now)
 
     @property
     def halted(self) -> Halt | None:
@@ -192,15 +225,24 @@ class CloudService:
         except RemoteProtocolError:
             self.dropped["gradient"] += 1
             raise
-        contact = self.contacts.get(edge_id)
+        now, history = self.loop.now(), self.history
+        if history is None:
+            self.take_gradient(arrived, now)
+        else:
+            history.gradient(self.server, arrived, payload, now - self.records.began)
+            self.take_gradient(arrived, now)
+            history.at("replied")
+
+    def take_gradient(self, arrived: GradientArrived, now: float) -> None:
+        """Apply a gradient, whoever brings it: the network, or the log."""
+        contact = self.contacts.get(arrived.edge_id)
         if contact is not None:
-            contact.seen = now = self.loop.now()
+            contact.seen = now
             if contact.sent:
                 contact.turnarounds += 1
                 contact.turnaround_sum += now - contact.sent
                 contact.sent = 0.0
-        for effect in self.server.receive(arrived):
-            self._perform(effect)
+        self.answer(self.server.receive(arrived), now)
 
     def on_hello(self, topic: str, payload: bytes) -> None:
         try:
@@ -209,12 +251,18 @@ class CloudService:
         except RemoteProtocolError:
             self.dropped["hello"] += 1
             raise
-        before = len(self.server.edges)
+        now = self.loop.now()
+        if self.history is not None:
+            self.history.hello(self.server, hello, payload, now - self.records.began)
+        self.take_hello(hello, now)
+
+    def take_hello(self, hello: Hello, now: float) -> None:
+        """Answer a hello, whoever brings it: the network, or the log."""
+        edge_id, before = hello.edge_id, len(self.server.edges)
         effects = self.server.receive(hello)
         if not effects or hello.incarnation != self.server.incarnation:
             self.dropped["late-hello"] += 1  # it came before, or a newer one did, or it is of an earlier life
-        for effect in effects:
-            self._perform(effect, hello)
+        self.answer(effects, now, hello)
         account = self.server.edges.get(edge_id)
         if account is not None and account.nonce == hello.nonce:
             self.lives.welcomed(edge_id, hello.nonce, hello.last_sequence)
@@ -223,8 +271,11 @@ class CloudService:
             self.loop.call_later(self.gather, partial(self._begin_unless_more_came, here))
 
     def _begin_unless_more_came(self, edges: int) -> None:
-        if len(self.server.edges) == edges:
-            self._perform_all(self.server.begin_with_those_here())
+        server, now = self.server, self.loop.now()
+        if len(server.edges) == edges and server.schedule is None and server.halted is None:
+            if self.history is not None:
+                self.history.begins(server, now - self.records.began)
+            self.answer(server.begin_with_those_here(), now)
 
     def on_leave(self, topic: str, payload: bytes) -> None:
         try:
@@ -235,7 +286,13 @@ class CloudService:
             raise
         if address.leaf is EdgeTopic.WILL:  # whatever the will says: the broker speaks, not the edge
             leave = Leave(address.edge_id, "lost", leave.nonce)
-        self._perform_all(self.server.receive(leave))
+        self._leave(leave)
+
+    def _leave(self, leave: Leave) -> None:
+        now = self.loop.now()
+        if self.history is not None:
+            self.history.leave(self.server, leave, now - self.records.began)
+        self.answer(self.server.receive(leave), now)
 
     def on_halt(self, topic: str, payload: bytes) -> None:
         """Remove a halt that is not ours: late edges would believe it, and the others ask us about it."""
@@ -280,25 +337,45 @@ class CloudService:
 
     # -- effects --------------------------------------------------------------------------------------
 
-    def _perform_all(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            self._perform(effect)
+    def answer(self, effects: list[Effect], now: float, hello: Hello | None = None) -> None:
+        """Perform the effects of what was taken at `now`; `hello` is the one that they answer, if they answer one.
 
-    def _perform(self, effect: Effect, hello: Hello | None = None) -> None:
-        """Perform one effect; `hello` is the one that it answers, if it answers one."""
+        Where the log must be on disk first, all that one turn of the loop brings waits for it together.
+        """
+        history = self.history
+        if history is not None:
+            history.at("applied")
+            if history.power:
+                if not self._held:
+                    self.loop.post(self.release)
+                self._held.append((effects, now, hello))
+                return
+        for effect in effects:
+            self._perform(effect, now, hello)
+
+    def release(self) -> None:
+        """Perform what waited for the log, which is on disk from now on."""
+        if self._held and self.history is not None:
+            self.history.log.sync()
+        held, self._held = self._held, []
+        for effects, now, hello in held:
+            for effect in effects:
+                self._perform(effect, now, hello)
+
+    def _perform(self, effect: Effect, now: float, hello: Hello | None) -> None:
         match effect:
             case SendModel():
                 contact = self.contacts.get(effect.edge_id)
                 if contact is not None:
-                    contact.sent = self.loop.now()
+                    contact.sent = now
                     self._send(contact.model_topic, effect)
             case GradientApplied():
-                self.last_update = now = self.loop.now()
+                self.last_update = now
                 if self.first_update is None:
                     self.first_update = now
                 self.records.facts.append((now, effect))
             case StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
-                self.records.facts.append((self.loop.now(), effect))
+                self.records.facts.append((now, effect))
                 if isinstance(effect, GradientRefused) and effect.reason in _SUSPECT:
                     self._complain(
                         f"{effect.edge_id}: gradient {effect.sequence} refused: {_SUSPECT[effect.reason]}"
@@ -307,7 +384,7 @@ class CloudService:
                 self._evaluate_in_time(effect)
             case Welcome():
                 assert hello is not None  # nothing else is welcomed
-                self._welcome(effect, hello)
+                self._welcome(effect, hello, now)
             case Refuse():
                 self._refuse(effect)
             case Halt():
@@ -342,8 +419,8 @@ class CloudService:
             for topic, effect in list(self._owed_models.items()):
                 self._send(topic, effect)
 
-    def _welcome(self, welcome: Welcome, hello: Hello) -> None:
-        edge_id, now = welcome.edge_id, self.loop.now()
+    def _welcome(self, welcome: Welcome, hello: Hello, now: float) -> None:
+        edge_id = welcome.edge_id
         model_topic = edge_topic(self.run, edge_id, EdgeTopic.MODEL)
         former = self.contacts.welcomed(edge_id, hello.nonce, now, model_topic)
         if former is not None and now - former.seen < self.scenario.testbed.silent_after:
@@ -376,6 +453,8 @@ class CloudService:
             self.say("further messages of this kind are not shown")
 
     def _on_halt(self, halt: Halt) -> None:
+        if self.replaying:
+            return  # `go_on` ends a run that had ended
         if self._halt is not None:
             return  # it is retained; and whoever asks by a hello is told by a refuse
         self._halt = halt
@@ -395,9 +474,15 @@ class CloudService:
         if self._left_out == 1:
             self.say(f"evaluation too slow for evaluation.every; skipped at t = {due.updates}")
 
+    def evaluate_again(self, due: EvaluationDue) -> None:
+        """Evaluate what a former process had not."""
+        if self.evaluator is not None:
+            self._evaluate(self.evaluator, due)
+
     def _evaluate(self, evaluator: Evaluator, due: EvaluationDue) -> None:
         """Evaluate in another thread; the result comes back through the loop."""
         self._evaluating += 1
+        self._dues.append(due)
 
         def work() -> None:
             try:
@@ -405,12 +490,13 @@ class CloudService:
             except BaseException as error:  # the executor's future would keep it to itself
                 self.loop.post(partial(_fail, error))
             else:
-                self.loop.post(lambda: self._evaluated(evaluation))
+                self.loop.post(lambda: self._evaluated(evaluation, due))
 
         self.evaluations.submit(work)
 
-    def _evaluated(self, evaluation: Evaluation) -> None:
+    def _evaluated(self, evaluation: Evaluation, due: EvaluationDue) -> None:
         self._evaluating -= 1
+        self._dues = [other for other in self._dues if other is not due]
         self.records.evaluated(evaluation, self.loop.now())
         if self._halt is not None:
             self._stop_when_evaluated()
@@ -442,6 +528,9 @@ class CloudService:
     def _record_often(self) -> None:
         self.record()
         self.on_records()
+        if self.history is not None:
+            self.release()
+            self.history.checkpoint_if_due()
         if self._halt is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
@@ -449,8 +538,7 @@ class CloudService:
         """Report edges that have been silent for too long; no one waits for them."""
         silent_after = self.scenario.testbed.silent_after
         for edge_id in self.contacts.silent_since(self.loop.now() - silent_after):
-            nonce = self.contacts[edge_id].nonce
-            self._perform_all(self.server.receive(Leave(edge_id, "silent", nonce)))
+            self._leave(Leave(edge_id, "silent", self.contacts[edge_id].nonce))
         self._mind_budgets(silent_after / 2)
         if self._halt is None:
             self.loop.call_later(silent_after / 2, self._look_for_silence)
@@ -464,7 +552,7 @@ class CloudService:
         self._idle = self._idle + passed if spent and self.channel.connected else 0.0
         patience = self.scenario.testbed.silent_after * (_RETURN if spent == "away" else 1)
         if spent and self._idle > patience:
-            self._perform_all(self.server.halt("no-budget"))
+            self.halt("no-budget")
 
 
 def _fail(error: BaseException) -> None:

@@ -59,6 +59,10 @@ class Leave:
     reason: str
     nonce: str = ""  # of the process that goes
 
+    @property
+    def on_purpose(self) -> bool:
+        return self.reason not in ("lost", "silent")
+
 
 @dataclass(frozen=True, slots=True)
 class Welcome:

@@ -15,7 +15,7 @@ from common.quantities import EdgeId, RunId
 from common.transport.channel import Channel, Loop
 from common.transport.connection import SIZE_HINT
 from common.transport.link import LinkProfile
-from common.wire.codec import encode_hello, encode_leave, new_nonce
+from common.wire.codec import Presence, encode_hello, encode_leave, new_nonce
 from common.wire.topics import EdgeTopic, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.conversation import (
@@ -68,6 +68,7 @@ class EdgeClient:
     connect: Callable[[EdgeClient, LinkProfile | None], Channel]
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
+    data_dir: Path | None = None  # where a model may find weights
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     state_dir: Path = Path("state")  # where the operator finds this ledger
     own: OwnData | None = None  # records that this edge brings itself
@@ -85,6 +86,7 @@ class EdgeClient:
     _telling: bool = False
     _looked_at: int = -1  # the last sequence when `healthy` was last asked
     _farewell: float = 5.0  # seconds for what is still owed at the end
+    _leave: bytes | None = None  # that the broker was away for
 
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
@@ -95,6 +97,7 @@ class EdgeClient:
             self.load,
             self.own,
             renewable=self.renewable,
+            data_dir=self.data_dir,
             state_dir=self.state_dir,
         )
         self._outbox = Outbox(self.run, self.ledger)
@@ -151,6 +154,7 @@ class EdgeClient:
     def hurry(self) -> None:
         """Wait no longer for a broker that is away, where only the leave is left to say."""
         if self.exit_code is not None:
+            self._leave = None
             self._line.end(0.0)
 
     def healthy(self) -> bool:
@@ -199,6 +203,9 @@ class EdgeClient:
             self._telling = False
 
     def _tell_one(self, event: SessionEvent) -> None:
+        if self._leave is not None and isinstance(event, Presence) and event.online:
+            self._deliver_leave()
+            self._line.end(self._farewell)
         effects = self.session.receive(event)
         if effects and not isinstance(event, Unanswered):
             self.patience.tries = 0
@@ -266,18 +273,31 @@ class EdgeClient:
         self._tell(outcome)
 
     def _say_leave(self, reason: str) -> None:
-        """Say it as soon as a broker that is away is back, within the time that this end has."""
-        leave = encode_leave(Leave(self.edge_id, reason, self.nonce))
-        self._line.publish(self._topic(EdgeTopic.LEAVE), leave, qos=1)
+        """Say it; where the broker is away, once it is back and the cloud with it, within the time that this end has.
+
+        A broker keeps no message for a cloud that has not come back yet.
+        """
         self._farewell = TOLD_TO_END if reason == "shutdown" else FAREWELL
-        if not self._line.connected:
+        self._leave = encode_leave(Leave(self.edge_id, reason, self.nonce))
+        if self._line.connected:
+            self._deliver_leave()
+        else:
             self.say(f"{self.edge_id}: the broker is away; waiting up to {self._farewell:g} s to say leave")
+            self._line.hasten()
+
+    def _deliver_leave(self) -> None:
+        if self._leave is not None:
+            self._line.publish(self._topic(EdgeTopic.LEAVE), self._leave, qos=1)
+            self._leave = None
 
     def _stop(self, code: int, text: str) -> None:
         self.patience.end()
         self.exit_code = code
         self.say(f"{self.edge_id}: {text}")
-        self._line.end(self._farewell)
+        if self._leave is None:
+            self._line.end(self._farewell)
+        else:
+            self.loop.call_later(self._farewell, lambda: self._line.end(0.0))
         self.ledger.close()
         self.on_stop(code)
 

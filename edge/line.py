@@ -46,6 +46,10 @@ class Line:
         if self.channel is not None:
             self.channel.allow(max_packet)
 
+    def hasten(self) -> None:
+        if self.channel is not None:
+            self.channel.hasten()
+
     def end(self, timeout: float) -> None:
         """Close for good within these seconds: whatever was under way, no further channel is made."""
         self.ended = True

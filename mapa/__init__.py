@@ -7,7 +7,7 @@
     run = mapa.simulate("quickstart", seed=1, iterations=500)
     run.metrics["accuracy"]
 
-Every name is loaded when it is first used, so `import mapa` is quick and never imports torch.
+Every name is loaded when it is first used, so `import mapa` is quick; only `TorchModel` and `torch_model` import torch.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from common.models.gradients import OuterGradients
     from common.models.linear import LinearModel, TwoWayModel
     from common.models.model import Block, Features, Images, Labels, Model, Targets, check_labels, layout
+    from common.models.torch_model import TorchModel, torch_model
     from common.problem import Problem
     from common.quantities import PerSampleGradients, Vector
     from mapa.face import load_run, run, simulate
@@ -51,6 +52,7 @@ _PLACES = {
         "check_labels",
         "layout",
     ),
+    "common.models.torch_model": ("TorchModel", "torch_model"),  # needs torch
     "common.problem": ("Problem",),
     "common.quantities": ("PerSampleGradients", "Vector"),
     "mapa.face": ("load_run", "run", "simulate"),
@@ -84,6 +86,7 @@ __all__ = [
     "Samples",
     "StepSchedule",
     "Targets",
+    "TorchModel",
     "TwoWayModel",
     "Update",
     "Vector",
@@ -96,6 +99,7 @@ __all__ = [
     "option",
     "run",
     "simulate",
+    "torch_model",
 ]
 
 

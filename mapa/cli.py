@@ -31,6 +31,9 @@ COMMANDS = {
     "audit": "experiments.commands.audit:audit_command",
     "reproduce": "experiments.commands.reproduce:reproduce_command",
     "compare": "mapa.commands.compare:compare_command",
+    "replay": "mapa.commands.replay:replay_command",
+    "bundle": "mapa.commands.verify:bundle_command",
+    "verify": "mapa.commands.verify:verify_command",
 }
 GROUPS = {
     "ledger": "mapa.commands.ledger_group:app",
@@ -40,7 +43,13 @@ GROUPS = {
 
 FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
 
-_SERVICES = ("run", "cloud", "edge")  # one BLAS thread each; the others calculate, and may use what they find
+_SERVICES = (
+    "run",
+    "cloud",
+    "edge",
+    "replay",
+    "verify",
+)  # one BLAS thread each; the others may use what they find
 _CHEAPEST = "schedule"  # a program needs a command, also where it only prints its version
 
 

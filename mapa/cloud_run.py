@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cloud.assembly import begun, server_for
+from cloud.assembly import algorithm_for, begun, server_for
+from cloud.history import History, keeps_gradients
 from cloud.probe import SizeProbe
+from cloud.revival import begin_history, revive
 from cloud.rivals import Inquiry
 from cloud.service import CloudService
+from cloud.snapshot import ValueCodec
 from common.datasets.catalogue import load_dataset
 from common.errors import ConfigurationError, RecordsError, RemoteProtocolError
 from common.health import beat
@@ -49,8 +52,9 @@ class Setting(RunParts):
             raise ConfigurationError(
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
-        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own)
-        begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
+        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir)
+        algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
+        ValueCodec(type(algorithm)).plain(algorithm)  # nor where no checkpoint could hold it
         return cls(parts.scenario, parts.dataset, parts.model, parts.rows)
 
     @property
@@ -87,7 +91,13 @@ class CloudRun:
         SIGINT and SIGTERM end the run early, records intact; a second one waits for no broker.
         """
         with _signals(self.loop, self._signalled):
-            self.loop.run()
+            try:
+                self.loop.run()
+            except RecordsError as error:  # nobody was answered since: the next process goes on from there
+                raise RecordsError(
+                    f"{error}; the run has stopped, and no update that was answered is lost: make room, then go on"
+                    f" with mapa cloud --resume {self.directory.path} --broker {self.channel.options.address}"
+                ) from error
             self._deliver()
         halted = self.service.halted
         return halted.reason if halted is not None else "interrupted"
@@ -126,8 +136,13 @@ def open_cloud(
     connect_timeout: float = 30.0,
     gather: float | None = None,
     incarnation: int | None = None,
+    remembers: bool = True,
 ) -> Iterator[CloudRun]:
-    """Connect the cloud and begin to serve hellos as soon as the loop runs; without an incarnation, a new one."""
+    """Connect the cloud and begin to serve hellos as soon as the loop runs.
+
+    Without an incarnation the run begins, with a new one; with that of a run it goes on where the directory's log
+    ends. `remembers`: whether there is such a log.
+    """
     scenario, nonce = setting.scenario, new_nonce()
     server = server_for(
         scenario,
@@ -169,11 +184,9 @@ def open_cloud(
             directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
         except RecordsError as error:
             records.fail(error)
-        for service in started if records.failure is not None else ():
-            if service.halted is None:
-                # unrecorded updates would be releases that no record shows
-                view.say(f"records can no longer be written, so the run ends: {records.failure}")
-                service.interrupt("failed")
+        failure = records.failure
+        if failure is not None and any(service.halted is None for service in started):
+            raise failure  # unrecorded updates would be releases that no record shows
         view.refresh()
 
     channel = MqttChannel(
@@ -197,11 +210,15 @@ def open_cloud(
         nonce=nonce,
     )
     view.attach(service)
+    history = _history(setting, server.incarnation, directory, view.say) if remembers else None
     channel.connect(connect_timeout)
     try:
         _ask_for_others(service, loop)
         _probe_size(SizeProbe(run, nonce, channel, setting.probe_bytes), channel, loop, view.say)
-    except ConfigurationError:
+        if history is not None:
+            go_on = begin_history if incarnation is None else revive
+            go_on(service, history, type(algorithm_for(scenario)), directory)
+    except (ConfigurationError, RecordsError):
         channel.close()  # with a goodbye: our last will would say that the run's cloud is away
         loop.close()
         raise
@@ -216,7 +233,32 @@ def open_cloud(
         channel.abort()  # as a crash would: the last will tells the edges that nobody is here
         raise
     finally:
+        if history is not None:
+            history.close()
         loop.close()
+
+
+def _history(
+    setting: Setting, incarnation: int, directory: RunDirectory, say: Callable[[str], None]
+) -> History:
+    """Return the log and the checkpoints of a run, and say what becomes of them."""
+    scenario, dimension = setting.scenario, setting.model.dimension
+    asked = scenario.records.keep_gradients
+    keep = keeps_gradients(asked, scenario.iterations, dimension)
+    size = scenario.iterations * 4 * dimension / 1e6
+    if keep and (asked is None or not scenario.private):
+        plain = "" if scenario.private else "; they are not private: this algorithm's edges do not noise"
+        say(f"gradients are kept in {directory.path}/log, up to {size:,.3g} MB{plain}")
+    elif asked is None:
+        say(f"gradients are not kept: {size:,.4g} MB; records.keep_gradients = true keeps them for a replay")
+    return History(
+        directory.path,
+        incarnation=incarnation,
+        dimension=dimension,
+        keep=keep,
+        power=scenario.records.durability == "power",
+        say=say,
+    )
 
 
 def _ask_for_others(service: CloudService, loop: SelectorLoop) -> None:

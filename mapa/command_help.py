@@ -46,6 +46,15 @@ HELP = {
         "mapa reproduce --quick",
         f"0 all runs done, 1 a run failed, {_WRONG}, 130 interrupted (finished runs are kept)",
     ),
+    "replay": (
+        "mapa replay RUN --algorithm audp",
+        f"0 the same model bit for bit, 1 another one, {_WRONG} or no log, 130 interrupted",
+    ),
+    "bundle": ("mapa bundle RUN --ledger state --out run.mapa.zip", _DONE),
+    "verify": (
+        "mapa verify run.mapa.zip",
+        f"0 no check failed, 1 a check failed, {_WRONG} or neither bundle nor run, 130 interrupted",
+    ),
     "compare": ("mapa compare RUN ANOTHER-RUN --out comparison", _DONE),
     "scenario": ("mapa scenario show quickstart --set edges=20", _DONE),
     "scenario list": ("mapa scenario list --figures", _DONE),

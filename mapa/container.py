@@ -1,26 +1,32 @@
 """Entry point of every container: its environment (see .env.example), and which user owns its files.
 
 python -m mapa.container data|cloud|edge    `mapa data get|cloud|edge` as the environment says
+    A cloud goes on with the newest run that this container began, or of the name in RUN, if that has not ended;
+    one that a restart policy starts again after its run's bad end ends as that did. All other starts begin a run.
 python -m mapa.container ANYTHING ELSE      mapa ANYTHING ELSE
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import ConfigurationError
 from edge.owners import BOOK_VARIABLE
-from mapa.environment import CLOUD, EDGE, prefixed, text
+from mapa.environment import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
+from mapa.left_runs import name_of, to_go_on_with
 
 SCENARIOS = Path("/scenarios")  # a folder of the host, where one is mounted
 RUN_FILE = "MAPA_RUN_FILE"  # where the cloud leaves the run's name for the edges
 SERVICES = ("data", "cloud", "edge")
 OWN_DATA, TEST_DATA = Path("/own-data"), Path("/test-data")  # folders of the host, where they are mounted
 REGISTRY = "/state/registry.sqlite3"  # of local data: a container sees no other state directory
+_RESUMED = {PREFIX + name for name in RESUMED}
 _PLACES = {"MAPA_BROKER": "broker", "MAPA_RUNS_DIR": "/runs", "MAPA_STATE_DIR": "/state"}
 
 
@@ -38,6 +44,13 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
                 folder / options[variable]
             )  # a name in the folder; an absolute path stays
     if name == "cloud":
+        options.setdefault("MAPA_STARTED_BY", container_id())
+        runs, run = Path(options["MAPA_RUNS_DIR"]), options.get("MAPA_RUN")
+        started_by = options["MAPA_STARTED_BY"]
+        if (left := to_go_on_with(runs, run=run, started_by=started_by, now=time.time())) is not None:
+            resumed = {key: value for key, value in options.items() if key in _RESUMED}
+            resumed["MAPA_RUN"] = run or name_of(left)
+            return ["cloud", "--resume", str(left)], resumed
         short = Path(scenario).name.removesuffix(".toml")  # the stem of …-0.1 would be …-0
         options.setdefault("MAPA_RUN", f"{short}-{secrets.token_hex(4)}")
         return ["cloud", scenario, *changes], options
@@ -55,6 +68,12 @@ def scenario_name(environ: Mapping[str, str]) -> str:
     name = text(environ, "SCENARIO") or "quickstart"
     mounted = SCENARIOS / f"{name.removesuffix('.toml')}.toml"
     return str(mounted) if "/" not in name and mounted.is_file() else name
+
+
+def container_id() -> str:
+    """Return what names this container for as long as it exists, started again or not; "" on any other host."""
+    name = os.uname().nodename
+    return name if re.fullmatch(r"[0-9a-f]{12}", name) else ""
 
 
 def leave_run_name(run: str, environ: Mapping[str, str]) -> None:
@@ -91,6 +110,10 @@ def main() -> None:
         if arguments[0] == "cloud":
             leave_run_name(options["MAPA_RUN"], os.environ)
             become_the_caller(Path("/runs"), Path("/caller"))
+            if "--resume" in arguments:
+                print(f"going on with {arguments[-1]}", file=sys.stderr)
+                for name in CLOUD:  # it goes on as it began
+                    os.environ.pop(PREFIX + name, None)
         os.environ.update(options)
     sys.argv = ["mapa", *arguments]
     from mapa.cli import main as mapa  # as the right user

@@ -17,6 +17,7 @@ _CONNECTION = (
     "CONNECT_TIMEOUT",
 )
 _PRIVACY = ("EPSILON", "NOISE_MULTIPLIER", "TOTAL_EPSILON", "TOTAL_DELTA")
+RESUMED = (*_CONNECTION, "RUNS_DIR", "TEST_DATA")  # of a cloud that goes on with a run
 CLOUD = (
     *_CONNECTION,
     *_PRIVACY,
@@ -28,6 +29,7 @@ CLOUD = (
     "LINKS",
     "RUNS_DIR",
     "TEST_DATA",
+    "STARTED_BY",
 )
 EDGE = (
     *_CONNECTION,

@@ -20,7 +20,7 @@ from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
-from common.records.rundir import RunDirectory, new_run_id
+from common.records.rundir import RunDirectory, machine_type, new_run_id
 from common.records.tally import Tally
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
@@ -52,6 +52,17 @@ def open_records(path: Path) -> Iterator[RunDirectory]:
         if not (path / "manifest.json").exists():
             shutil.rmtree(path, ignore_errors=True)
         raise
+
+
+@contextlib.contextmanager
+def open_again(path: Path) -> Iterator[RunDirectory]:
+    """Open the directory of a run that goes on; ConfigurationError where another program has it open."""
+    try:
+        directory = RunDirectory(path, resumed=True)
+    except OSError as error:
+        raise RecordsError(f"{path}: cannot write records there: {error}") from error
+    with directory:
+        yield directory
 
 
 def record_simulation(
@@ -167,6 +178,8 @@ def record_cloud(
         directory.summary(summary)
     if failures:
         raise failures[0]
+    if service.history is not None:
+        service.history.finish()
     return summary
 
 
@@ -279,15 +292,21 @@ def write_manifest(
     name: str,
     engine: str,
     shard_sizes: Sequence[int],
+    started_by: str | None = None,
 ) -> None:
+    """Write the manifest; `started_by` names a container, which goes on with its own run when it is started again."""
+    more = {} if started_by is None else {"started_by": started_by}
     stream = blocks.NAME if engine == "block" else _STREAMS[scenario.seed is None]
     directory.manifest(
         scenario,
         engine=engine,
         name=name,
         data={scenario.data.set: dataset.checksum},
+        samples={"shape": list(dataset.shape), "classes": dataset.classes},
+        machine=machine_type(),
         random_stream=stream,
         shard_sizes=list(shard_sizes),
+        **more,
     )
 
 

@@ -95,6 +95,13 @@ def _find_code(values: Mapping[str, Any], folder: Path) -> None:
             use_code_beside(name, folder, f"{table}.{key}")
 
 
+def changed_by(values: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Return unchecked values with every --set KEY=VALUE applied."""
+    for key, text in map(_split, changes):
+        _apply(values, key, text)
+    return values
+
+
 def data_set_of(name: str, changes: Sequence[str] = ()) -> str:
     """Return the data set that a scenario names; the rest of it is not checked, as it may lack other changes."""
     _, values = read_scenario(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from common.datasets.dataset import Inputs, Labels, Samples
 from common.datasets.faults import check_extent, fault, shown
 from common.datasets.schema import DataSchema
+from common.errors import MapaError
 
 Array = npt.NDArray[Any]
 _NUMBERS = "buif"  # kinds of dtype: booleans, whole numbers, floats
@@ -27,10 +27,10 @@ def read_npz(path: Path, schema: DataSchema) -> Samples:
             inputs = _member(archive, path, names, schema.inputs, schema.shape)
             labels = _member(archive, path, names, schema.label, ())
             groups = None if schema.group is None else _member(archive, path, names, schema.group, ())
-    except (OSError, EOFError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise fault(path, f"is not a complete .npz file ({error})") from error
-    except RuntimeError as error:  # zipfile's word for a password
-        raise fault(path, f"cannot be read ({error})") from error
+    except MapaError:
+        raise
+    except Exception as error:  # a decoder of untrusted bytes may raise anything
+        raise fault(path, f"is not a readable .npz file ({type(error).__name__}: {error})") from error
     return samples_of(inputs, labels, schema, path, groups=groups)
 
 

@@ -74,8 +74,10 @@ def bytes_checksum(path: Path) -> str:
         if not path.is_dir():
             return sha256_of(path)
         digest = hashlib.sha256()
-        for file in sorted(one for one in path.rglob("*") if one.is_file()):
-            digest.update(f"{file.relative_to(path).as_posix()}\n{sha256_of(file)}\n".encode())
+        inside = {one.relative_to(path): one for one in path.rglob("*") if one.is_file()}
+        for name, file in sorted(inside.items()):
+            if not any(part.startswith(".") for part in name.parts):  # hidden files are not read either
+                digest.update(f"{name.as_posix()}\n{sha256_of(file)}\n".encode())
         return digest.hexdigest()
     except OSError as error:
         raise fault(path, f"cannot be read ({error.strerror})") from error

@@ -9,9 +9,11 @@ import numpy.typing as npt
 
 from common.errors import ConfigurationError
 from common.metrics import LOSS, RMSE, Metric
-from common.models.linear import CHUNK, LinearModel, Losses, Scores
+from common.models.linear import LinearModel, Losses, Scores
 from common.models.model import Features, Labels, Targets, cannot_take
 from common.quantities import Vector
+
+_CHUNK = 8192  # rows that evaluate() scores at a time
 
 
 class LeastSquares(LinearModel):
@@ -56,8 +58,8 @@ class LeastSquares(LinearModel):
         if not len(targets):
             return {"rmse": math.nan, "loss": math.nan}
         loss = 0.0
-        for start in range(0, len(targets), CHUNK):
-            rows = slice(start, start + CHUNK)
+        for start in range(0, len(targets), _CHUNK):
+            rows = slice(start, start + _CHUNK)
             scores = self.scores(x, features[rows])
             loss += float(self.losses(scores, targets[rows]).sum(dtype=np.float64))
         loss /= len(targets)

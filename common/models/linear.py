@@ -21,7 +21,7 @@ from common.quantities import Vector
 Scores = npt.NDArray[np.float32]  # … × b × c
 Losses = npt.NDArray[np.float32]  # … × b
 
-CHUNK = 8192  # rows that evaluate() scores at a time
+_CHUNK = 8192  # rows that evaluate() scores at a time
 _HALF = np.float32(0.5)
 
 
@@ -88,8 +88,8 @@ class LinearModel(ABC):
         if not len(targets):
             return {"accuracy": math.nan, "loss": math.nan}
         loss, right = 0.0, 0
-        for start in range(0, len(targets), CHUNK):
-            rows = slice(start, start + CHUNK)
+        for start in range(0, len(targets), _CHUNK):
+            rows = slice(start, start + _CHUNK)
             scores = self.scores(x, features[rows])
             loss += float(self.losses(scores, targets[rows]).sum(dtype=np.float64))
             right += int(np.count_nonzero(self.correct(scores, targets[rows])))

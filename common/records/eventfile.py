@@ -14,12 +14,36 @@ _BUFFER = 1 << 20  # characters
 class EventFile:
     """Keeps lines and writes them in batches. Where a write fails, what it tore off is cut, and nothing follows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, resumed: bool = False) -> None:
         self.path = path
-        self._file = path.open("xb", buffering=0)
+        self._file = path.open("ab" if resumed else "xb", buffering=0)
         self._waiting: list[str] = []
         self._characters = 0
-        self._size = 0  # bytes of whole lines in the file
+        self._size = path.stat().st_size  # bytes of whole lines in the file
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file; what waits is not in it."""
+        return self._size
+
+    def lines_behind(self, size: int) -> list[bytes]:
+        """Return the whole lines behind so many bytes, and cut off half a line at the end."""
+        if self._size < size:
+            raise RecordsError(f"{self.path}: {self._size} bytes, but {size} were written: it was changed")
+        with self.path.open("rb") as stream:
+            stream.seek(size)
+            content = stream.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._size = size + len(whole)
+        if len(whole) < len(content):
+            self._file.truncate(self._size)
+        return whole.splitlines()
+
+    def sync(self) -> None:
+        """Write what waits, and wait until it survives a power failure."""
+        self.flush()
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
 
     def write(self, text: str) -> None:
         """Take one line, with its end."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from common.errors import RecordsError
 from common.messages import Fact, GradientRefused
@@ -31,6 +33,8 @@ class Recorder:
     )  # since `began`, of each evaluation; none without a clock
     failure: RecordsError | None = None  # why the journal ended before the run
     _refusals: Counter[str] = field(default_factory=Counter)  # lines by edge id
+    _written: Counter[str] = field(default_factory=Counter)  # lines of a former process, that come again
+    _again: bool = False  # facts of the log come, which may be among them
 
     def write(self) -> None:
         """Record the facts that were kept."""
@@ -43,6 +47,8 @@ class Recorder:
         self.tally.observe(fact)
         journal = self.journal
         if journal is None or (type(fact) is GradientRefused and not self._worth_a_line(fact)):
+            return
+        if self._again and self._is_written(fact):
             return
         try:
             journal.fact(fact, None if now is None else now - self.began)
@@ -63,6 +69,8 @@ class Recorder:
         self.tally.evaluated(evaluation)
         if now is not None:
             self.seconds.append(now - self.began)
+        if self._written.pop(f"evaluated {evaluation.updates}", 0):
+            return
         self._line(lambda journal, time: journal.evaluated(evaluation, time), now)
 
     def is_evaluated(self, updates: int) -> bool:
@@ -78,7 +86,66 @@ class Recorder:
     def halted(self, updates: int, reason: str, now: float | None = None) -> None:
         """Record the end."""
         self.write()
+        if self._written["halted"]:
+            return
+        self._written["halted"] = 1  # whoever goes on with the run does not say it again
         self._line(lambda journal, time: journal.write("halted", {"t": updates, "reason": reason}, time), now)
+
+    def plain(self) -> dict[str, Any]:
+        """Return all that is counted, in plain values; the facts that were kept are recorded first."""
+        self.write()
+        return {
+            "tally": self.tally.plain(),
+            "seconds": list(self.seconds),
+            "refusals": [list(pair) for pair in self._refusals.items()],
+            "written": {key: count for key, count in self._written.items() if count},
+        }
+
+    def restore(self, plain: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self.tally = Tally.from_plain(plain["tally"])
+        self.seconds = list(plain["seconds"])
+        self._refusals = Counter(dict(plain["refusals"]))
+        self._written = Counter(plain["written"])
+
+    def leave_out(self, lines: Iterable[bytes]) -> None:
+        """Do not write again what a former process wrote behind the restored state: it will be counted again."""
+        for line in lines:
+            record = json.loads(line)
+            match record["event"]:
+                case "evaluated":
+                    self._written[f"evaluated {record['t']}"] += 1
+                case "halted":
+                    self._written["halted"] += 1
+                case "gradient_refused":
+                    self._written[_refusal(record)] += 1
+                case "resumed":
+                    pass
+                case _:
+                    self._written["fact"] += 1
+        self._again = True
+
+    def count_left_out(self) -> None:
+        """Count what was written and did not come again: refusals that changed nothing are in no log."""
+        self._again = False
+        for key in [key for key in self._written if key.startswith("refused ")]:
+            _, edge_id, _, _, reason = key.split(" ")
+            count = self._written.pop(key)
+            self.tally.refused[reason] += count
+            self._refusals["" if reason == "after-halt" else edge_id] += count
+
+    def _is_written(self, fact: Fact) -> bool:
+        key = _refusal(asdict(fact)) if type(fact) is GradientRefused else "fact"
+        if not self._written[key]:
+            return False
+        self._written[key] -= 1
+        return True
+
+    def resumed(self, updates: int, torn: int, now: float) -> None:
+        """Record that another process goes on with the run."""
+        self.write()
+        fields = {"t": updates, "torn_bytes": torn}
+        self._line(lambda journal, time: journal.write("resumed", fields, time), now)
 
     def fail(self, error: RecordsError) -> None:
         """End the journal; where the recorder goes on, whoever runs the cloud ends the run."""
@@ -102,3 +169,7 @@ class Recorder:
         whose = "" if refused.reason == "after-halt" else refused.edge_id
         self._refusals[whose] += 1
         return self._refusals[whose] <= _REFUSALS
+
+
+def _refusal(record: Mapping[str, Any]) -> str:
+    return f"refused {record['edge_id']} {record['sequence']} {record['t']} {record['reason']}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import platform
 import secrets
 import sys
@@ -17,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 from safetensors.numpy import save
 
-from common.errors import RecordsError
+from common.errors import ConfigurationError, RecordsError
 from common.models.model import Block
 from common.quantities import Vector
 from common.records.eventfile import EventFile
@@ -49,13 +51,30 @@ def versions() -> dict[str, str]:
     return found
 
 
-class RunDirectory:
-    """The records of one run, open for writing. Leaving the context closes them, whatever happened."""
+def machine_type() -> str:
+    """Return what decides the last bits of a matrix product: processor, BLAS and numpy."""
+    blas: Any = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return f"{_processor()}, {blas.get('name')} {blas.get('version')}, numpy {np.__version__}"
 
-    def __init__(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=False)
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+class RunDirectory:
+    """The records of one run, open for writing by one program. Leaving the context closes them, whatever happened."""
+
+    def __init__(self, path: Path, *, resumed: bool = False) -> None:
+        if not resumed:
+            path.mkdir(parents=True, exist_ok=False)
         self.path = path
-        self._stream = EventFile(path / "events.jsonl")
+        self._lock = _locked(path)
+        self._stream = EventFile(path / "events.jsonl", resumed=resumed)
         self.journal = Journal(self._stream)
 
     def __enter__(self) -> Self:
@@ -70,7 +89,25 @@ class RunDirectory:
         self._stream.flush()
 
     def close(self) -> None:
-        self._stream.close()
+        try:
+            self._stream.close()
+        finally:
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    @property
+    def events_bytes(self) -> int:
+        """Bytes of events.jsonl on disk."""
+        return self._stream.size
+
+    def events_behind(self, size: int) -> list[bytes]:
+        """Return the lines of events.jsonl behind so many bytes."""
+        return self._stream.lines_behind(size)
+
+    def sync(self) -> None:
+        """Write the events so that they survive a power failure."""
+        self._stream.sync()
 
     def manifest(
         self, scenario: Scenario, *, engine: str, name: str, data: Mapping[str, str], **more: object
@@ -100,7 +137,7 @@ class RunDirectory:
         """Write x_{T+1}: every block under its name, the flat vector as `x`."""
         tensors = {block.name: np.ascontiguousarray(x[block.slice].reshape(block.shape)) for block in layout}
         tensors["x"] = x
-        self._file("model.safetensors", _ordered(save(tensors, metadata=dict(metadata))))
+        self._file("model.safetensors", ordered(save(tensors, metadata=dict(metadata))))
 
     def _json(self, name: str, value: Mapping[str, Any]) -> None:
         self._file(name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
@@ -117,7 +154,20 @@ class RunDirectory:
             raise RecordsError(f"{self.path / name}: not written: {error.strerror or error}") from error
 
 
-def _ordered(content: bytes) -> bytes:
+def _locked(path: Path) -> int:
+    """Return a descriptor that keeps every other program from writing here; the end of this process frees it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigurationError(f"{path}: another program is writing this run's records") from error
+    except OSError:  # a file system without locks: whoever asks on the broker is told
+        pass
+    return descriptor
+
+
+def ordered(content: bytes) -> bytes:
     """Sort the keys of a safetensors header: the library leaves them in an order that changes from run to run."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":")).encode()

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
 from common.metrics import CLASSIFICATION, Metric
@@ -100,6 +100,34 @@ class Tally:
 
     def evaluated(self, evaluation: Evaluation) -> None:
         self.evaluations.append(evaluation)
+
+    def plain(self) -> dict[str, Any]:
+        """Return all counts in plain values, for a checkpoint."""
+        return {
+            "updates": self.updates,
+            "staleness": [list(pair) for pair in self.staleness.items()],
+            "edges": [[k, asdict(edge)] for k, edge in self.edges.items()],
+            "refused": [list(pair) for pair in self.refused.items()],
+            "stages": self.stages,
+            "evaluations": [
+                [one.updates, one.stage, [[m.as_dict(), value] for m, value in one.values.items()]]
+                for one in self.evaluations
+            ],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        return cls(
+            staleness=Counter(dict(plain["staleness"])),
+            edges={k: EdgeTally(**edge) for k, edge in plain["edges"]},
+            refused=Counter(dict(plain["refused"])),
+            stages=list(plain["stages"]),
+            evaluations=[
+                Evaluation(updates, stage, {Metric.from_dict(m): value for m, value in values})
+                for updates, stage, values in plain["evaluations"]
+            ],
+            updates=plain["updates"],
+        )
 
     @property
     def best(self) -> Evaluation | None:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
 from common.datasets.schema import DataSchema
-from common.datasets.source import LOCAL, Source
+from common.datasets.source import LOCAL, FileSource, Source
 from common.models.model import Model
 from common.models.registry import make_model
 from common.noise.mechanism import Sampling
 from common.scenario.scenario import Scenario
 
 
-def dataset_for(scenario: Scenario, load: Callable[[Source], Dataset]) -> Dataset:
-    """Return the data set, its holdout in the place of its test set where the scenario asks for one."""
-    return with_holdout(load(scenario.data.source), scenario.data.holdout)
+def dataset_for(scenario: Scenario, load: Callable[[Source], Dataset], *, tested: bool = True) -> Dataset:
+    """Return the data set, its holdout in the place of its test set where the scenario asks for one.
+
+    Whoever only trains (tested = False) needs no test file.
+    """
+    source = scenario.data.source
+    if isinstance(source, FileSource) and not tested:
+        source = replace(source, test=None)
+    return with_holdout(load(source), scenario.data.holdout)
 
 
 def own_schema(scenario: Scenario) -> DataSchema | None:
@@ -42,14 +50,16 @@ def model_for(
     shape: tuple[int, ...],
     classes: int,
     target_range: tuple[float, float] | None = None,
+    data_dir: Path | None = None,
 ) -> Model:
-    """Return the model for samples of this shape."""
+    """Return the model for samples of this shape; pretrained weights lie below the data directory."""
     return make_model(
         scenario.model.name,
         shape=shape,
         classes=classes,
         options=scenario.model.options,
         target_range=target_range,
+        data_dir=data_dir,
     )
 
 

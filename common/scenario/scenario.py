@@ -178,6 +178,7 @@ class Scenario(Table):
         for key in options:
             del values["algorithm"][key]
         values["algorithm"] |= self.described.recorded(options)
+        values["records"] = self.records.recorded()
         return values
 
     def resolved(self) -> dict[str, Any]:

@@ -250,6 +250,22 @@ class RecordsTable(Table):
 
     events: bool = Field(True, description="write events.jsonl")
     diagnostics: bool = Field(False, description="record gradient norms before noise: NOT private")
+    keep_gradients: bool | None = Field(
+        None, description="keep the gradient log for a replay; absent: a cloud does where T·4N is below 1 GB"
+    )
+    durability: Literal["process", "power"] = Field(
+        "process", description="what an answered update survives: a SIGKILL of the cloud, or a power failure"
+    )
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what a record holds: keys that came later only where they are set, so that digests last."""
+        values = self.model_dump(mode="json")
+        later = ("keep_gradients", "durability")
+        return {
+            key: value
+            for key, value in values.items()
+            if key not in later or value != type(self).model_fields[key].default
+        }
 
 
 class LinkTable(Table):

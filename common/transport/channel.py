@@ -75,6 +75,9 @@ class Channel(Protocol):
     def allow(self, max_packet: int) -> None:
         """Set the largest inbound packet, in bytes; larger ones are skipped and counted."""
 
+    def hasten(self) -> None:
+        """Reconnect as soon as can be: only last words are left to say."""
+
     def close(self, timeout: float = 5.0) -> None:
         """Deliver pending QoS 1 messages within `timeout` seconds, disconnect (no last will), release all resources."""
 
@@ -313,6 +316,9 @@ class MemoryChannel:
             self._broker.route(topic, payload, retain=retain)
         if self._on_connected is not None:
             self._on_connected()
+
+    def hasten(self) -> None:
+        """Nothing to do: who lost this connection restores it."""
 
     def close(self, timeout: float = 5.0) -> None:  # noqa: ARG002 - here nothing is ever owed
         """Disconnect: no last will."""

@@ -54,6 +54,7 @@ class MqttChannel:
         self._retry: Timer | None = None
         self._upkeep: Timer | None = None
         self._closing = False
+        self._hasty = False  # only last words are left to say: try often
         self._until = 0.0  # when closing: no longer than this
         self._closed = threading.Event()
         self._max_packet = options.max_packet
@@ -228,7 +229,7 @@ class MqttChannel:
     def _later(self, reason: str) -> None:
         """Try again later; the jitter keeps a fleet from reconnecting all at once."""
         self.last_error = reason
-        longest = _LAST_BACKOFF if self._closing else self.options.max_backoff
+        longest = _LAST_BACKOFF if self._hasty else self.options.max_backoff
         ceiling = min(longest, self.options.min_backoff * 2**self._attempts)
         self._attempts = min(self._attempts + 1, 16)
         self._retry = self._loop.call_later(ceiling * random.uniform(0.5, 1.0), self._attempt)
@@ -405,11 +406,16 @@ class MqttChannel:
                 timer.cancel()
         self._retry = self._upkeep = None
 
-    def _begin_end(self) -> None:
-        if self.owing and self._retry is not None:  # the next try may be due too late
+    def hasten(self) -> None:
+        """Try to reconnect at once, and from now on every second: the next try may be due too late."""
+        self._hasty = True
+        if self._retry is not None:
             self._retry.cancel()
-            self._attempts = 0
-            self._attempt()
+            self._retry = self._loop.call_later(0.0, self._attempt)
+
+    def _begin_end(self) -> None:
+        if self.owing:
+            self.hasten()
         self._end()
 
     def _end(self) -> None:

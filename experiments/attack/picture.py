@@ -18,9 +18,10 @@ Titled = tuple[str, Picture]
 
 def grey_shape(dataset: Dataset) -> tuple[int, int]:
     """Return height and width of the data set's images; ConfigurationError where it holds anything else."""
-    if len(dataset.shape) != 2:
+    if len(dataset.shape) != 2 or not dataset.classes:
         raise ConfigurationError(
-            f"data.set = {dataset.name!r}: shape {dataset.shape}: only grey images can be drawn"
+            f"data.set = {dataset.name!r}: shape {dataset.shape}, {dataset.classes} classes: only grey images with"
+            " classes can be drawn"
         )
     return dataset.shape[0], dataset.shape[1]
 

@@ -68,7 +68,7 @@ class StubModel:
         return {"loss": 0.0}
 
 
-def bench_scenario(edges: int, updates: int) -> Scenario:
+def bench_scenario(edges: int, updates: int, durability: str = "process") -> Scenario:
     """MAPA with Gaussian noise, records on, no evaluation on the way."""
     return parse_scenario(
         {
@@ -80,13 +80,20 @@ def bench_scenario(edges: int, updates: int) -> Scenario:
             "algorithm": {"name": "mapa", "first_clip": 6.0},
             "privacy": {"noise_multiplier": 2.0},
             "evaluation": {"every": 0},
+            "records": {"durability": durability},
         }
     )
 
 
-def serve_cloud(segment: Segment, broker: BrokerAddress, fleet: BenchFleet, directory: Path) -> Pace:
-    """Serve a run to its end; its time ends when its last record is in the file."""
-    scenario = bench_scenario(segment.edges, segment.updates)
+def serve_cloud(
+    segment: Segment,
+    broker: BrokerAddress,
+    fleet: BenchFleet,
+    directory: Path,
+    durability: str | None = "process",
+) -> Pace:
+    """Serve a run to its end; its time ends when its last record is in the file. No durability: no gradient log."""
+    scenario = bench_scenario(segment.edges, segment.updates, durability or "process")
     nothing = Samples(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
     dataset = Dataset("none", (1, 1), 1, nothing, nothing, "none")
     setting = Setting(scenario, dataset, StubModel(segment.dimension), [np.arange(12)] * segment.edges)
@@ -100,6 +107,7 @@ def serve_cloud(segment: Segment, broker: BrokerAddress, fleet: BenchFleet, dire
             directory=records,
             view=view_for(scenario, Console(quiet=True), quiet=True),
             edges_at_least=segment.edges,
+            remembers=durability is not None,
         ) as cloud,
     ):
         fleet.begin(segment.run, segment.edges, segment.dimension)

@@ -93,6 +93,7 @@ def attack_command(
     if resolved.seed is None:
         name, resolved = load_scenario(scenario, changes or [], seed=0)
     world = World.of(resolved, data_dir or data_directory(os.environ))
+    shape = grey_shape(world.dataset)  # refused before hours of work
     if from_payloads is not None:
         _report_payloads(world, from_payloads, out / f"{name}-wire", as_json)
         return
@@ -113,7 +114,7 @@ def attack_command(
     paths: list[Path] = []
     for chosen in clippings:
         own = [cell for cell in cells if cell.clipping == chosen.value]
-        paths += draw_grid(own, grey_shape(world.dataset), out / f"{name}-{chosen.value}")
+        paths += draw_grid(own, shape, out / f"{name}-{chosen.value}")
     if as_json:
         report = {
             "scenario": name,

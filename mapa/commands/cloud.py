@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from common.datasets.source import LOCAL
+from common.errors import ConfigurationError
+from common.quantities import RunId
 from common.records.rundir import new_run_id
+from common.scenario.scenario import Scenario
+from common.wire.topics import run_id
 from mapa import environment
 from mapa.cloud_run import EXIT_CODES, Setting, open_cloud
 from mapa.commands import options
@@ -17,17 +23,43 @@ from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
+from mapa.left_runs import ended_with
 from mapa.live import view_for
-from mapa.recording import open_records, record_cloud, write_manifest
+from mapa.recording import open_again, open_records, record_cloud, write_manifest
+from mapa.resuming import Resumable
 from mapa.run_parts import OwnFiles
+from mapa.run_reader import find_run
 from mapa.unfinished import unfinished_runs
+
+OptionalScenario = Annotated[
+    str | None, typer.Argument(help="name of a shipped scenario, or a TOML file; none with --resume")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudConnection(Connection):
+    """A run that goes on knows its name."""
+
+    run: Annotated[str | None, typer.Option(help="name of the run on the broker")] = None  # type: ignore[assignment]
+
+    @property
+    def run_id(self) -> RunId:
+        if self.run is None:
+            raise ConfigurationError("--run: missing; the edges need the same name")
+        return run_id(self.run)
 
 
 @with_groups(environment.CLOUD)
 def cloud_command(
-    scenario: options.ScenarioName,
-    connection: Connection,
+    connection: CloudConnection,
     changed: ScenarioOptions,
+    scenario: OptionalScenario = None,
+    resume: Annotated[
+        str | None, typer.Option(help="go on with this run, an id or a directory, where its cloud was killed")
+    ] = None,
+    started_by: Annotated[
+        str | None, typer.Option(hidden=True, help="who starts it: kept in the manifest, for a container")
+    ] = None,
     edges_at_least: Annotated[
         int | None, typer.Option(min=1, help="edges to wait for before the first update")
     ] = None,
@@ -40,11 +72,19 @@ def cloud_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Serve one run until its T updates are applied."""
+    if resume is not None:
+        given = scenario is not None or edges_at_least is not None or gather is not None
+        if given or changed != ScenarioOptions():
+            raise ConfigurationError(
+                f"--resume {resume}: a run goes on as it began; leave out SCENARIO and what changes it"
+            )
+        _resume(find_run(resume, runs_dir), connection, data_dir, test_data, as_json=as_json)
+    if scenario is None:
+        raise ConfigurationError("SCENARIO: missing; or --resume RUN")
     name, resolved = changed.load(scenario)
     address, checked = connection.address, connection.run_id
     introduced = connection.credentials()
-    own = OwnFiles(test=test_data) if resolved.data.set == LOCAL or test_data is not None else None
-    setting = Setting.of(resolved, options.data_dir_or_default(data_dir), own)
+    setting = Setting.of(resolved, options.data_dir_or_default(data_dir), _own_files(resolved, test_data))
     resolved = setting.scenario
     console = Console(stderr=True)
     with (
@@ -63,7 +103,9 @@ def cloud_command(
             gather=gather,
         ) as cloud:
             for left in unfinished_runs(checked, runs_dir):
-                view.say(f"{left}; this cloud starts a new run at t = 1")
+                view.say(
+                    f"{left}; this cloud starts a new run at t = 1; that one goes on with --resume {left.path}"
+                )
             write_manifest(
                 directory,
                 resolved,
@@ -71,11 +113,50 @@ def cloud_command(
                 name=name,
                 engine="network",
                 shard_sizes=[len(rows) for rows in setting.rows],  # none where only the edges know
+                started_by=started_by,
             )
             view.say(
                 f"serving run {checked!r} on {address}; edges: mapa edge --broker {address} --run {checked}"
             )
             reason = cloud.serve()
         summary = record_cloud(cloud, name=name, reason=reason, engine="network")
+    report(summary, as_json=as_json)
+    raise typer.Exit(EXIT_CODES.get(reason, 1))
+
+
+def _own_files(scenario: Scenario, test_data: Path | None) -> OwnFiles | None:
+    return OwnFiles(test=test_data) if scenario.data.set == LOCAL or test_data is not None else None
+
+
+def _resume(
+    path: Path, connection: CloudConnection, data_dir: Path | None, test_data: Path | None, *, as_json: bool
+) -> NoReturn:
+    """Go on with a run in its own directory; of one that has ended, say how."""
+    if (ended := ended_with(path)) is not None:
+        print(f"{path}: has ended, {ended}: nothing to resume", file=sys.stderr)
+        raise typer.Exit(EXIT_CODES.get(ended, 1))
+    run = Resumable.of(path)
+    if connection.run not in (None, run.run):
+        raise ConfigurationError(f"--run {connection.run}: the run that is resumed is called {run.run!r}")
+    address, introduced = connection.address, connection.credentials()
+    setting = run.setting(options.data_dir_or_default(data_dir), _own_files(run.scenario, test_data))
+    with (
+        open_again(path) as directory,
+        view_for(setting.scenario, Console(stderr=True), quiet=as_json) as view,
+    ):
+        with open_cloud(
+            setting,
+            run=run.run,
+            broker=address,
+            credentials=introduced,
+            directory=directory,
+            view=view,
+            edges_at_least=1,
+            connect_timeout=connection.connect_timeout,
+            incarnation=run.incarnation,
+        ) as cloud:
+            view.say(f"serving run {run.run!r} on {address} again")
+            reason = cloud.serve()
+        summary = record_cloud(cloud, name=run.name, reason=reason, engine=run.engine)
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(reason, 1))

@@ -15,6 +15,7 @@ from rich.console import Console
 from common.datasets.source import LOCAL
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
+from common.models.registry import model_class
 from common.scenario.scenario import Scenario
 from common.wire.v1 import payload_limit
 from mapa.cloud_run import EXIT_CODES
@@ -28,6 +29,7 @@ from mapa.figure_lines import PREFIX, line_of
 from mapa.run_parts import NEEDS_FILES, parameters_of
 from mapa.scenario_files import find_scenario
 
+DEFAULT_IMAGE = "mapa-edge-cnn"
 _LOOK_EVERY = 0.1  # seconds between two looks at the records
 _MESSAGE = 1 << 20  # bytes that a broker takes where nobody says more, as in docker/mosquitto/start.sh
 
@@ -43,8 +45,12 @@ def containers_command(
         ),
     ] = None,
     edge_image: Annotated[
-        str, typer.Option(help="image of the edges; mapa-edge has no torch")
-    ] = "mapa-edge-cnn",
+        str | None,
+        typer.Option(
+            help="image of the edges; mapa-edge has no torch, mapa-edge-cnn enough for the built-in CNN,"
+            " mapa-edge-torch all of it; absent: what the model needs"
+        ),
+    ] = None,
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     timeout: Annotated[float, typer.Option(help="time limit of the whole run, in seconds")] = 3600.0,
@@ -75,7 +81,7 @@ def containers_command(
             **own_code(resolved, folder),
         },
         runs,
-        Images(edge=edge_image),
+        Images(edge=edge_image or image_for(resolved)),
         data_dir=data_dir,
         scenarios=folder,
         memory=memory_for(message, resolved.workers),
@@ -95,6 +101,13 @@ def containers_command(
         raise ConfigurationError(f"the cloud exited with code {code} and wrote no summary")
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary.get("reason", ""), code))
+
+
+def image_for(scenario: Scenario) -> str:
+    """Return the edges' image: what a model class of one's own says it needs, else the default."""
+    if not is_dotted(scenario.model.name):
+        return DEFAULT_IMAGE
+    return str(getattr(model_class(scenario.model.name), "edge_image", DEFAULT_IMAGE))
 
 
 def for_a_container(scenario: str) -> tuple[str, Path | None]:

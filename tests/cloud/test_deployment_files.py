@@ -18,16 +18,28 @@ def cloud_service(file: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("file", "never"),
+    ("file", "policy"),
     [
-        ("docker-compose.yml", 'restart: "no"'),
-        ("docker/cloud.yml", 'restart: "no"'),
-        ("docker/stack.yml", "condition: none"),
+        ("docker-compose.yml", "restart: on-failure:5"),
+        ("docker/cloud.yml", "restart: on-failure:5"),
+        ("docker/stack.yml", "condition: on-failure"),
     ],
 )
-def test_nobody_starts_a_cloud_again_under_the_same_run(file: str, never: str) -> None:
+def test_a_cloud_that_was_killed_is_started_again_and_one_that_ended_well_is_not(
+    file: str, policy: str
+) -> None:
     service = cloud_service(file)
-    assert re.findall(r"(?:restart|condition): (?!service_).*", service) == [never]
+    assert re.findall(r"(?:restart|condition): (?!service_).*", service) == [policy]
+    assert re.search(r"[:}]/runs$|:/runs\n", service, re.MULTILINE), "its records must outlive the container"
+
+
+def test_a_task_of_swarm_names_its_service_since_its_host_name_changes() -> None:
+    assert 'STARTED_BY: "{{.Service.ID}}"' in cloud_service("docker/stack.yml")
+    for file in (
+        "docker-compose.yml",
+        "docker/cloud.yml",
+    ):  # a container keeps its id when it is started again
+        assert "STARTED_BY" not in cloud_service(file)
 
 
 def test_a_cloud_on_swarm_waits_for_data_and_broker_by_itself() -> None:

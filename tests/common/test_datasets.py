@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from common.datasets import usps
-from common.datasets.catalogue import data_directory, describe, load_dataset
+from common.datasets.catalogue import DATA_SETS, data_directory, describe, load_dataset
 from common.datasets.checksum import content_checksum
 from common.datasets.dataset import Dataset, Samples
 from common.datasets.idx import read_idx
@@ -317,7 +317,7 @@ def test_describe_says_what_is_here(tmp_path: Path) -> None:
     write_mnist(tmp_path / "mnist")
     (tmp_path / "mnist" / f"{TEST_LABELS}.gz").unlink()
     described = {d.name: d for d in describe(tmp_path)}
-    assert tuple(described) == ("mnist-5k", "mnist", "usps")
+    assert tuple(described) == DATA_SETS
     assert described["mnist-5k"].present
     assert not described["mnist"].present
     write_mnist(tmp_path / "mnist")

@@ -10,7 +10,7 @@ import pytest
 
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.datasets.dataset import Dataset
-from common.errors import DataUnavailableError, MapaError, RemoteProtocolError
+from common.errors import DataUnavailableError, LedgerUnavailableError, MapaError, RemoteProtocolError
 from common.messages import Hello, Refuse, SendModel, Welcome
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
@@ -33,7 +33,7 @@ from common.wire.codec import (
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
 from edge.client import EdgeClient
 from edge.conversation import EXIT_FAILED, EXIT_REFUSED, SessionEffect
-from edge.ledger import MemoryLedger
+from edge.ledger import BudgetExhausted, MemoryLedger
 from edge.policy import OperatorPolicy
 from edge.worker import EdgeWorker
 from tests.common.test_noise_port import Mixed
@@ -681,6 +681,50 @@ def test_an_edge_that_ends_before_its_first_connection_says_nothing_and_ends_onc
     assert (stage.edge.exit_code, stage.stops) == (code, [code])
     assert (stage.hellos, stage.leaves) == ([], [])
     assert all(channel.closed for channel in stage.channels)
+
+
+@pytest.mark.parametrize(
+    ("ends_with", "reason", "code"),
+    [
+        (BudgetExhausted("spent"), "budget", 0),
+        (LedgerUnavailableError("disk is full"), "failed", EXIT_FAILED),
+    ],
+)
+def test_a_leave_waits_for_the_broker_and_for_the_cloud_behind_it(
+    ends_with: MapaError, reason: str, code: int
+) -> None:
+    class Lost(MemoryLedger):
+        def debit(self, run: RunId, sequence: int, payload: bytes) -> None:  # noqa: ARG002
+            stage.broker.retained.clear()  # the broker stops at that moment, and forgets
+            stage.channels[0].lose()
+            raise ends_with
+
+    stage = Stage(ledger=Lost())
+    stage.welcome()
+    stage.model()
+    assert (stage.edge.exit_code, stage.stops, stage.leaves) == (code, [code], [])
+    assert not stage.channels[0].closed
+    stage.channels[0].restore()
+    stage.broker.advance(1.0)
+    assert stage.leaves == []  # the cloud is not back yet: nobody would hear it
+    stage.broker.route(presence_topic(RUN), encode_presence(Presence(True, CLOUD, LIFE)), retain=True)
+    stage.broker.advance(1.0)
+    assert stage.leaves == [reason]
+    assert stage.channels[0].closed
+    assert stage.published(EdgeTopic.GRADIENT) == []
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_nobody_waits_for_ever_for_a_broker_to_say_leave(told: int) -> None:
+    stage = Stage()
+    stage.welcome()
+    stage.channels[0].lose()
+    stage.edge.leave("shutdown")
+    for _ in range(told - 1):
+        stage.edge.hurry()
+    stage.broker.advance(0.0 if told == 2 else 8.0)
+    assert stage.channels[0].closed
+    assert stage.leaves == []
 
 
 def test_a_connection_that_comes_back_while_a_gradient_is_made_is_told_in_its_turn() -> None:

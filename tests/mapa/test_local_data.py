@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 
 from common.accounting.budget import calibrate
-from common.accounting.releases import Budget
+from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.accounting.total import total
 from common.errors import ConfigurationError
-from common.noise.mechanism import Sampling
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.quantities import RunId
 from common.scenario.scenario import parse_scenario
+from edge.ledger import Account
+from edge.policy import OperatorPolicy, own_records
+from edge.sqlite_ledger import SqliteLedger
 from mapa.cloud_run import Setting
 from mapa.commands.compare import describe
+from mapa.commands.ledger import ledger_command
 from mapa.recording import ENGINES, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.run_reader import read_run
@@ -83,16 +90,36 @@ def test_a_cloud_states_a_bound_and_calibrates_for_the_declared_number(tmp_path:
     del values["privacy"]["noise_multiplier"]
     with pytest.raises(ConfigurationError, match=r"data\.schema\.records_at_least: needed"):
         Setting.of(parse_scenario(values), NOWHERE, OwnFiles())
-    values["data"] = declared(records_at_least=100)
+    # shuffled: n_k counts by its epochs, and z has a closed form
+    values["data"] = {**declared(records_at_least=100), "sampler": "shuffled"}
     setting = Setting.of(parse_scenario(values), NOWHERE, OwnFiles())
     assert setting.shard_sizes == [100, 100]
     assert setting.new_evaluator() is None
     expected = calibrate(
-        Budget(2.0, 1e-5), releases=40, batch_size=8, shard_size=100, sampling=Sampling.POISSON
+        Budget(2.0, 1e-5), releases=40, batch_size=8, shard_size=100, sampling=Sampling.SHUFFLED
     )
     assert setting.scenario.privacy.given["noise_multiplier"] == [expected]
     tested = Setting.of(parse_scenario(values), NOWHERE, OwnFiles(test=write_csv(tmp_path / "t.csv", 20)))
     assert tested.new_evaluator() is not None
+
+
+def test_the_ledgers_of_one_name_are_composed_and_another_name_is_stated_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = ReleaseKind(Gaussian(4.0), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.SHUFFLED, 8), 8)
+    for slot, name, releases in (("0", "default", 3), ("1", "default", 4), ("2", "2026", 5)):
+        shard = own_records(OperatorPolicy(data_name=name), int(slot))
+        with SqliteLedger(tmp_path / slot) as ledger:
+            ledger.open(Account(run=RunId("r"), shard=shard, kind=kind))
+            for sequence in range(1, releases + 1):
+                ledger.debit(RunId("r"), sequence, b"x")
+    ledger_command(str(tmp_path), as_json=True)
+    first, second = json.loads(capsys.readouterr().out)["statements"]
+    assert (first["dataset"], second["dataset"]) == ("local:default", "local:2026")
+    assert first["epsilon"] == total([Spent(kind, 7)], 1e-5).epsilon
+    assert second["epsilon"] == total([Spent(kind, 5)], 1e-5).epsilon
+    assert first["shared_records"]
+    assert all("Totals are per name" in " ".join(one["words"]) for one in (first, second))
 
 
 def toml(tmp_path: Path) -> Path:
@@ -127,6 +154,7 @@ noise_multiplier = 4.0
     return path
 
 
+@pytest.mark.slow
 def test_the_scenario_of_the_page_trains(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "deploy.md").read_text()
     [text] = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if '"local"' in block]

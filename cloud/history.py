@@ -1,0 +1,175 @@
+"""What the cloud writes so that another process can go on: the log of what changed its state, and checkpoints.
+
+The order is log → apply → reply. A record is in the kernel's hands before its event is applied, so a SIGKILL at any
+instant loses nothing that was answered; with durability = "power" replies wait for the disk as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cloud.server import CloudServer
+from common.errors import ConfigurationError, LocalProtocolError, RecordsError
+from common.messages import GradientArrived, Hello, Leave
+from common.quantities import EdgeId
+from common.records.checkpoint import Checkpoints
+from common.records.log_format import Entry, Kind
+from common.records.log_reader import LogReader
+from common.records.log_writer import LogWriter
+from common.wire.codec import encode_leave
+from common.wire.v1 import HEADER_BYTES
+
+EVERY_BYTES = 1 << 27  # of log between two checkpoints
+EVERY_SECONDS = 30.0  # between two checkpoints, where something happened
+_SHARE = 50  # checkpoints take at most one part in so many of the time, unless twice EVERY_BYTES wait
+_NOBODY = EdgeId("")
+_KEEP_BELOW = 10**9  # bytes: a log that stays below is kept unless the scenario says otherwise
+
+
+def keeps_gradients(asked: bool | None, iterations: int, dimension: int) -> bool:
+    """Tell whether the log stays for a replay: as asked, else where T·4N is below 1 GB."""
+    return iterations * 4 * dimension < _KEEP_BELOW if asked is None else asked
+
+
+def no_fault(point: str) -> None:
+    """Go on. Tests put a fault at a point instead."""
+
+
+class History:
+    """The log and the checkpoints of one run, as its cloud writes them."""
+
+    at: Callable[[str], None] = staticmethod(no_fault)
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        incarnation: int,
+        dimension: int,
+        keep: bool,
+        power: bool = False,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.run, self.keep, self.power = run, keep, power
+        self.checkpoints = Checkpoints(run, power, lambda point: self.at(point))
+        self.state: Callable[[], dict[str, Any]] = _no_state  # what a checkpoint is to hold, at this moment
+        self._log: LogWriter | None = None
+        self._head = (incarnation, dimension)
+        self._say = say
+        self._last = self._not_before = 0.0  # time of the last checkpoint; when the next may be
+        self._stuck = False  # the algorithm's state fits into no checkpoint
+
+    @property
+    def log(self) -> LogWriter:
+        if self._log is None:
+            raise LocalProtocolError("the gradient log is not open")
+        return self._log
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin a new run: its first checkpoint, then its first segment."""
+        self._begin_segment(1)
+
+    def resume(self, reader: LogReader, checkpoint: int) -> None:
+        """Go on behind what was read: cut the torn tail, write a checkpoint, begin a segment of this process."""
+        if reader.torn is not None:
+            reader.torn.cut()
+        last = max((int(path.stem) for path in reader.segments), default=checkpoint - 1)
+        if last < checkpoint:  # the crash came between the checkpoint and its segment: nothing was taken
+            LogWriter(self.run, *self._head, checkpoint, power=self.power).close()
+            last = checkpoint
+        self._begin_segment(last + 1)
+
+    def checkpoint_if_due(self) -> None:
+        """Write a checkpoint where enough was logged since the last, and begin the next segment behind it."""
+        now, log = time.monotonic(), self.log
+        due = log.size >= EVERY_BYTES or now >= self._last + EVERY_SECONDS
+        soon = now < self._not_before and log.size < 2 * EVERY_BYTES
+        if not due or soon or not log.records or self._stuck:
+            return
+        try:
+            self._begin_segment(log.segment + 1)
+        except ConfigurationError as error:
+            self._stuck = True
+            self._say(f"{error}; no further checkpoints: a resume reads the log from here on")
+
+    def _begin_segment(self, number: int) -> None:
+        began = time.thread_time()
+        self.checkpoints.write(number, self.state())
+        self.at("renamed")
+        if self._log is None:
+            self._log = LogWriter(self.run, *self._head, number, power=self.power)
+        else:
+            self._log.next_segment()
+        self.at("segment")
+        self.checkpoints.prune(keep_first=self.keep)
+        if not self.keep:
+            self._log.remove_before(self.checkpoints.oldest_needed())
+        self._last = now = time.monotonic()
+        self._not_before = now + _SHARE * (time.thread_time() - began)
+
+    def finish(self) -> None:
+        """End with the run: a last checkpoint stays, and the log where it is kept."""
+        log = self.log
+        try:
+            self.checkpoints.write(log.segment + 1, self.state())
+            log.close()
+            self.checkpoints.prune(keep_first=self.keep)
+        except (RecordsError, ConfigurationError) as error:  # the run is over, and its records are there
+            self._say(f"the last checkpoint is missing: {error}")
+        if not self.keep:
+            shutil.rmtree(log.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Leave everything as it is: the run can be resumed."""
+        if self._log is not None:
+            with contextlib.suppress(RecordsError):
+                self._log.close()
+
+    # -- what is taken --------------------------------------------------------------------------------
+
+    def gradient(self, server: CloudServer, arrived: GradientArrived, payload: bytes, seconds: float) -> None:
+        """Log a gradient unless it changes nothing; before the server takes it."""
+        if server.is_new(arrived):
+            kind, body = Kind.GRADIENT, payload
+        elif server.heeds(arrived):
+            kind, body = Kind.REPEAT, payload[:HEADER_BYTES]
+        else:
+            return
+        self.log.append(Entry(kind, server.t, seconds, arrived.edge_id, body))
+        self.at("logged")
+
+    def hello(self, server: CloudServer, hello: Hello, payload: bytes, seconds: float) -> None:
+        """Log a hello that will be welcomed."""
+        if server.heeds(hello):
+            self._append(Kind.HELLO, server, seconds, payload, hello.edge_id)
+
+    def leave(self, server: CloudServer, leave: Leave, seconds: float) -> None:
+        """Log a leave by which an edge goes."""
+        if server.heeds(leave):
+            self._append(Kind.LEAVE, server, seconds, encode_leave(leave), leave.edge_id)
+
+    def begins(self, server: CloudServer, seconds: float) -> None:
+        """Log that the training begins with the edges that are here."""
+        self._append(Kind.BEGIN, server, seconds, b"")
+
+    def halt(self, server: CloudServer, reason: str, seconds: float) -> None:
+        """Log an end that no message brings about."""
+        if server.halted is None:
+            self._append(Kind.HALT, server, seconds, reason.encode())
+
+    def _append(
+        self, kind: Kind, server: CloudServer, seconds: float, body: bytes, edge_id: EdgeId = _NOBODY
+    ) -> None:
+        self.log.append(Entry(kind, server.t, seconds, edge_id, body))
+        self.at("logged")
+
+
+def _no_state() -> dict[str, Any]:
+    raise LocalProtocolError("history without a state to write")

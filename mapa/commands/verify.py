@@ -1,0 +1,100 @@
+"""mapa bundle and mapa verify: a run as one file, and what can be checked of it by anybody."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from common.errors import ConfigurationError
+from mapa.commands import options
+from mapa.run_reader import find_run
+from mapa.verification.bundle import make_bundle
+from mapa.verification.check import Check, Status
+from mapa.verification.verify import Verification
+
+Ledgers = Annotated[
+    list[Path] | None, typer.Option("--ledger", help="state directory of an edge; repeatable")
+]
+Allowed = Annotated[
+    list[str] | None, typer.Option("--allow", help="package.module:Class that the run may name; repeatable")
+]
+_STYLES = {Status.PASSED: "green", Status.FAILED: "bold red", Status.NOT_CHECKED: "yellow"}
+
+
+def bundle_command(
+    run: Annotated[str, typer.Argument(help="a run's directory, or its id under the runs folder")],
+    out: Annotated[Path | None, typer.Option(help="file to write; default: RUN.mapa.zip")] = None,
+    ledger: Ledgers = None,
+    not_private: Annotated[
+        bool, typer.Option("--not-private", help="bundle a run whose records are not private")
+    ] = False,
+    runs: options.RunsDir = Path("runs"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Put a run that has ended into one file: records, gradient log, ledger statements, model, with hashes."""
+    path = find_run(run, runs)
+    target = out if out is not None else Path(f"{path.resolve().name}.mapa.zip")
+    manifest = make_bundle(path, target, ledger or (), not_private=not_private)
+    if as_json:
+        print(json.dumps({"bundle": str(target), **manifest}, indent=2, ensure_ascii=False))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(
+        f"wrote {target}: {len(manifest['parts'])} parts, {target.stat().st_size} bytes", markup=False
+    )
+    for reason in manifest["not_private"]:
+        console.print(f"not private: {reason}", markup=False)
+
+
+def verify_command(
+    subject: Annotated[
+        str, typer.Argument(metavar="BUNDLE|RUN", help="a bundle, a run's directory, or its id")
+    ],
+    ledger: Ledgers = None,
+    allow: Allowed = None,
+    runs: options.RunsDir = Path("runs"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Check that a run's records, log, statements and model agree; needs no data set."""
+    path = Path(subject) if Path(subject).is_file() else find_run(subject, runs)
+    if path.is_file() and ledger:
+        raise ConfigurationError("--ledger: a bundle has its own ledger statements; give it to `mapa bundle`")
+    try:
+        found = list(Verification.of(path, frozenset(allow or ()), ledger or ()).checks())
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
+    wrong = [check for check in found if check.status is Status.FAILED]
+    if as_json:
+        document = {"subject": str(path), "passed": not wrong, "checks": [check.as_dict() for check in found]}
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        _print(found)
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _print(found: list[Check]) -> None:
+    table = Table()
+    for column in ("check", "result", "part", "detail"):
+        table.add_column(column, overflow="fold")
+    for check in found:
+        table.add_row(
+            _plain(check.name),
+            f"[{_STYLES[check.status]}]{check.status.value}[/]",
+            _plain(check.part),
+            _plain(check.detail),
+        )
+    console = Console()
+    console.width = max(console.width, 140)
+    console.print(table)
+    counts = {status: sum(check.status is status for check in found) for status in Status}
+    console.print(", ".join(f"{count} {status.value}" for status, count in counts.items() if count))
+
+
+def _plain(text: str) -> str:
+    """Return text of somebody else's records for a terminal: no control characters, no markup."""
+    return "".join(one if one.isprintable() else "?" for one in text).replace("[", r"\[")

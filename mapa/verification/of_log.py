@@ -1,0 +1,186 @@
+"""The log against itself, and the records against the log."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, StageOpened
+from common.records.journal import Journal
+from common.records.log_format import Kind
+from common.scenario.scenario import Scenario
+from mapa.verification.check import Check, failed, passed
+from mapa.verification.rerun import USED_UP, Rerun
+from mapa.verification.run_files import EVENTS, SUMMARY, RunFiles, UnreadableError
+
+_TOLD = ("gradient_applied", "stage_opened", "edge_joined", "edge_gone")  # lines that a log implies
+_OF_FACTS = ("updates", "staleness", "stages", "edges")  # keys of summary.json that a log implies
+
+
+def log_by_itself(files: RunFiles) -> Iterator[Check]:
+    """Check that the records of the log are whole and in order, as far as that can be told without the algorithm."""
+    t, kinds = 1, Counter[Kind]()
+    for segment, entry in files.entries():
+        if not t <= entry.t <= t + 1:
+            raise UnreadableError(segment, f"a record of t = {entry.t} follows one of t = {t}")
+        t = entry.t
+        kinds[entry.kind] += 1
+    counted = ", ".join(f"{kinds[kind]} {kind.name.lower()}" for kind in Kind if kinds[kind])
+    yield passed(
+        "log", "log", f"{len(files.segments)} segments, checksums right, in order: {counted or 'empty'}"
+    )
+
+
+def continuity(rerun: Rerun) -> Iterator[Check]:
+    """Check t = 1, 2, … and that each (edge, sequence) was applied once, in rising order."""
+    applied = [fact for fact in rerun.facts if isinstance(fact, GradientApplied)]
+    gaps = [place for place, fact in enumerate(applied, start=1) if fact.t != place]
+    if gaps:
+        yield failed("continuity", "log", f"update {gaps[0]} is missing or doubled")
+    else:
+        yield passed("continuity", "log", f"t = 1 … {len(applied)} without gap or double")
+    last: dict[str, int] = {}
+    for fact in applied:
+        if fact.sequence <= last.get(fact.edge_id, 0):
+            yield failed("exactly once", "log", f"{fact.edge_id}: sequence {fact.sequence} was applied again")
+            return
+        last[fact.edge_id] = fact.sequence
+    distinct = len({(fact.edge_id, fact.sequence) for fact in applied})
+    received = sum(rerun.received.values())
+    if not received >= len(applied) == distinct:
+        yield failed(
+            "exactly once", "log", f"received {received}, applied {len(applied)}, distinct {distinct}"
+        )
+        return
+    yield passed(
+        "exactly once",
+        "log",
+        f"received {received} ≥ applied {len(applied)} = distinct; sequences rise on each of {len(last)} edges",
+    )
+
+
+def events_against_log(files: RunFiles, rerun: Rerun, scenario: Scenario) -> Iterator[Check]:
+    """Check every line that follows from the log, in order."""
+    if not scenario.records.events:
+        if EVENTS in files and len(files.contents[EVENTS]):
+            yield failed("events", EVENTS, "has lines, but the scenario asks for none")
+        else:
+            yield passed("events", EVENTS, "the scenario asks for none, and there are none")
+        return
+    expected = map(_line, filter(_is_told, rerun.facts))
+    count, halts = 0, []
+    for number, line in enumerate(files.lines(), start=1):
+        if line.get("event") == "halted":
+            halts.append((line.get("t"), line.get("reason")))
+        if line.get("event") not in _TOLD:
+            continue
+        line.pop("time", None)
+        follows = next(expected, None)
+        if line != follows:
+            yield failed("events", EVENTS, f"line {number}: {line!r:.200}; by the log it is {follows!r:.200}")
+            return
+        count += 1
+    if (rest := next(expected, None)) is not None:
+        yield failed("events", EVENTS, f"ends before {rest!r:.200}, which is in the log")
+        return
+    if len(halts) > 1 or any(t != rerun.server.updates for t, _ in halts):
+        yield failed("events", EVENTS, f"halts {halts!r:.200}; the log ends at t = {rerun.server.updates}")
+        return
+    yield passed("events", EVENTS, f"{count} lines agree with the log")
+
+
+def summary_against_log(files: RunFiles, rerun: Rerun) -> Iterator[Check]:
+    """Check what summary.json counts: updates, staleness, stages, edges, and refusals that used up a sequence."""
+    summary, counted = files.json(SUMMARY), _plain(rerun.tally.summary())
+    wrong = [key for key in _OF_FACTS if summary.get(key) != counted[key]]
+    for key in wrong:
+        yield failed("summary", SUMMARY, f"{key} = {_difference(summary.get(key), counted[key])}")
+    plain = {"edges_configured": rerun.server.terms.edges, "parameters": rerun.server.model.size}
+    for key, value in plain.items():
+        if summary.get(key) != value:
+            wrong.append(key)
+            yield failed("summary", SUMMARY, f"{key} = {summary.get(key)!r:.80}; by the log {value}")
+    refused = summary.get("refused")
+    for reason in USED_UP:
+        stated = refused.get(reason, 0) if isinstance(refused, dict) else None
+        if stated != rerun.tally.refused[reason]:
+            wrong.append(reason)
+            yield failed(
+                "summary", SUMMARY, f"refused.{reason} = {stated}; by the log {rerun.tally.refused[reason]}"
+            )
+    halted, end = rerun.server.halted, summary.get("reason")
+    fits = {"finished": ("finished", "diverged")}  # x may be finite, and its loss is not
+    if halted is not None and end not in fits.get(halted.reason, (halted.reason,)):
+        wrong.append("reason")
+        yield failed("summary", SUMMARY, f"reason = {end!r:.40}; by the log {halted.reason!r}")
+    yield from _evaluations(files, summary)
+    if not wrong:
+        yield passed("summary", SUMMARY, "updates, staleness, stages, edges and refusals agree with the log")
+
+
+def _evaluations(files: RunFiles, summary: Mapping[str, Any]) -> Iterator[Check]:
+    """Check that the evaluations in summary.json are those of events.jsonl, and the final figures the last of them."""
+    rows = summary.get("evaluations")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        yield failed("evaluations", SUMMARY, "evaluations: not a list of objects")
+        return
+    if EVENTS in files and len(files.contents[EVENTS]):
+        ignored = ("event", "time", "t")
+        told = [
+            {"updates": line.get("t"), **{key: value for key, value in line.items() if key not in ignored}}
+            for line in files.lines()
+            if line.get("event") == "evaluated"
+        ]
+        if told != rows:
+            yield failed("evaluations", SUMMARY, f"evaluations = {_difference(rows, told)} in events.jsonl")
+            return
+    last = rows[-1] if rows else {}
+    for key, value in last.items():
+        if key not in ("updates", "stage") and summary.get(f"final_{key}", value) != value:
+            yield failed("evaluations", SUMMARY, f"final_{key} = {summary[f'final_{key}']}, not {value}")
+            return
+    yield passed("evaluations", SUMMARY, f"{len(rows)} evaluations are told alike by all records")
+
+
+def _is_told(fact: Fact) -> bool:
+    return isinstance(fact, GradientApplied | StageOpened | EdgeJoined | EdgeGone)
+
+
+class _Sheet:
+    """Takes one line of a journal."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str, /) -> None:
+        self.text = text
+
+
+_SHEET = _Sheet()
+_JOURNAL = Journal(_SHEET)
+
+
+def _line(fact: Fact) -> dict[str, Any]:
+    """Return a fact as its line of events.jsonl says it."""
+    _JOURNAL.fact(fact)
+    line: dict[str, Any] = json.loads(_SHEET.text)
+    return line
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _difference(stated: Any, expected: Any) -> str:
+    """Say where two values differ first."""
+    if isinstance(stated, dict) and isinstance(expected, dict):
+        for key in (*expected, *stated):
+            if stated.get(key) != expected.get(key):
+                return f"{key}: {_difference(stated.get(key), expected.get(key))}"
+    if isinstance(stated, list) and isinstance(expected, list) and len(stated) == len(expected):
+        for place, (one, other) in enumerate(zip(stated, expected, strict=True)):
+            if one != other:
+                return f"[{place}] {_difference(one, other)}"
+    return f"{stated!r:.100}; by the log {expected!r:.100}"

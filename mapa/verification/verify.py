@@ -1,0 +1,161 @@
+"""All checks of one run, from its directory or from a bundle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from common.scenario.scenario import Scenario
+from mapa.verification.bundle import Bundle, claims, read_bundle
+from mapa.verification.check import Check, failed, guarded, not_checked, passed
+from mapa.verification.ledgers import PART, ledger_statements
+from mapa.verification.of_log import continuity, events_against_log, log_by_itself, summary_against_log
+from mapa.verification.of_model import final_model, model_against_replay
+from mapa.verification.of_privacy import releases_against_ledgers, statement_again, why_not_private
+from mapa.verification.rerun import Rerun
+from mapa.verification.run_files import (
+    EVENTS,
+    MANIFEST,
+    MODEL,
+    SUMMARY,
+    RunFiles,
+    UnreadableError,
+    of_directory,
+)
+from mapa.verification.start import NotCheckedError, Start, scenario_of, start_of
+
+
+@dataclass(slots=True)
+class Verification:
+    """A subject and what is allowed in checking it."""
+
+    files: RunFiles
+    bundle: Bundle | None
+    allowed: Collection[str]
+
+    @classmethod
+    def of(cls, path: Path, allowed: Collection[str], ledgers: Collection[Path] = ()) -> Verification:
+        """Read a bundle, or a run's directory with the ledgers that it holds."""
+        if path.is_dir():
+            files = of_directory(path)
+            files.ledgers += ledger_statements(path, ledgers)
+            return cls(files, None, allowed)
+        bundle = read_bundle(path)
+        return cls(bundle.files, bundle, allowed)
+
+    def checks(self) -> Iterator[Check]:
+        """Yield every check, each whatever became of those before it."""
+        if self.bundle is not None:
+            yield from self.bundle.checks
+            yield from guarded("manifest", MANIFEST, lambda: self._claims(self.bundle))
+        for check in self._of_run():
+            yield self._placed(check)
+
+    def _claims(self, bundle: Bundle | None) -> Iterator[Check]:
+        if bundle is not None and bundle.manifest:
+            manifest, summary = self.files.json(MANIFEST), self.files.json(SUMMARY)
+            reasons = why_not_private(manifest, summary)
+            yield from claims(bundle, manifest.get("scenario_sha256"), reasons, manifest.get("run"))
+
+    def _placed(self, check: Check) -> Check:
+        """Name a file of the run as the part of the bundle that it is."""
+        if self.bundle is None or check.part not in self.files:
+            return check
+        return Check(check.name, check.status, f"{self.files.prefix}{check.part}", check.detail)
+
+    def _of_run(self) -> Iterator[Check]:
+        files = self.files
+        scenarios: list[Scenario] = []
+        yield from guarded("scenario", MANIFEST, lambda: self._scenario(scenarios))
+        if not files.segments:
+            yield not_checked(
+                "log", "log", "missing: this run did not keep its gradients, so nothing is replayed"
+            )
+            yield from guarded("model", MODEL, self._model_alone)
+            return
+        yield from guarded("log", "log", lambda: log_by_itself(files))
+        reruns: list[tuple[Start, Rerun]] = []
+        yield from guarded("replay", "log", lambda: self._rerun(scenarios, reruns))
+        for start, rerun in reruns:
+            yield from self._against_log(start, rerun)
+        yield not_checked("metrics", SUMMARY, "accuracy and loss need the data set; `mapa replay` evaluates")
+
+    def _against_log(self, start: Start, rerun: Rerun) -> Iterator[Check]:
+        files, scenario = self.files, start.scenario
+        layout = None if start.model is None else start.model.layout
+        yield from guarded("continuity", "log", partial(continuity, rerun))
+        yield from guarded("events", EVENTS, partial(events_against_log, files, rerun, scenario))
+        yield from guarded("summary", SUMMARY, partial(summary_against_log, files, rerun))
+        yield from guarded("ledgers", PART, partial(releases_against_ledgers, files, rerun, scenario))
+        yield from guarded("ε", SUMMARY, partial(statement_again, files, rerun, scenario))
+        yield from guarded("model", MODEL, partial(model_against_replay, files, rerun, scenario, layout))
+
+    def _scenario(self, found: list[Scenario]) -> Iterator[Check]:
+        manifest, summary = self.files.json(MANIFEST), self.files.json(SUMMARY)
+        stated = manifest.get("scenario_sha256")
+        text = json.dumps(manifest.get("scenario"), sort_keys=True, separators=(",", ":"))
+        written = hashlib.sha256(text.encode()).hexdigest()
+        if stated != written:
+            yield failed(
+                "scenario", MANIFEST, f"scenario_sha256 = {stated!r:.80}; its scenario has {written}"
+            )
+        if summary.get("scenario_sha256") != written:
+            yield failed("scenario", SUMMARY, "scenario_sha256 is not that of the manifest's scenario")
+        yield from self._copies(manifest, summary)
+        scenario = scenario_of(manifest, self.allowed)
+        found.append(scenario)
+        if scenario.digest != written:
+            yield failed("scenario", MANIFEST, "the scenario is not in its canonical form")
+        elif stated == written == summary.get("scenario_sha256"):
+            yield passed("scenario", MANIFEST, f"SHA-256 {written[:16]}…")
+
+    def _copies(self, manifest: dict[str, object], summary: dict[str, object]) -> Iterator[Check]:
+        """Check what summary.json repeats of the scenario."""
+        scenario = manifest.get("scenario")
+        values = scenario if isinstance(scenario, dict) else {}
+        said = {
+            **{key: (values.get(key), summary.get(key)) for key in ("iterations", "batch_size", "seed")},
+            **{
+                key: ((values.get(key) or {}).get(of), summary.get(key))
+                for key, of in (("algorithm", "name"), ("model", "name"), ("data", "set"))
+            },
+            **{key: (manifest.get(key), summary.get(key)) for key in ("run", "name", "engine")},
+        }
+        for key, (one, other) in said.items():
+            if one != other:
+                yield failed("scenario", SUMMARY, f"{key} = {other!r:.80}; the manifest has {one!r:.80}")
+        if manifest.get("seed") != values.get("seed"):
+            yield failed(
+                "scenario", MANIFEST, f"seed = {manifest.get('seed')!r:.40}; its scenario has another"
+            )
+
+    def _rerun(self, scenarios: list[Scenario], found: list[tuple[Start, Rerun]]) -> Iterator[Check]:
+        if not scenarios:
+            raise NotCheckedError("the scenario cannot be read here: see above")
+        start = start_of(self.files, scenarios[0], self.allowed)
+        rerun = Rerun.of(self.files, start)
+        found.append((start, rerun))
+        first = "x₁ follows from the scenario" if start.derived else "x₁ as the first checkpoint has it"
+        yield passed(
+            "replay", "log", f"taken again to t = {rerun.server.updates} by {_algorithm(start)}; {first}"
+        )
+
+    def _model_alone(self) -> Iterator[Check]:
+        tensors, _ = final_model(self.files)
+        if not all(map(_finite, tensors.values())):
+            raise UnreadableError(MODEL, "numbers that are not finite")
+        raise NotCheckedError("without a log the model is only read, not replayed")
+
+
+def _finite(tensor: object) -> bool:
+    return bool(np.isfinite(np.asarray(tensor)).all())
+
+
+def _algorithm(start: Start) -> str:
+    return start.scenario.algorithm.name

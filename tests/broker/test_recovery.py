@@ -1,0 +1,125 @@
+"""A cloud that is killed goes on: at every step between log and reply, and at random instants."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from common.records.log_reader import LogReader
+from experiments.recovery import Fault, killed_run
+from mapa.brokers import Broker
+from tests.broker.test_records_fail import lab
+from tests.broker.test_run_endings import only_run
+from tests.program_support import PATIENCE, eventually, journal_has
+from tests.program_support import run_mapa as mapa
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+STEPS = [
+    *(Fault(point, 40) for point in ("logged", "applied", "replied", "torn")),
+    *(Fault(point, 2) for point in ("checkpoint-half", "checkpoint-written", "renamed", "segment")),
+    *(Fault(point, 1) for point in ("checkpoint-half", "renamed")),  # while it resumes
+]
+
+
+@pytest.mark.slow
+def test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was(tmp_path: Path) -> None:
+    outcome = killed_run(tmp_path, faults=STEPS, seed=5, updates=1000)
+    assert outcome.kills == len(STEPS)
+    (run,) = (tmp_path / "runs").iterdir()
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    torn = [event["torn_bytes"] for event in events if event["event"] == "resumed"]
+    assert sum(size > 0 for size in torn) == 1
+    said = "".join(path.read_text() for path in tmp_path.glob("cloud-*.log"))
+    assert said.count("a torn record, which was never answered, is cut off") == 1
+
+
+@pytest.mark.slow
+def test_a_cloud_that_waits_for_the_disk_goes_on_too(tmp_path: Path) -> None:
+    faults = [Fault(point, 20) for point in ("logged", "applied", "torn")]
+    settings = ('records.durability="power"', "records.keep_gradients=true")
+    killed_run(tmp_path, faults=faults, seed=6, updates=200, settings=settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_thirty_kills_at_random_instants_lose_nothing(tmp_path: Path, seed: int) -> None:
+    outcome = killed_run(tmp_path, kills=int(os.environ.get("MAPA_KILLS", "30")) // 2, seed=seed, updates=700)
+    assert outcome.summary["final_accuracy"] > 0.7  # undisturbed: 0.82 … 0.84
+
+
+def test_resuming_is_refused_where_it_makes_no_sense(mosquitto: Broker, tmp_path: Path) -> None:
+    reached = ["--broker", str(mosquitto.address)]
+    with lab(mosquitto, tmp_path) as (cloud, _):
+        eventually(lambda: journal_has(tmp_path / "runs", '"gradient_applied"'), "an update")
+        run = str(only_run(tmp_path / "runs"))
+        alive = mapa("cloud", "--resume", run, *reached)
+        assert alive.returncode == 2
+        assert "another program is writing this run's records" in alive.stderr
+        changed = mapa("cloud", "--resume", run, *reached, "--edges", "3")
+        assert changed.returncode == 2
+        assert "a run goes on as it began" in changed.stderr
+        other = mapa("cloud", "--resume", run, *reached, "--run", "other")
+        assert other.returncode == 2
+        assert "the run that is resumed is called 'lab'" in other.stderr
+        cloud.send_signal(signal.SIGINT)
+        cloud.wait(PATIENCE)
+    ended = mapa("cloud", "--resume", run, *reached)
+    assert ended.returncode == 130
+    assert "has ended, interrupted: nothing to resume" in ended.stderr
+
+
+def test_a_full_disk_stops_the_run_and_with_room_it_goes_on(mosquitto: Broker, tmp_path: Path) -> None:
+    settings = ("--set", "iterations=300", "--set", "model.name=softmax")
+    with lab(mosquitto, tmp_path, *settings, limit=1_500_000) as (cloud, edges):
+        _, said = cloud.communicate(timeout=PATIENCE)
+        assert cloud.returncode == 1, said
+        assert "Traceback" not in said
+        run = only_run(tmp_path / "runs")
+        assert "000001.seg: cannot be written: File too large; the run has stopped" in said
+        assert f"make room, then go on with mapa cloud --resume {run} --broker" in said
+        assert not (run / "summary.json").exists()
+        reader = LogReader(run)
+        logged = sum(entry.kind == 1 for entry in reader)
+        assert reader.torn is None
+        assert 0 < logged < 300
+        assert edges.poll() is None  # they wait for their cloud
+        again = mapa("cloud", "--resume", str(run), "--broker", str(mosquitto.address))
+        assert again.returncode == 0, again.stderr
+        assert f"resumed at t = {logged + 1}: " in again.stderr
+        _, heard = edges.communicate(timeout=PATIENCE)
+        assert edges.returncode == 0, heard
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [event["t"] for event in events if event["event"] == "gradient_applied"] == list(range(1, 301))
+
+
+def test_a_run_that_was_killed_on_its_way_out_gets_its_summary(mosquitto: Broker, tmp_path: Path) -> None:
+    """Between the halt and the summary a run has ended, and nobody has said so."""
+    with lab(mosquitto, tmp_path, "--set", "iterations=60") as (cloud, edges):
+        assert cloud.wait(PATIENCE) == 0
+        assert edges.wait(PATIENCE) == 0
+    run = only_run(tmp_path / "runs")
+    before = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").unlink()
+    (run / "model.safetensors").unlink()
+    again = mapa("cloud", "--resume", str(run), "--broker", str(mosquitto.address))
+    assert again.returncode == 0, again.stderr
+    after = json.loads((run / "summary.json").read_text())
+    for key in ("updates", "final_accuracy", "staleness", "stages", "edges", "evaluations", "releases"):
+        assert after[key] == before[key], key
+    halted = [line for line in (run / "events.jsonl").read_text().splitlines() if '"halted"' in line]
+    assert len(halted) == 1
+
+
+def test_without_the_log_only_the_last_checkpoints_and_their_segments_stay(
+    mosquitto: Broker, tmp_path: Path
+) -> None:
+    settings = ("--set", "records.keep_gradients=false", "--set", "iterations=100")
+    with lab(mosquitto, tmp_path, *settings) as (cloud, _):
+        assert cloud.wait(PATIENCE) == 0
+    run = only_run(tmp_path / "runs")
+    assert not (run / "log").exists()
+    assert len(list((run / "checkpoints").iterdir())) in (1, 2)

@@ -1,0 +1,461 @@
+"""mapa verify: a run and its bundle pass; whoever changes anything, hashes made right or not, is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load, save
+
+from common.records.checkpoint import pack, unpack
+from common.records.rundir import ordered
+from mapa.verification.bundle import make_bundle, read_bundle
+from mapa.verification.check import Status
+from mapa.verification.verify import Verification
+from tests.program_support import Mapa
+from tests.verification_support import (
+    OWN_MODEL,
+    PRIVATE,
+    edit_json,
+    entries_of,
+    failures,
+    gradients_in,
+    logged_run,
+    nudged,
+    parts_of,
+    rewritten,
+    with_entries,
+)
+
+SEGMENT, SUMMARY, EVENTS, MODEL = (
+    "run/log/000001.seg",
+    "run/summary.json",
+    "run/events.jsonl",
+    "run/model.safetensors",
+)
+STATE, ARRAYS = "run/checkpoints/000001/state.json", "run/checkpoints/000001/arrays.safetensors"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A seeded run over a network that loses and doubles messages."""
+    return logged_run(tmp_path_factory.mktemp("runs"), share=0.2)
+
+
+@pytest.fixture(scope="module")
+def bundle(run: Path) -> Path:
+    out = run.parent / "seeded.mapa.zip"
+    make_bundle(run, out, (), not_private=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def private_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return logged_run(tmp_path_factory.mktemp("private"), **PRIVATE)
+
+
+@pytest.fixture(scope="module")
+def private_bundle(private_run: Path) -> Path:
+    out = private_run.parent / "private.mapa.zip"
+    make_bundle(private_run, out, (), not_private=False)
+    return out
+
+
+def verified(mapa: Mapa, *words: object) -> tuple[int, dict[str, Any]]:
+    done = mapa("verify", *map(str, words), "--json")
+    return done.code, json.loads(done.out)
+
+
+def of_status(document: dict[str, Any], status: str) -> set[str]:
+    return {check["name"] for check in document["checks"] if check["status"] == status}
+
+
+@pytest.mark.parametrize("subject", ["run", "bundle", "private_run", "private_bundle"])
+def test_what_nobody_has_changed_passes(mapa: Mapa, subject: str, request: pytest.FixtureRequest) -> None:
+    code, document = verified(mapa, request.getfixturevalue(subject))
+    assert code == 0, failures(document)
+    assert document["passed"]
+    names = of_status(document, "passed")
+    assert names >= {"scenario", "log", "replay", "continuity", "exactly once", "events", "summary"}
+    assert names >= {"evaluations", "ledgers", "releases", "ε", "model"}
+    assert ({"zip", "hashes", "manifest"} <= names) == ("bundle" in subject)
+    assert of_status(document, "not checked") == {"shard sizes", "metrics"}
+
+
+def test_the_table_names_checks_parts_and_what_was_not_checked(mapa: Mapa, bundle: Path) -> None:
+    done = mapa("verify", str(bundle))
+    assert done.code == 0
+    for words in ("exactly once", "run/model.safetensors", "bit for bit", "not checked", "accounted again"):
+        assert words in done.out
+    assert "\x1b" not in done.out
+
+
+def test_one_bit_flipped_in_each_part_is_found_and_the_part_named(
+    mapa: Mapa, bundle: Path, tmp_path: Path
+) -> None:
+    whole, parts = bundle.read_bytes(), parts_of(bundle)
+    at = 0
+    for name, content in parts.items():
+        begin = whole.index(content, at)
+        for place in (begin, begin + len(content) // 2, begin + len(content) - 1):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << place % 8
+            (tmp_path / "flipped.zip").write_bytes(flipped)
+            code, document = verified(mapa, tmp_path / "flipped.zip")
+            assert code == 1, (name, place)
+            assert name in failures(document), (name, place)
+        at = begin + len(content)
+
+
+def test_one_bit_flipped_anywhere_is_found_and_the_part_named(bundle: Path, tmp_path: Path) -> None:
+    """The file's own checks alone: every 97th byte, and all of the first header and of the directory."""
+    whole, parts = bundle.read_bytes(), parts_of(bundle)
+    owner, at = [], 0
+    for name, content in parts.items():
+        size = 30 + len(name) + len(content)
+        owner += [name] * size
+        at += size
+    for name in parts:
+        owner += [name] * (46 + len(name))
+    owner += ["zip directory"] * (len(whole) - len(owner))
+    assert len(owner) == len(whole)
+    path = tmp_path / "flipped.zip"
+    for place in {*range(0, len(whole), 97), *range(60), *range(at, len(whole))}:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        named = [check.part for check in read_bundle(path).checks if check.status is Status.FAILED]
+        assert any(part.startswith(owner[place]) or f"'{owner[place]}'" in part for part in named), (
+            place,
+            owner[place],
+            named,
+        )
+
+
+@pytest.mark.parametrize("cut", [1, 22, 500, 0.5])
+def test_a_bundle_that_is_cut_off_or_goes_on_is_found(
+    mapa: Mapa, bundle: Path, tmp_path: Path, cut: float
+) -> None:
+    whole = bundle.read_bytes()
+    keep = len(whole) - int(cut) if cut >= 1 else int(len(whole) * cut)
+    (tmp_path / "cut.zip").write_bytes(whole[:keep])
+    assert verified(mapa, tmp_path / "cut.zip")[0] == 1
+    (tmp_path / "long.zip").write_bytes(whole + b"\0" * int(max(cut, 1)))
+    assert verified(mapa, tmp_path / "long.zip")[0] == 1
+
+
+def test_what_is_neither_bundle_nor_run_exits_with_2(mapa: Mapa, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"no zip at all, but of some length")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    for name in ("other", "empty", "folder", "missing"):
+        done = mapa("verify", str(tmp_path / name))
+        assert done.code == 2, name
+        assert not done.out
+
+
+# -- changes by somebody who makes the hashes right again ---------------------------------------------------
+
+Change = Callable[[dict[str, bytes]], None]
+
+
+def change_log(change: Callable[[list[Any]], None]) -> Change:
+    def edit(parts: dict[str, bytes]) -> None:
+        entries = entries_of(parts[SEGMENT])
+        change(entries)
+        parts[SEGMENT] = with_entries(parts[SEGMENT], entries)
+
+    return edit
+
+
+def nudge_a_gradient(entries: list[Any]) -> None:
+    place = gradients_in(entries)[20]
+    entries[place] = nudged(entries[place])
+
+
+def drop_a_record(entries: list[Any]) -> None:
+    del entries[gradients_in(entries)[10]]
+
+
+def drop_the_last(entries: list[Any]) -> None:
+    del entries[gradients_in(entries)[-1] :]
+
+
+def double_a_record(entries: list[Any]) -> None:
+    place = gradients_in(entries)[10]
+    entries.insert(place, entries[place])
+
+
+def swap_two(entries: list[Any]) -> None:
+    one, other = gradients_in(entries)[10:12]
+    entries[one], entries[other] = entries[other], entries[one]
+
+
+def swap_two_and_their_t(entries: list[Any]) -> None:
+    swap_two(entries)
+    one, other = gradients_in(entries)[10:12]
+    first, second = entries[other].t, entries[one].t
+    entries[one], entries[other] = entries[one]._replace(t=first), entries[other]._replace(t=second)
+
+
+def forget_a_hello(entries: list[Any]) -> None:
+    del entries[0]
+
+
+def change_the_model(parts: dict[str, bytes]) -> None:
+    tensors = {name: np.array(tensor) for name, tensor in load(parts[MODEL]).items()}
+    for tensor in tensors.values():
+        tensor.reshape(-1)[0] += 1e-3
+    size = int.from_bytes(parts[MODEL][:8], "little")
+    metadata = json.loads(parts[MODEL][8 : 8 + size])["__metadata__"]
+    parts[MODEL] = ordered(save(tensors, metadata=metadata))
+
+
+def change_a_block(parts: dict[str, bytes]) -> None:
+    content = bytearray(parts[MODEL])
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    name = next(key for key in header if key not in ("x", "__metadata__"))
+    content[8 + size + header[name]["data_offsets"][0]] ^= 1
+    parts[MODEL] = bytes(content)
+
+
+def in_summary(change: Callable[[dict[str, Any]], object]) -> Change:
+    return lambda parts: edit_json(parts, SUMMARY, lambda value: change(value) and None)
+
+
+def in_events(old: bytes, new: bytes) -> Change:
+    def edit(parts: dict[str, bytes]) -> None:
+        assert old in parts[EVENTS]
+        parts[EVENTS] = parts[EVENTS].replace(old, new, 1)
+
+    return edit
+
+
+def drop_a_segment(parts: dict[str, bytes]) -> None:
+    del parts[SEGMENT]
+
+
+def shrink_a_ledger(parts: dict[str, bytes]) -> None:
+    edit_json(parts, "ledgers/000001.json", lambda value: value.update(releases=value["releases"] - 3))
+
+
+def rename_a_ledger(parts: dict[str, bytes]) -> None:
+    edit_json(parts, "ledgers/000001.json", lambda value: value.update(edge_id="e" * 32))
+
+
+def begin_elsewhere(parts: dict[str, bytes]) -> None:
+    """Let the run begin at another x₁, with the checkpoint's own checksums right."""
+    state = unpack(parts[STATE], parts[ARRAYS])
+    state["server"]["model"] = state["server"]["model"] + np.float32(1)
+    parts[STATE], parts[ARRAYS] = pack(state)
+
+
+def begin_with_an_edge(parts: dict[str, bytes]) -> None:
+    state = unpack(parts[STATE], parts[ARRAYS])
+    state["server"]["t"] = 2
+    parts[STATE], parts[ARRAYS] = pack(state)
+
+
+def forget_the_seed(parts: dict[str, bytes]) -> None:
+    edit_json(parts, "run/manifest.json", lambda value: value["scenario"].update(seed=None))
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (change_log(nudge_a_gradient), MODEL),
+        (change_log(drop_a_record), SEGMENT),
+        (change_log(drop_the_last), SUMMARY),
+        (change_log(double_a_record), SEGMENT),
+        (change_log(swap_two), SEGMENT),
+        (change_log(swap_two_and_their_t), EVENTS),
+        (change_log(forget_a_hello), SEGMENT),
+        (change_the_model, MODEL),
+        (change_a_block, MODEL),
+        (in_summary(lambda s: s.update(updates=s["updates"] + 1)), SUMMARY),
+        (in_summary(lambda s: s["edges"][0].update(applied=1)), SUMMARY),
+        (in_summary(lambda s: s["staleness"].update(max=0)), SUMMARY),
+        (in_summary(lambda s: s["stages"][0].update(learning_rate=1.0)), SUMMARY),
+        (in_summary(lambda s: s["releases"].__setitem__(0, 1)), SUMMARY),
+        (in_summary(lambda s: s.update(final_accuracy=0.999)), SUMMARY),
+        (in_summary(lambda s: s["evaluations"][-1].update(accuracy=0.999)), SUMMARY),
+        (in_summary(lambda s: s.update(seed=8)), SUMMARY),
+        (in_summary(lambda s: s["refused"].update(norm=3)), SUMMARY),
+        (in_events(b'"staleness": 2', b'"staleness": 1'), EVENTS),
+        (in_events(b'"event": "edge_joined"', b'"event": "edge_jumped"'), EVENTS),
+        (shrink_a_ledger, "ledgers/000001.json"),
+        (rename_a_ledger, "ledgers/000001.json"),
+        (begin_elsewhere, ARRAYS),
+        (begin_with_an_edge, STATE),
+        (forget_the_seed, "run/manifest.json"),
+    ],
+)
+def test_a_change_with_right_hashes_is_found_by_what_the_parts_say(
+    mapa: Mapa, bundle: Path, change: Change, part: str
+) -> None:
+    code, document = verified(mapa, rewritten(bundle, change))
+    assert code == 1
+    assert part in failures(document), failures(document)
+    assert of_status(document, "passed") >= {"zip", "hashes"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda privacy: privacy.update(epsilon=privacy["epsilon"] * 0.99),
+        lambda privacy: privacy["edges"][1].update(epsilon=privacy["edges"][1]["epsilon"] / 2),
+        lambda privacy: privacy.update(delta=1e-9),
+        lambda privacy: privacy["words"].__setitem__(0, "Everything is private."),
+        lambda privacy: privacy["edges"][0].update(noise_multiplier=8.0),
+        lambda privacy: privacy["edges"][0].update(releases=1),
+        lambda privacy: privacy.update(reproducible_noise=True),
+    ],
+)
+def test_an_epsilon_that_the_releases_do_not_have_is_found(
+    mapa: Mapa, private_bundle: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    edited = rewritten(private_bundle, in_summary(lambda s: change(s["privacy"])))
+    code, document = verified(mapa, edited)
+    assert code == 1
+    assert failures(document)[SUMMARY].startswith("ε: privacy")
+
+
+def test_a_bundle_of_a_run_that_is_not_private_cannot_say_that_it_is(mapa: Mapa, bundle: Path) -> None:
+    assert b'"private": false' in parts_of(bundle)["manifest.json"]
+    edited = rewritten(bundle, lambda _: None, private=True, not_private=[])
+    code, document = verified(mapa, edited)
+    assert code == 1
+    assert "manifest.json" in failures(document)
+
+
+# -- other people's bundles ---------------------------------------------------------------------------------
+
+
+def test_code_that_a_bundle_names_is_imported_only_where_it_is_allowed(
+    mapa: Mapa, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted.py").write_text("from pathlib import Path\nPath('imported').touch()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for table, key in (("algorithm", "name"), ("privacy", "noise"), ("model", "name"), ("data", "set")):
+        edited = rewritten(
+            bundle,
+            lambda parts, table=table, key=key: edit_json(  # type: ignore[misc]
+                parts,
+                "run/manifest.json",
+                lambda value: value["scenario"][table].update({key: "planted:Any"}),
+            ),
+        )
+        verified(mapa, edited)
+        assert not (tmp_path / "imported").exists(), (table, key)
+
+
+def test_a_run_with_an_algorithm_of_its_own_is_checked_once_it_is_allowed(mapa: Mapa, tmp_path: Path) -> None:
+    name = "tests.algorithms.fedbuff:FedBuff"
+    path = logged_run(tmp_path, algorithm={"name": name, "rate": 0.2, "size": 3})
+    code, document = verified(mapa, path)
+    assert code == 0
+    assert of_status(document, "not checked") >= {"scenario", "replay"}
+    assert "--allow tests.algorithms.fedbuff:FedBuff" in json.dumps(document)
+    code, document = verified(mapa, path, "--allow", name)
+    assert code == 0, failures(document)
+    assert "model" in of_status(document, "passed")
+
+
+def test_a_model_of_one_s_own_is_replayed_without_its_code(mapa: Mapa, tmp_path: Path) -> None:
+    """x₁ was drawn without a seed: the first checkpoint has it."""
+    path = logged_run(tmp_path, model={"name": OWN_MODEL}, **PRIVATE)
+    code, document = verified(mapa, path)
+    assert code == 0, failures(document)
+    told = {(check["name"], check["status"]): check["detail"] for check in document["checks"]}
+    assert "x₁ as the first checkpoint has it" in told["replay", "passed"]
+    assert "bit for bit" in told["model", "passed"]
+    assert "named blocks" in told["model", "not checked"]
+    code, document = verified(mapa, path, "--allow", OWN_MODEL)
+    assert code == 0
+    assert ("model", "not checked") not in {(one["name"], one["status"]) for one in document["checks"]}
+
+
+def test_a_run_without_its_log_says_what_was_not_checked(mapa: Mapa, tmp_path: Path) -> None:
+    path = logged_run(tmp_path, keep=False)
+    assert not (path / "log").exists()
+    code, document = verified(mapa, path)
+    assert code == 0
+    assert of_status(document, "not checked") >= {"log", "model"}
+
+
+def test_ledgers_that_stayed_on_their_edges_are_not_checked(mapa: Mapa, bundle: Path) -> None:
+    def keep_one(parts: dict[str, bytes]) -> None:
+        del parts["ledgers/000001.json"], parts["ledgers/000002.json"]
+
+    code, document = verified(mapa, rewritten(bundle, keep_one))
+    assert code == 0
+    told = [check for check in document["checks"] if check["name"] == "ledgers"]
+    assert [(check["status"], check["detail"][:10]) for check in told] == [
+        ("passed", "released ≥"),
+        ("not checked", "of 2 edges"),
+    ]
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**30), 10**30),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_nothing_in_a_record_of_somebody_else_raises(bundle: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["run/manifest.json", SUMMARY, "ledgers/000001.json"]))
+
+    def edit(parts: dict[str, bytes]) -> None:
+        value = whole = json.loads(parts[name])
+        for _ in range(4):
+            key = data.draw(st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value))))
+            inner = value[key]
+            if not inner or not isinstance(inner, dict | list) or data.draw(st.booleans()):
+                break
+            value = inner
+        if data.draw(st.booleans()) and isinstance(value, dict):
+            del value[key]
+        else:
+            value[key] = data.draw(VALUES)
+        parts[name] = json.dumps(whole).encode()
+
+    assert list(Verification.of(rewritten(bundle, edit), frozenset()).checks())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": 1, "a": 2}',
+        b"[" * 100_000,
+        b'{"a": ' * 50 + b"1" + b"}" * 50,
+        b'{"a": ' + b"9" * 10_000 + b"}",
+        b"\xff\xfe",
+        b"[]",
+        b"",
+    ],
+)
+@pytest.mark.parametrize("name", ["run/manifest.json", SUMMARY, EVENTS])
+def test_json_that_is_none_is_named(mapa: Mapa, bundle: Path, content: bytes, name: str) -> None:
+    if name == EVENTS and not content:
+        content = b"\n"
+    edited = rewritten(bundle, lambda parts: parts.update({name: content}))
+    code, document = verified(mapa, edited)
+    assert code == 1
+    assert name in failures(document)
