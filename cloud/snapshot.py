@@ -87,7 +87,7 @@ class ValueCodec:
                 return self._classes[plain["type"]][plain["name"]]  # type: ignore[index]  # an Enum
             case "made":
                 cls = self._classes[plain["type"]]
-                made = object.__new__(cls)  # exactly the fields: nothing is computed anew
+                made: Any = object.__new__(cls)  # exactly the fields: nothing is computed anew
                 for name, field in plain["fields"].items():
                     object.__setattr__(made, name, self.value(field))
                 return made
@@ -140,7 +140,7 @@ def restore_server(server: CloudServer, state: Mapping[str, Any], made: type[Alg
     server.moment, server.longest = state["moment"], state["longest"]
     server.terms = replace(server.terms, edges_at_least=state["edges_at_least"])
     halted = state["halted"]
-    server.halted = None if halted is None else Halt(*halted, server.incarnation)
+    server.halted = None if halted is None else Halt(halted[0], halted[1], server.incarnation)
     server.model = model
     server.schedule = ValueCodec(made).value(state["schedule"])
     accounts = [_account_from(one, server) for one in state["edges"]]

@@ -182,9 +182,9 @@ def open_cloud(
             directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
         except RecordsError as error:
             records.fail(error)
-        for service in started if records.failure is not None else ():
-            if service.halted is None:
-                raise records.failure  # unrecorded updates would be releases that no record shows
+        running = any(service.halted is None for service in started)
+        if records.failure is not None and running:
+            raise records.failure  # unrecorded updates would be releases that no record shows
         view.refresh()
 
     channel = MqttChannel(
