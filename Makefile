@@ -49,6 +49,7 @@ EDGES ?=
 images:  ## build the images of cloud and edges
 	docker compose build --quiet cloud edge
 	EDGE_TARGET=edge EDGE_IMAGE=mapa-edge docker compose build --quiet edge
+	EDGE_TARGET=edge-torch EDGE_IMAGE=mapa-edge-torch docker compose build --quiet edge
 
 images-offline:  ## build them without a registry: base, broker and torch from local packages (root)
 	docker/offline/images.sh

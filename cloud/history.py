@@ -26,7 +26,7 @@ from common.wire.v1 import HEADER_BYTES
 
 EVERY_BYTES = 1 << 27  # of log between two checkpoints
 EVERY_SECONDS = 30.0  # between two checkpoints, where something happened
-_SHARE = 50  # checkpoints take at most one part in so many of the time
+_SHARE = 50  # checkpoints take at most one part in so many of the time, unless twice EVERY_BYTES wait
 _NOBODY = EdgeId("")
 _KEEP_BELOW = 10**9  # bytes: a log that stays below is kept unless the scenario says otherwise
 
@@ -90,7 +90,8 @@ class History:
         """Write a checkpoint where enough was logged since the last, and begin the next segment behind it."""
         now, log = time.monotonic(), self.log
         due = log.size >= EVERY_BYTES or now >= self._last + EVERY_SECONDS
-        if not due or not log.records or now < self._not_before or self._stuck:
+        soon = now < self._not_before and log.size < 2 * EVERY_BYTES
+        if not due or soon or not log.records or self._stuck:
             return
         try:
             self._begin_segment(log.segment + 1)
@@ -99,7 +100,7 @@ class History:
             self._say(f"{error}; no further checkpoints: a resume reads the log from here on")
 
     def _begin_segment(self, number: int) -> None:
-        began = time.monotonic()
+        began = time.thread_time()
         self.checkpoints.write(number, self.state())
         self.at("renamed")
         if self._log is None:
@@ -111,7 +112,7 @@ class History:
         if not self.keep:
             self._log.remove_before(self.checkpoints.oldest_needed())
         self._last = now = time.monotonic()
-        self._not_before = now + _SHARE * (now - began)
+        self._not_before = now + _SHARE * (time.thread_time() - began)
 
     def finish(self) -> None:
         """End with the run: a last checkpoint stays, and the log where it is kept."""

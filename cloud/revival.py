@@ -162,6 +162,7 @@ def _move_clock(service: CloudService, seconds: float) -> None:
     """Let the run's clock go on at so many seconds: the time that no cloud was there does not count."""
     now = service.loop.now()
     service.records.write()
+    service.records.count_left_out()
     service.records.began = began = now - seconds
     if service.first_update is not None:
         service.first_update += began

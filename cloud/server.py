@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import numpy as np
 
@@ -40,7 +40,8 @@ _FLOAT32 = np.dtype(np.float32)
 _REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
 
 
-class _Admitted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Admitted:
     """What a hello that is welcomed gets."""
 
     index: int  # k
@@ -169,7 +170,7 @@ class CloudServer:
             if judged is not None:
                 yield judged
             return
-        index, law, moment = judged
+        index, law, moment = judged.index, judged.law, judged.moment
         account = self.edges.get(hello.edge_id)
         returned = account is not None
         if account is None:

@@ -65,7 +65,7 @@ from common.wire.topics import (
 _RECORD_EVERY = 0.25  # seconds between two batches of records
 _AGAIN = 0.1  # seconds until a message that the channel did not accept is published again
 _RESTORE = 0.25  # seconds until what we retain is retained again, however many messages call for it
-_WAITING_MODELS = 1 << 28  # bytes of models that may wait for their evaluation
+_WAITING_MODELS = 1 << 26  # bytes of models that may wait for their evaluation
 _COMPLAINTS = 50  # messages that get a line for the operator: anybody can send any number
 _RETURN = (
     10  # times silent_after that an edge which is only away may take to come back to a run without budgets

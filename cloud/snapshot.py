@@ -87,7 +87,7 @@ class ValueCodec:
                 return self._classes[plain["type"]][plain["name"]]  # type: ignore[index]  # an Enum
             case "made":
                 cls = self._classes[plain["type"]]
-                made = object.__new__(cls)  # exactly the fields: nothing is computed anew
+                made: Any = object.__new__(cls)  # exactly the fields: nothing is computed anew
                 for name, field in plain["fields"].items():
                     object.__setattr__(made, name, self.value(field))
                 return made

@@ -16,6 +16,7 @@ from typing import Any
 from common.dotted import import_named, names_in
 from common.errors import ConfigurationError, MapaError
 from common.options import Option, Value, options_of, resolved
+from common.own_code import given_object
 
 _HOME = "cloud.algorithms"
 _KEY = "algorithm.name"
@@ -75,9 +76,14 @@ def algorithm_names() -> tuple[str, ...]:
     return names_in(_HOME)
 
 
-@cache
 def describe(name: str) -> Description:
     """Return what the algorithm says of itself; ConfigurationError where there is none, or it says too little."""
+    given = given_object(name)  # never kept: a notebook may give another class of the same name
+    return _described(name) if given is None else description_of(name, given)
+
+
+@cache
+def _described(name: str) -> Description:
     return description_of(name, import_named(name, _KEY, _HOME, "ALGORITHM", algorithm_names()))
 
 

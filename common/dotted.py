@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
-import re
 from collections.abc import Collection
 from typing import Any
 
 from common.errors import ConfigurationError
-
-_FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+from common.own_code import DOTTED, given_object
 
 
 def is_dotted(name: str) -> bool:
@@ -39,7 +37,9 @@ def import_named(name: str, key: str, package: str, attribute: str, names: Colle
 
 def import_dotted(path: str, key: str) -> Any:
     """Return what "package.module:Class" names; `key` is the configuration key that holds the path."""
-    if not _FORM.fullmatch(path):
+    if (given := given_object(path)) is not None:
+        return given
+    if not DOTTED.fullmatch(path):
         raise ConfigurationError(f'{key} = {path!r}: a dotted path must read "package.module:Class"')
     module_name, _, attribute = path.partition(":")
     try:

@@ -68,6 +68,7 @@ class EdgeClient:
     connect: Callable[[EdgeClient, LinkProfile | None], Channel]
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
+    data_dir: Path | None = None  # where a model may find weights
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     state_dir: Path = Path("state")  # where the operator finds this ledger
     own: OwnData | None = None  # records that this edge brings itself
@@ -96,6 +97,7 @@ class EdgeClient:
             self.load,
             self.own,
             renewable=self.renewable,
+            data_dir=self.data_dir,
             state_dir=self.state_dir,
         )
         self._outbox = Outbox(self.run, self.ledger)

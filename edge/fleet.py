@@ -113,6 +113,7 @@ class EdgeFleet:
             policy=self.settings.policy,
             ledger=SqliteLedger(slot.directory, named, accountant=max_charges_apart, siblings=siblings),
             load=self._load,
+            data_dir=self.settings.data_dir,
             loop=self.loop,
             connect=self._connect,
             say=self.say,

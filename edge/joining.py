@@ -38,6 +38,7 @@ class Joining:
     ledger: Ledger
     load: Callable[[Source], Dataset]
     own: OwnData | None = None  # records that this edge brings itself
+    data_dir: Path | None = None  # where a model may find weights
     preparation: Preparation | None = None
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     state_dir: Path = Path("state")  # where the operator finds this ledger
@@ -65,7 +66,9 @@ class Joining:
         if self._admission is not None:
             return self._compare(self._admission, admission)
         try:
-            self.preparation = prepare(admission, self.run, self.policy, self.ledger, self.load, self.own)
+            self.preparation = prepare(
+                admission, self.run, self.policy, self.ledger, self.load, self.own, data_dir=self.data_dir
+            )
         except OtherShardError as error:
             if self._wanted is not None:
                 return WelcomeDeclined(str(error))

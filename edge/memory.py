@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 from common.errors import ConfigurationError
 from common.models.linear import LinearModel
@@ -14,6 +15,13 @@ MEMORY_LIMIT_MB = 1024  # the largest scenario that is shipped takes 360 MB
 MEMORY_VARIABLE = "MAPA_EDGE_MEMORY_MB"  # the operator's own limit
 _COPIES = 8  # of x and of the gradient under way at once: received, clipped, noised, encoded, in the outbox
 _FLOAT = 4  # bytes
+
+
+@runtime_checkable
+class StatesItsMemory(Protocol):
+    """A model that says itself what the gradients of a batch take, as torch models do."""
+
+    def batch_bytes(self, batch: int) -> int: ...
 
 
 def memory_limit(environ: Mapping[str, str] = os.environ) -> int:
@@ -35,14 +43,17 @@ def check_model(scenario: Scenario, model: Model, images: Images) -> None:
     """Refuse a model that takes more than the limit with the features of this shard and with one batch.
 
     One record tells how large its features are. A model that is linear in its scores never forms the
-    b × N matrix of a batch's gradients; of any other it is assumed.
+    b × N matrix of a batch's gradients; a torch model says what it takes; of any other b × N is assumed.
     """
     rows, batch = len(images), min(scenario.batch_size, len(images))
     vectors = _COPIES * _FLOAT * model.dimension
     _require(vectors, scenario, rows)
     features = model.features(images[:1]).nbytes
-    row = 0 if isinstance(model, LinearModel) else _FLOAT * model.dimension
-    _require(images.nbytes + rows * features + batch * (features + row) + vectors, scenario, rows)
+    if isinstance(model, StatesItsMemory):
+        gradients = model.batch_bytes(batch)
+    else:
+        gradients = 0 if isinstance(model, LinearModel) else batch * _FLOAT * model.dimension
+    _require(images.nbytes + (rows + batch) * features + gradients + vectors, scenario, rows)
 
 
 def _require(needed: int, scenario: Scenario, rows: int) -> None:

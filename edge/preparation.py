@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -65,6 +66,8 @@ def prepare(
     ledger: Ledger,
     load: Callable[[Source], Dataset],
     own: OwnData | None = None,
+    *,
+    data_dir: Path | None = None,
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
     allowed = policy.allowed | {policy.noise or ""}  # whoever names a law by --noise allows it
@@ -96,7 +99,7 @@ def prepare(
     images, labels = dealt.samples.values(rows), dealt.samples.labels[rows]
     classes, target_range = dealt.classes, dealt.target_range
     del dealt  # the shard is all that an edge keeps; a model may need the room at once
-    model = model_for(scenario, shape, classes, target_range)
+    model = model_for(scenario, shape, classes, target_range, data_dir)
     check_model(scenario, model, images)
     ledger.open(account, replace_budget=policy.replace_budget)
     shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))

@@ -1,10 +1,13 @@
-"""What a file of your own needs: algorithms, models and data sets, and the types that they speak.
+"""What a file of your own needs: algorithms, models and data sets, and the types that they speak; and runs.
 
     import mapa
 
     class MyModel(mapa.TwoWayModel): ...
 
-Every name is loaded when it is first used, so `import mapa` is quick and never imports torch.
+    run = mapa.simulate("quickstart", seed=1, iterations=500)
+    run.metrics["accuracy"]
+
+Every name is loaded when it is first used, so `import mapa` is quick; only `TorchModel` and `torch_model` import torch.
 """
 
 from __future__ import annotations
@@ -23,8 +26,11 @@ if TYPE_CHECKING:
     from common.models.gradients import OuterGradients
     from common.models.linear import LinearModel, TwoWayModel
     from common.models.model import Block, Features, Images, Labels, Model, Targets, check_labels, layout
+    from common.models.torch_model import TorchModel, torch_model
     from common.problem import Problem
     from common.quantities import PerSampleGradients, Vector
+    from mapa.face import load_run, run, simulate
+    from mapa.run_result import Run
 
 _PLACES = {
     "cloud.algorithm": ("Algorithm", "StepSchedule", "Update", "descend", "option"),
@@ -46,8 +52,11 @@ _PLACES = {
         "check_labels",
         "layout",
     ),
+    "common.models.torch_model": ("TorchModel", "torch_model"),  # needs torch
     "common.problem": ("Problem",),
     "common.quantities": ("PerSampleGradients", "Vector"),
+    "mapa.face": ("load_run", "run", "simulate"),
+    "mapa.run_result": ("Run",),
 }
 _HOME = {name: module for module, names in _PLACES.items() for name in names}
 
@@ -73,9 +82,11 @@ __all__ = [
     "OuterGradients",
     "PerSampleGradients",
     "Problem",
+    "Run",
     "Samples",
     "StepSchedule",
     "Targets",
+    "TorchModel",
     "TwoWayModel",
     "Update",
     "Vector",
@@ -84,7 +95,11 @@ __all__ = [
     "descend",
     "initial_sensitivity",
     "layout",
+    "load_run",
     "option",
+    "run",
+    "simulate",
+    "torch_model",
 ]
 
 

@@ -17,6 +17,7 @@ from mapa.threads import one_thread
 
 # Loaded when asked for: an edge on a small board needs none of the others, and starts twice as fast.
 COMMANDS = {
+    "init": "mapa.commands.init:init_command",
     "simulate": "mapa.commands.simulate:simulate_command",
     "run": "mapa.commands.run:run_command",
     "cloud": "mapa.commands.cloud:cloud_command",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,7 @@ from common.transport.mqtt import MqttChannel
 from common.transport.routing import UNREAD, RetainedMessageError
 from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
-from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, WELCOME_LIMIT, bounded, packet_limit
+from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
 from mapa.live import View
 from mapa.run_parts import OwnFiles, RunParts, assemble
 
@@ -51,7 +52,7 @@ class Setting(RunParts):
             raise ConfigurationError(
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
-        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own)
+        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         ValueCodec(type(algorithm)).plain(algorithm)  # nor where no checkpoint could hold it
         return cls(parts.scenario, parts.dataset, parts.model, parts.rows)
@@ -59,7 +60,7 @@ class Setting(RunParts):
     @property
     def payload_bytes(self) -> int:
         """The largest message of the run, with a margin: what its broker must accept, and no more."""
-        return max(4 * self.model.dimension + 4096, WELCOME_LIMIT)
+        return payload_limit(self.model.dimension)
 
     @property
     def probe_bytes(self) -> int:
@@ -183,13 +184,9 @@ def open_cloud(
             directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
         except RecordsError as error:
             records.fail(error)
-        for service in started if records.failure is not None else ():
-            if service.halted is None:
-                # unrecorded updates would be releases that no record shows
-                if service.history is not None:
-                    raise records.failure
-                view.say(f"records can no longer be written, so the run ends: {records.failure}")
-                service.interrupt("failed")
+        failure = records.failure
+        if failure is not None and any(service.halted is None for service in started):
+            raise failure  # unrecorded updates would be releases that no record shows
         view.refresh()
 
     channel = MqttChannel(
@@ -307,7 +304,10 @@ def _probe_size(
 
 @contextlib.contextmanager
 def _signals(loop: SelectorLoop, interrupt: Callable[[], None]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM call `interrupt` in the loop's thread."""
+    """Let SIGINT and SIGTERM call `interrupt` in the loop's thread; in another than the main thread none comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {
         number: signal.signal(number, lambda *_: loop.post(interrupt))
         for number in (signal.SIGINT, signal.SIGTERM)

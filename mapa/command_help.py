@@ -8,6 +8,7 @@ _TRAINED = f"0 finished, 1 failed or diverged, {_WRONG}, 3 no edge has budget le
 
 HELP = {
     "mapa": ("mapa run quickstart", _DONE),
+    "init": ("mapa init my-project", _DONE),
     "simulate": (
         "mapa simulate quickstart --seed 1 --set algorithm.theta=0.7",
         f"0 finished, 1 diverged or no gradients pending, {_WRONG}, 130 interrupted (records are kept)",

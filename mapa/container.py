@@ -54,6 +54,8 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
         short = Path(scenario).name.removesuffix(".toml")  # the stem of …-0.1 would be …-0
         options.setdefault("MAPA_RUN", f"{short}-{secrets.token_hex(4)}")
         return ["cloud", scenario, *changes], options
+    if SCENARIOS.is_dir():
+        options.setdefault("MAPA_CODE", str(SCENARIOS))  # what --allow names may lie beside the scenario
     if "MAPA_RUN" not in options:
         options["MAPA_RUN"] = _run_of_this_host(environ)
     if "MAPA_EDGE_DATA" in options:

@@ -234,6 +234,8 @@ class ContainerRun:
         if service == "broker":
             more["healthcheck"] = _check(["mosquitto_pub", "-h", "127.0.0.1", "-t", "health", "-n"])
             more["tmpfs"] = {"/mosquitto/data": "", "/mosquitto/log": ""}
+            if _broker_files():
+                more["command"] = ["sh", "/mosquitto/config/start.sh"]
         else:
             more |= {
                 "user": f"{os.getuid()}:{os.getgid()}",
@@ -263,10 +265,7 @@ class ContainerRun:
 
     def _mounts(self, service: str) -> list[Any]:
         if service == "broker":
-            configuration = REPOSITORY / "docker" / "mosquitto" / "mosquitto.conf"
-            return (
-                [_bind(configuration, "/mosquitto/config/mosquitto.conf")] if configuration.is_file() else []
-            )
+            return [_bind(_BROKER / name, f"/mosquitto/config/{name}") for name in _broker_files()]
         mounts = [self._volume("state", "/state")] if service == "edge" else []
         mounts += [_bind(self.runs, "/runs", read_only=False)] if service == "cloud" else []
         mounts.append(self._volume("shared", "/shared"))
@@ -291,7 +290,13 @@ class ContainerRun:
 
 
 _HEALTH = ["python", "-I", "-S", "/usr/local/bin/mapa-health", "/run/mapa/health"]
+_BROKER = REPOSITORY / "docker" / "mosquitto"
 _SECOND = 1_000_000_000  # in the nanoseconds that the engine counts
+
+
+def _broker_files() -> list[str]:
+    """Return our configuration and start script; none where only the wheel is installed: the image has its own."""
+    return [name for name in ("mosquitto.conf", "start.sh") if (_BROKER / name).is_file()]
 
 
 def _check(command: list[str]) -> dict[str, Any]:

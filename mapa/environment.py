@@ -37,6 +37,7 @@ EDGE = (
     "NOISE",
     "LINK",
     "ALLOW",
+    "CODE",
     "ALLOW_SEED",
     "ACCOUNTS",
     "STATE_DIR",

@@ -112,10 +112,15 @@ def edge_arguments(
     arguments = [sys.executable, "-P", "-m", "mapa.cli", "edge"]
     arguments += ["--broker", str(broker), "--run", run, "--count", str(count)]
     arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
-    for name in (scenario.model.name, scenario.data.set, scenario.privacy.noise):
-        if is_dotted(name):
-            arguments += ["--allow", name]
+    for name in own_code(scenario):
+        arguments += ["--allow", name]
     return arguments
+
+
+def own_code(scenario: Scenario) -> list[str]:
+    """Return the dotted paths that an edge of this scenario imports; who starts both sides allows them."""
+    named = (scenario.model.name, scenario.data.set, scenario.privacy.noise)
+    return [name for name in named if is_dotted(name)]
 
 
 def one_thread_each() -> dict[str, str]:

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from cloud.evaluation import Evaluator
+from common.datasets.catalogue import describe, load_dataset
 from common.datasets.checksum import content_checksum
 from common.datasets.dataset import Dataset, Inputs, Labels, Samples
 from common.datasets.reading import read_samples
 from common.datasets.schema import DataSchema
 from common.datasets.source import LOCAL, Source
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, MapaError
 from common.models.model import Model
 from common.quantities import Indices
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
@@ -63,26 +64,31 @@ class OwnFiles:
     test: Path | None = None  # None: no metric is claimed
 
 
-def assemble(scenario: Scenario, load: Callable[[Source], Dataset], own: OwnFiles | None = None) -> RunParts:
+def assemble(
+    scenario: Scenario,
+    load: Callable[[Source], Dataset],
+    own: OwnFiles | None = None,
+    data_dir: Path | None = None,
+) -> RunParts:
     """Load the data, take the holdout, make the model, deal the shards; ConfigurationError where that cannot be.
 
     An edge does the same for itself (edge/preparation.py): it must not hold more than its own shard, and checks
     at each step what the cloud's scenario would cost it.
     """
     if scenario.data.set == LOCAL:
-        return _assemble_own(scenario, own)
+        return _assemble_own(scenario, own, data_dir)
     if own is not None:
         raise ConfigurationError(
             f"--data, --test-data: go with data.set = {LOCAL!r}, where edges bring records of their own, not with"
             f" {scenario.data.set!r}"
         )
     dataset = dataset_for(scenario, load)
-    model = model_for(scenario, dataset.shape, dataset.classes, dataset.target_range)
+    model = model_for(scenario, dataset.shape, dataset.classes, dataset.target_range, data_dir)
     rows = shards_for(scenario, dataset.train)
     return RunParts(calibrated(scenario, [len(shard) for shard in rows]), dataset, model, rows)
 
 
-def _assemble_own(scenario: Scenario, own: OwnFiles | None) -> RunParts:
+def _assemble_own(scenario: Scenario, own: OwnFiles | None, data_dir: Path | None) -> RunParts:
     """Take what is here of a run whose edges bring records of their own: all files in a simulation, else none."""
     schema, least = own_schema(scenario), least_records(scenario)
     if own is None or schema is None or least is None:
@@ -102,7 +108,7 @@ def _assemble_own(scenario: Scenario, own: OwnFiles | None) -> RunParts:
     parts = [part for part in (train, test) if part is not None and len(part)]
     checksum = content_checksum(*parts) if parts else ""
     dataset = Dataset(LOCAL, schema.shape, schema.classes, train, test, checksum, schema.target_range)
-    model = model_for(scenario, schema.shape, schema.classes, schema.target_range)
+    model = model_for(scenario, schema.shape, schema.classes, schema.target_range, data_dir)
     sizes = [len(shard) for shard in shards] or [least] * scenario.workers
     return RunParts(calibrated(scenario, sizes), dataset, model, rows)
 
@@ -116,3 +122,21 @@ def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:
         return Samples(np.concatenate([shard.values() for shard in shards]), labels)
     inputs: Inputs = np.concatenate([shard.inputs for shard in shards])
     return Samples(inputs, labels)
+
+
+def parameters_of(scenario: Scenario, data_dir: Path) -> int | None:
+    """Return N, without the data where their shape is known anyway; None: this machine cannot make the model."""
+    table = scenario.data.declared
+    try:
+        if table is not None:
+            declared = table.declared
+            return model_for(
+                scenario, declared.shape, declared.classes, declared.target_range, data_dir
+            ).dimension
+        known = {one.name: (one.shape, one.classes) for one in describe(data_dir) if one.classes}
+        if scenario.data.set in known:
+            return model_for(scenario, *known[scenario.data.set], data_dir=data_dir).dimension
+        dataset = load_dataset(scenario.data.source, data_dir)
+        return model_for(scenario, dataset.shape, dataset.classes, dataset.target_range, data_dir).dimension
+    except MapaError:
+        return None

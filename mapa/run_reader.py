@@ -74,13 +74,16 @@ def find_run(name: str, runs: Path) -> Path:
     raise ConfigurationError(f"run = {name!r}: no such run directory, here or under {runs}")
 
 
-def read_run(path: Path) -> RunRecords:
-    """Read a run. Without events.jsonl the evaluations come from the summary and have no times."""
+def read_run(path: Path, events: list[dict[str, Any]] | None = None) -> RunRecords:
+    """Read a run. Without events.jsonl the evaluations come from the summary and have no times.
+
+    `events` are those of `read_events`, where the caller has read them.
+    """
     run = RunRecords(path, _json(path / "manifest.json"), _json(path / "summary.json"))
     times: dict[int, float] = {}  # of updates
     when: dict[int, float] = {}  # of evaluations, where their update has none
     found: dict[int, dict[str, float | None]] = {}
-    for record in _lines(path / "events.jsonl"):
+    for record in read_events(path) if events is None else events:
         event, time = record.get("event"), record.get("time")
         if event == "gradient_applied":
             run.staleness[record["staleness"]] += 1

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law, laws_with
+from common.own_code import use_code_beside
 from common.scenario.scenario import Scenario, parse_scenario
 from common.transport.link import links_from_csv
 from mapa.figure_lines import FOLDER, PREFIX, line_of, values_of
 
 SHIPPED = Path(__file__).parent / "scenarios"
+CODE_KEYS = (("model", "name"), ("data", "set"), ("algorithm", "name"), ("privacy", "noise"))
 
 
 def shipped_names() -> list[str]:
@@ -47,9 +50,11 @@ def read_scenario(name: str) -> tuple[Path, dict[str, Any]]:
         )
     path = find_scenario(name)
     try:
-        return path, tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+    _find_code(values, path.parent)
+    return path, values
 
 
 def load_scenario(
@@ -62,14 +67,32 @@ def load_scenario(
         values["seed"] = seed
     if edges is not None:
         values["edges"] = edges
+    return path.stem, checked_scenario(values, path.parent, changed)
+
+
+def checked_scenario(values: dict[str, Any], folder: Path, changed: Mapping[str, Any]) -> Scenario:
+    """Check a scenario's values as a whole. `folder` is its file's; `changed` are the keys that the user set.
+
+    What the scenario names is looked for in that folder: its code, after all that is installed, and its files;
+    a file that the user set, where the user is.
+    """
     _drop_the_other_parameter(values, changed)
-    # a file that the scenario names lies beside it; one that --set names, where the user is
+    _find_code(values, folder)
     delays, links = values.get("delays"), values.get("links")
     if isinstance(delays, dict) and isinstance(delays.get("file"), str) and "delays.file" not in changed:
-        delays["file"] = str(path.parent / delays["file"])
+        delays["file"] = str(folder / delays["file"])
     if isinstance(links, str):
-        values["links"] = _link_tables(Path(links) if "links" in changed else path.parent / links)
-    return path.stem, parse_scenario(values)
+        values["links"] = _link_tables(Path(links) if "links" in changed else folder / links)
+    return parse_scenario(values)
+
+
+def _find_code(values: Mapping[str, Any], folder: Path) -> None:
+    """Let the classes of the user's own be found beside the scenario that names them."""
+    for table, key in CODE_KEYS:
+        found = values.get(table)
+        name = found.get(key) if isinstance(found, dict) else None
+        if isinstance(name, str) and is_dotted(name):
+            use_code_beside(name, folder, f"{table}.{key}")
 
 
 def changed_by(values: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
@@ -122,7 +145,7 @@ def _apply(values: dict[str, Any], key: str, text: str) -> Any:
     return table[last]
 
 
-def _drop_the_other_parameter(values: dict[str, Any], changed: dict[str, Any]) -> None:
+def _drop_the_other_parameter(values: dict[str, Any], changed: Mapping[str, Any]) -> None:
     """Changing the noise law leaves the file's parameter of the old law without meaning: drop it."""
     privacy = values.get("privacy")
     if not isinstance(privacy, dict) or not any(key.startswith("privacy.") for key in changed):

@@ -17,7 +17,8 @@ from cloud.history import History
 from cloud.revival import begin_history
 from common.datasets.dataset import Dataset
 from common.messages import GradientArrived
-from common.quantities import NoisyGradient
+from common.models.linear import Softmax
+from common.quantities import NoisyGradient, Vector
 from common.records.log_format import HEAD_BYTES, Entry, Kind, pack_record, parse_record
 from common.wire.codec import encode_gradient
 from edge.policy import OperatorPolicy
@@ -38,6 +39,16 @@ PRIVATE: dict[str, Any] = {
     "privacy": {"noise": "gaussian", "noise_multiplier": 4.0},
 }
 STAMP = "20260101-000000-00000000"
+
+
+OWN_MODEL = "tests.verification_support:Drawn"
+
+
+class Drawn(Softmax):
+    """A model of one's own whose x₁ is drawn."""
+
+    def initial(self, rng: np.random.Generator) -> Vector:
+        return rng.standard_normal(self.dimension).astype(np.float32)
 
 
 class Blobs:
@@ -74,7 +85,7 @@ def logged_run(
         for number in range(edges):
             state = path / "state" / str(number)
             state.mkdir(parents=True)
-            talk.edge(OperatorPolicy(allowed=frozenset({BLOBS})), SqliteLedger(state))
+            talk.edge(OperatorPolicy(allowed=frozenset({BLOBS, OWN_MODEL})), SqliteLedger(state))
         talk.run()
         assert talk.service.halted is not None
         assert talk.service.halted.reason == "finished"
@@ -92,11 +103,15 @@ def parts_of(bundle: Path) -> dict[str, bytes]:
     return {name: bytes(content) for name, content in found.parts.items()}
 
 
-def rewritten(bundle: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
-    """Return a bundle with changed parts whose hashes and form are right: whoever made it wrote the manifest anew."""
+def rewritten(bundle: Path, change: Callable[[dict[str, bytes]], None], **claims: object) -> Path:
+    """Return a bundle with changed parts whose hashes and form are right: whoever made it wrote the manifest anew.
+
+    `claims` are what the manifest is to say.
+    """
     parts = parts_of(bundle)
     manifest = json.loads(parts.pop("manifest.json"))
     change(parts)
+    manifest |= claims
     manifest["parts"] = [
         {"name": name, "size": len(parts[name]), "sha256": hashlib.sha256(parts[name]).hexdigest()}
         for name in sorted(parts)

@@ -13,8 +13,10 @@ KEY = "data.set"
 
 
 def load_custom(path: str, data_dir: Path) -> Dataset:
-    """Return what the DatasetSource at "package.module:Class" loads."""
+    """Return what the DatasetSource at "package.module:Class" loads, or the Dataset that is there."""
     source_class = import_dotted(path, KEY)
+    if isinstance(source_class, Dataset):
+        return check_dataset(source_class, f"{KEY} = {path!r}")
     try:
         load = source_class().load
     except Exception as error:  # another's code may raise anything

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from common.dotted import import_dotted, is_dotted
@@ -18,6 +19,8 @@ _LINEAR: dict[str, Callable[..., Any]] = {
     m.name: m for m in (LogisticRegression, Svm, Softmax, LeastSquares, ScatteringSoftmax)
 }
 MODELS = (*_LINEAR, "cnn")
+_TORCH = "pip install 'mapa-testbed[torch]', or the image mapa-edge-torch"
+_GIVEN = ("shape", "classes", "target_range", "data_dir")  # by whoever makes a model, never by an option
 _MEMBERS = ("name", "dimension", "layout", "first_layer", "metrics")
 _METHODS = ("initial", "features", "targets", "gradients", "evaluate")
 
@@ -29,15 +32,21 @@ def make_model(
     classes: int,
     options: Mapping[str, object],
     target_range: tuple[float, float] | None = None,
+    data_dir: Path | None = None,
 ) -> Model:
     """Make the model called `name` for samples of a shape; a custom one by "package.module:Class".
 
-    classes = 0 means real targets; their range is given to a class that takes `target_range`.
+    classes = 0 means real targets. A class that takes `target_range` is told their range, one that takes `data_dir`
+    this party's own directory: no option, and so no welcome, may say another.
     """
-    make = _maker(name)
+    make = model_class(name)
     _check_options(name, make, options)
     try:
-        model = make(shape=shape, classes=classes, **options, **_declared(make, target_range))
+        model = make(shape=shape, classes=classes, **options, **_told(make, target_range, data_dir))
+    except ConfigurationError as error:
+        if not is_dotted(name) or str(error).startswith("model."):
+            raise
+        raise ConfigurationError(f"model.name = {name!r}: {error}") from error
     except MapaError:
         raise
     except Exception as error:  # another's class may raise anything
@@ -50,7 +59,8 @@ def make_model(
     return cast(Model, model)
 
 
-def _maker(name: str) -> Callable[..., Any]:
+def model_class(name: str) -> Callable[..., Any]:
+    """Return what makes the model called `name`; ConfigurationError says what is missing for it."""
     if name in _LINEAR:
         return _LINEAR[name]
     if name == "cnn":
@@ -59,9 +69,18 @@ def _maker(name: str) -> Callable[..., Any]:
         raise ConfigurationError(
             f'model.name = {name!r}: allowed are {", ".join(MODELS)} or a dotted path "package.module:Class"'
         )
-    make = import_dotted(name, "model.name")
+    try:
+        make = import_dotted(name, "model.name")
+    except ConfigurationError as error:
+        cause = error.__cause__
+        if isinstance(cause, ImportError) and (cause.name or "").partition(".")[0] == "torch":
+            raise ConfigurationError(f"model.name = {name!r} needs torch ({cause}): {_TORCH}") from error
+        raise
     if not isinstance(make, type):
-        raise ConfigurationError(f"model.name = {name!r}: not a class")
+        raise ConfigurationError(
+            f"model.name = {name!r}: not a class; a function that makes a torch module becomes one by"
+            " mapa.torch_model(function)"
+        )
     return make
 
 
@@ -70,18 +89,19 @@ def _cnn() -> Callable[..., Any]:
         from common.models.cnn import Cnn  # torch costs a second and 200 MB: only who asks pays
     except ImportError as error:
         raise ConfigurationError(
-            f"model.name = 'cnn' needs torch ({error}): pip install 'mapa-testbed[cnn]'"
+            f"model.name = 'cnn' needs torch ({error}): pip install 'mapa-testbed[cnn]', or the image mapa-edge-cnn"
         ) from error
     return Cnn
 
 
-def _declared(make: Callable[..., Any], target_range: tuple[float, float] | None) -> dict[str, object]:
-    """Return the range of real targets for a class that asks for it."""
+def _told(make: Callable[..., Any], target_range: object, data_dir: Path | None) -> dict[str, object]:
+    """Return what a class asks for by its signature, beside shape, classes and its options."""
     try:
         parameters = inspect.signature(make).parameters
     except ValueError:
         return {}
-    return {"target_range": target_range} if "target_range" in parameters else {}
+    told = {"target_range": target_range, "data_dir": data_dir}
+    return {key: value for key, value in told.items() if key in parameters}
 
 
 def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, object]) -> None:
@@ -93,7 +113,7 @@ def _check_options(name: str, make: Callable[..., Any], options: Mapping[str, ob
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     named = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    own = {key: p for key, p in named.items() if key not in ("shape", "classes", "target_range")}
+    own = {key: p for key, p in named.items() if key not in _GIVEN}
     for key, value in options.items():
         if key not in own:
             allowed = ", ".join(own) or "none"

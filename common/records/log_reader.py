@@ -102,6 +102,6 @@ class LogReader:
 def _record_behind(content: memoryview, at: int) -> bool:
     """Tell whether a whole record stands somewhere behind: then what is broken here is no torn tail."""
     for place in range(at + 8, len(content), 8):  # records begin at multiples of 8
-        if content[place : place + 4] == b"rec1" and parse_record(content, place) is not None:
+        if bytes(content[place : place + 4]) == b"rec1" and parse_record(content, place) is not None:
             return True
     return False

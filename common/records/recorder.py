@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from common.errors import RecordsError
@@ -34,6 +34,7 @@ class Recorder:
     failure: RecordsError | None = None  # why the journal ended before the run
     _refusals: Counter[str] = field(default_factory=Counter)  # lines by edge id
     _written: Counter[str] = field(default_factory=Counter)  # lines of a former process, that come again
+    _again: bool = False  # facts of the log come, which may be among them
 
     def write(self) -> None:
         """Record the facts that were kept."""
@@ -47,8 +48,7 @@ class Recorder:
         journal = self.journal
         if journal is None or (type(fact) is GradientRefused and not self._worth_a_line(fact)):
             return
-        if self._written["fact"]:
-            self._written["fact"] -= 1
+        if self._again and self._is_written(fact):
             return
         try:
             journal.fact(fact, None if now is None else now - self.began)
@@ -117,10 +117,29 @@ class Recorder:
                     self._written[f"evaluated {record['t']}"] += 1
                 case "halted":
                     self._written["halted"] += 1
+                case "gradient_refused":
+                    self._written[_refusal(record)] += 1
                 case "resumed":
                     pass
                 case _:
                     self._written["fact"] += 1
+        self._again = True
+
+    def count_left_out(self) -> None:
+        """Count what was written and did not come again: refusals that changed nothing are in no log."""
+        self._again = False
+        for key in [key for key in self._written if key.startswith("refused ")]:
+            _, edge_id, _, _, reason = key.split(" ")
+            count = self._written.pop(key)
+            self.tally.refused[reason] += count
+            self._refusals["" if reason == "after-halt" else edge_id] += count
+
+    def _is_written(self, fact: Fact) -> bool:
+        key = _refusal(asdict(fact)) if type(fact) is GradientRefused else "fact"
+        if not self._written[key]:
+            return False
+        self._written[key] -= 1
+        return True
 
     def resumed(self, updates: int, torn: int, now: float) -> None:
         """Record that another process goes on with the run."""
@@ -150,3 +169,7 @@ class Recorder:
         whose = "" if refused.reason == "after-halt" else refused.edge_id
         self._refusals[whose] += 1
         return self._refusals[whose] <= _REFUSALS
+
+
+def _refusal(record: Mapping[str, Any]) -> str:
+    return f"refused {record['edge_id']} {record['sequence']} {record['t']} {record['reason']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
@@ -49,14 +50,16 @@ def model_for(
     shape: tuple[int, ...],
     classes: int,
     target_range: tuple[float, float] | None = None,
+    data_dir: Path | None = None,
 ) -> Model:
-    """Return the model for samples of this shape."""
+    """Return the model for samples of this shape; pretrained weights lie below the data directory."""
     return make_model(
         scenario.model.name,
         shape=shape,
         classes=classes,
         options=scenario.model.options,
         target_range=target_range,
+        data_dir=data_dir,
     )
 
 

@@ -30,6 +30,11 @@ GRADIENT_MARK = b"\x96\x01\xa1g"
 MODEL_MARK = b"\x96\x01\xa1m"
 
 
+def payload_limit(dimension: int) -> int:
+    """Return the bytes of the largest message of a run with N = `dimension` parameters: what its broker must take."""
+    return max(4 * dimension + COLD_LIMIT, WELCOME_LIMIT)
+
+
 def packet_limit(dimension: int, cold: int = COLD_LIMIT) -> int:
     """Return the bytes of the largest packet worth reading where x has N = `dimension` parameters."""
     return max(HEADER_BYTES + 4 * dimension, cold) + _TOPIC_BYTES

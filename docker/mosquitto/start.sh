@@ -2,6 +2,7 @@
 # Start the broker of a container.
 # MESSAGE_SIZE_LIMIT: bytes of the largest message; 40 + 4N for N parameters, and a little more. 1 MiB admits 262,000
 # parameters, six times the largest model that is shipped; a cloud whose models do not pass says so and ends.
+# Of large messages 64 may wait for one client, as in mapa/brokers.py: a cloud has one gradient of each edge to read.
 # /secrets, where there are any: handed to the broker's own user, in memory; on the host they are the caller's alone.
 set -eu
 home=${MOSQUITTO_HOME:-/mosquitto}
@@ -18,5 +19,8 @@ if [ -d /secrets ]; then
   chmod 600 "$home"/secrets/*
   chown -R mosquitto:mosquitto "$home/secrets"
 fi
-sed "s/^message_size_limit .*/message_size_limit $limit/" "$home/config/mosquitto.conf" >"$home/data/mosquitto.conf"
+queued=$((64 * limit))
+[ "$queued" -gt 67108864 ] || queued=67108864
+sed -e "s/^message_size_limit .*/message_size_limit $limit/" -e "s/^max_queued_bytes .*/max_queued_bytes $queued/" \
+  "$home/config/mosquitto.conf" >"$home/data/mosquitto.conf"
 exec mosquitto -c "$home/data/mosquitto.conf"

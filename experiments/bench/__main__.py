@@ -20,12 +20,13 @@ from rich.table import Table
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from experiments.bench.core import core_ratios
+from experiments.bench.large import large_model_ratios
 from experiments.bench.memory import memory_ratios
 from experiments.bench.ratios import Ratio
 from experiments.bench.wire import wire_ratios
 from experiments.bench.wire_costs import wire_costs
 
-PARTS = ("core", "wire", "memory")
+PARTS = ("core", "wire", "memory", "large")
 
 
 def measured(parts: list[str]) -> Iterator[Ratio]:
@@ -35,6 +36,8 @@ def measured(parts: list[str]) -> Iterator[Ratio]:
         yield from wire_ratios()
     if "memory" in parts and Path("/proc/self/smaps_rollup").exists():  # Linux alone
         yield from memory_ratios(data_directory(os.environ))
+    if "large" in parts and Path("/proc/self/status").exists():
+        yield from large_model_ratios()
 
 
 def print_costs(console: Console) -> None:
@@ -54,7 +57,7 @@ def main() -> int:
         nargs="*",
         choices=[*PARTS, []],
         metavar="part",
-        help="core, wire, memory; all of them where none is named",
+        help="core, wire, memory, large; all of them where none is named",
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--strict", action="store_true", help="end with 1 where a ratio misses its bar")

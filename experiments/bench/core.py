@@ -12,6 +12,8 @@ import torch
 
 from common.datasets.catalogue import load_dataset
 from common.models.cnn import Cnn
+from common.models.model import Model
+from common.models.torch_model import TorchModel
 from common.quantities import Vector
 from common.randomness import streams_for
 from common.scenario.scenario import Scenario, parse_scenario
@@ -33,6 +35,7 @@ def core_ratios(data_dir: Path) -> Iterator[Ratio]:
     yield sweep_against_torch(data_dir)
     yield many_edges(data_dir)
     yield cnn_per_sample()
+    yield torch_model_against_cnn()
 
 
 def _scenario(edges: int, iterations: int, **privacy: Any) -> Scenario:
@@ -193,6 +196,39 @@ def cnn_per_sample() -> Ratio:
     ours, plain, ratio = compare(clipped, _plain_cnn(model, x, features, targets, iterations))
     detail = f"{ours * 1e3:.2f} ms, plain {plain * 1e3:.2f} ms"
     return Ratio("CNN per-sample clipping / plain batch gradient", ratio, 2.0, True, detail)
+
+
+def torch_model_against_cnn() -> Ratio:
+    """Per-sample clipping of the paper's CNN written as a torch module, over the project's own, at b = 64."""
+    own, model = Cnn(shape=(28, 28), classes=10), TorchModel(paper_module, shape=(28, 28), classes=10)
+    rng = np.random.default_rng(0)
+    x = own.initial(rng)
+    images, labels = rng.random((64, 784), dtype=np.float32), rng.integers(0, 10, 64)
+
+    def clipped(which: Model) -> Work:
+        features, targets = which.features(images), which.targets(labels)
+
+        def work() -> int:
+            for _ in range(20):
+                gradients = which.gradients(x, features, targets)
+                norms = gradients.norms()
+                np.maximum(norms, 1, out=norms)
+                gradients.weighted_sum(np.divide(1, norms, out=norms))
+            return 20
+
+        return work
+
+    ours, built_in, ratio = compare(clipped(model), clipped(own))
+    detail = f"{ours * 1e3:.2f} ms, built-in {built_in * 1e3:.2f} ms"
+    return Ratio("the CNN as a TorchModel, b = 64 / the built-in one", ratio, 1.5, True, detail)
+
+
+def paper_module(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    """Return the paper's CNN for 28×28 images as a user would write it."""
+    nn = torch.nn
+    first = (nn.Unflatten(1, (1, shape[0])), nn.Conv2d(1, 10, 5), nn.ReLU(), nn.MaxPool2d(2))
+    second = (nn.Conv2d(10, 10, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(160, classes))
+    return nn.Sequential(*first, *second)
 
 
 def _plain_cnn(model: Cnn, x: Any, features: Any, targets: Any, iterations: int) -> Work:

@@ -23,7 +23,10 @@ _EDGES = (5, 20)  # K
 _DIMENSIONS = (785, 7_850, 21_840)  # N
 _PROCESSES = 2  # that carry the edges
 _ROUNDS = 9
-_LOG = {"process": 0.9, "power": 0.0}  # durability → limit; what a disk takes to sync is no matter of ours
+_LOG = {  # durability → limit, updates, rounds; what a disk takes to sync is no matter of ours
+    "process": (0.9, 2000, _ROUNDS),
+    "power": (0.0, 200, 3),
+}
 
 Race = Callable[[], Pace]
 
@@ -53,13 +56,13 @@ def wire_ratios() -> Iterator[Ratio]:
             with core_of_its_own([broker.pid, *fleet.pids]):
                 yield from against_echo(ours, echo)
                 yield many_edges(ours)
-                for durability, bar in _LOG.items():
+                for durability, (bar, updates, rounds) in _LOG.items():
                     logged = Track(
                         lambda s, d=durability: serve_cloud(s, broker.address, fleet, directory, d),  # type: ignore[misc]
                         names,
                     )
                     without = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, None), names)
-                    yield against_none(logged, without, durability, bar)
+                    yield against_none(logged, without, durability, bar, updates, rounds)
             yield against_pickled(ours, directory)
 
 
@@ -96,9 +99,11 @@ def many_edges(ours: Track) -> Ratio:
     return ratio_of("N = 7,850: K = 100 / K = 20, virtual", 0.8, pairs, "K = 20")
 
 
-def against_none(logged: Track, without: Track, durability: str, bar: float) -> Ratio:
+def against_none(
+    logged: Track, without: Track, durability: str, bar: float, updates: int, rounds: int
+) -> Ratio:
     """Rate of a cloud that can be resumed over that of one that cannot."""
-    pairs = alternate(logged.race(5, 7_850, 2000), without.race(5, 7_850, 2000))
+    pairs = alternate(logged.race(5, 7_850, updates), without.race(5, 7_850, updates), rounds)
     name = f'K = 5, N = 7,850: gradient log, durability = "{durability}" / without'
     return ratio_of(name, bar, pairs, "without")
 

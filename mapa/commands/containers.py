@@ -13,18 +13,25 @@ import typer
 from rich.console import Console
 
 from common.datasets.source import LOCAL
+from common.dotted import is_dotted
 from common.errors import ConfigurationError
+from common.models.registry import model_class
+from common.scenario.scenario import Scenario
+from common.wire.v1 import payload_limit
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
+from mapa.container import SCENARIOS
 from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
-from mapa.run_parts import NEEDS_FILES
+from mapa.run_parts import NEEDS_FILES, parameters_of
 from mapa.scenario_files import find_scenario
 
+DEFAULT_IMAGE = "mapa-edge-cnn"
 _LOOK_EVERY = 0.1  # seconds between two looks at the records
+_MESSAGE = 1 << 20  # bytes that a broker takes where nobody says more, as in docker/mosquitto/start.sh
 
 
 @with_groups()
@@ -38,8 +45,12 @@ def containers_command(
         ),
     ] = None,
     edge_image: Annotated[
-        str, typer.Option(help="image of the edges; mapa-edge has no torch")
-    ] = "mapa-edge-cnn",
+        str | None,
+        typer.Option(
+            help="image of the edges; mapa-edge has no torch, mapa-edge-cnn enough for the built-in CNN,"
+            " mapa-edge-torch all of it; absent: what the model needs"
+        ),
+    ] = None,
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     timeout: Annotated[float, typer.Option(help="time limit of the whole run, in seconds")] = 3600.0,
@@ -55,6 +66,7 @@ def containers_command(
         raise ConfigurationError(NEEDS_FILES)
     _check(faults, resolved.workers)
     name, folder = for_a_container(scenario)
+    message = message_limit(resolved, options.data_dir_or_default(data_dir))
     console = Console(stderr=True, quiet=as_json)
     bed = ContainerRun(
         Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
@@ -64,12 +76,15 @@ def containers_command(
             "EDGES": str(resolved.edges),
             "EDGES_AT_LEAST": str(resolved.workers),
             "GATHER": "10",
+            "MESSAGE_SIZE_LIMIT": str(message),
             **({} if changed.seed is None else {"SEED": str(changed.seed)}),
+            **own_code(resolved, folder),
         },
         runs,
-        Images(edge=edge_image),
+        Images(edge=edge_image or image_for(resolved)),
         data_dir=data_dir,
         scenarios=folder,
+        memory=memory_for(message, resolved.workers),
     )
     try:
         console.print(f"project {bed.stack.project}: {resolved.workers} edges")
@@ -88,6 +103,13 @@ def containers_command(
     raise typer.Exit(EXIT_CODES.get(summary.get("reason", ""), code))
 
 
+def image_for(scenario: Scenario) -> str:
+    """Return the edges' image: what a model class of one's own says it needs, else the default."""
+    if not is_dotted(scenario.model.name):
+        return DEFAULT_IMAGE
+    return str(getattr(model_class(scenario.model.name), "edge_image", DEFAULT_IMAGE))
+
+
 def for_a_container(scenario: str) -> tuple[str, Path | None]:
     """Return a scenario's name in a container and the folder to mount; the image has every line of a figure."""
     line = line_of(scenario)
@@ -95,6 +117,32 @@ def for_a_container(scenario: str) -> tuple[str, Path | None]:
         return f"{PREFIX}{line}", None
     path = find_scenario(scenario)
     return path.stem, path.parent.resolve()
+
+
+def own_code(scenario: Scenario, folder: Path | None) -> dict[str, str]:
+    """Return the variables by which edges may, and can, import the classes of the user's own beside the scenario."""
+    names = (scenario.model.name, scenario.data.set, scenario.privacy.noise)
+    dotted = [name for name in names if is_dotted(name)]
+    if not dotted:
+        return {}
+    return {"ALLOW": " ".join(dotted), **({} if folder is None else {"CODE": str(SCENARIOS)})}
+
+
+def message_limit(scenario: Scenario, data_dir: Path) -> int:
+    """Return the bytes of a message that the broker must take; a model that cannot be made here gets the least."""
+    parameters = parameters_of(scenario, data_dir)
+    return _MESSAGE if parameters is None else max(_MESSAGE, payload_limit(parameters))
+
+
+def memory_for(message: int, edges: int) -> dict[str, str]:
+    """Return the limits of the containers: every edge may have a few messages under way through broker and cloud."""
+    more = (message - _MESSAGE) >> 20
+    under_way = 4 * edges * more
+    return {
+        "edge": f"{512 + 12 * more}m",
+        "cloud": f"{2048 + under_way}m",
+        "broker": f"{256 + under_way}m",
+    }
 
 
 def _check(faults: Sequence[FaultEvent], edges: int) -> None:

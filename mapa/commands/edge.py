@@ -11,6 +11,7 @@ import typer
 from common.accounting.releases import Budget
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law
+from common.own_code import add_code
 from common.transport.link import LinkProfile, link_profile
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.own_data import DEFAULT_NAME, OwnData
@@ -95,6 +96,10 @@ def edge_command(
     allow: Annotated[
         list[str] | None, typer.Option(help="package.module:Class that a run's scenario may name; repeatable")
     ] = None,
+    code: Annotated[
+        list[Path] | None,
+        typer.Option(help="folder with files of classes that --allow names; repeatable"),
+    ] = None,
     allow_seed: Annotated[
         bool,
         typer.Option("--allow-seed", help="allow seeded (non-private) runs"),
@@ -107,6 +112,10 @@ def edge_command(
     ] = None,
 ) -> None:
     """Take part in a run until it ends or the budget is spent."""
+    for folder in code or ():
+        if not folder.is_dir():
+            raise ConfigurationError(f"--code {str(folder)!r}: no such folder")
+        add_code(folder)
     policy = OperatorPolicy(
         noise=noise,
         parameters=_parameters(epsilon, noise_multiplier, noise_parameter),
@@ -158,8 +167,8 @@ def edge_command(
         accounts=None if accounts is None else options.account_passwords(accounts),
         own=own,
     )
-    code = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True)).serve()
-    raise typer.Exit(code)
+    fleet = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
+    raise typer.Exit(fleet.serve())
 
 
 def _parameters(

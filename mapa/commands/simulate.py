@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from common.errors import ConfigurationError
 from common.records.tally import Tally, headline
@@ -16,6 +15,7 @@ from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
+from mapa.progress import TerminalBar
 from mapa.recording import ENGINES, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.simulation.simulator import interrupt_between_events
@@ -46,29 +46,14 @@ def simulate_command(
     own = OwnFiles(tuple(data or ()), test_data) if data or test_data is not None else None
     world = World.of(resolved, options.data_dir_or_default(data_dir), own)
     # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
-    with interrupt_between_events(), _progress_bar(resolved.iterations) as bar:
-        task = bar.add_task(
-            f"{resolved.algorithm.name} {resolved.model.name}", total=resolved.iterations, note=""
-        )
+    bar = TerminalBar(
+        f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations, Console(stderr=True)
+    )
+    with interrupt_between_events(), bar:
 
         def show(tally: Tally) -> None:
-            last = tally.evaluations[-1] if tally.evaluations else None
-            bar.update(task, completed=tally.updates, note="" if last is None else headline(last))
+            bar.show(tally.updates, headline(tally.evaluations[-1]) if tally.evaluations else "")
 
         summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=show)
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary["reason"], 1))
-
-
-def _progress_bar(total: int) -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal or total < 1,
-    )

@@ -31,7 +31,7 @@ class World(RunParts):
 
     @classmethod
     def of(cls, scenario: Scenario, data_dir: Path, own: OwnFiles | None = None) -> World:
-        return cls._of(assemble(scenario, partial(load_dataset, data_dir=data_dir), own))
+        return cls._of(assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir))
 
     @classmethod
     def on(cls, scenario: Scenario, dataset: Dataset) -> World:

@@ -167,6 +167,7 @@ GIVEN = {
     "NOISE": ("gaussian", "noise", "gaussian"),
     "LINK": ("wan", "link", "wan"),
     "ALLOW": ("a.b:C d.e:F", "allow", ["a.b:C", "d.e:F"]),
+    "CODE": ("/code", "code", [Path("/code")]),
     "ALLOW_SEED": ("1", "allow_seed", True),
     "ACCOUNTS": ("/secrets/accounts", "accounts", Path("/secrets/accounts")),
     "STATE_DIR": ("/ledgers", "state_dir", Path("/ledgers")),

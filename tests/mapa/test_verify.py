@@ -13,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
+from common.records.checkpoint import pack, unpack
 from common.records.rundir import ordered
 from mapa.verification.bundle import make_bundle, read_bundle
 from mapa.verification.check import Status
 from mapa.verification.verify import Verification
 from tests.program_support import Mapa
 from tests.verification_support import (
+    OWN_MODEL,
     PRIVATE,
     edit_json,
     entries_of,
@@ -37,6 +39,7 @@ SEGMENT, SUMMARY, EVENTS, MODEL = (
     "run/events.jsonl",
     "run/model.safetensors",
 )
+STATE, ARRAYS = "run/checkpoints/000001/state.json", "run/checkpoints/000001/arrays.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +250,19 @@ def rename_a_ledger(parts: dict[str, bytes]) -> None:
     edit_json(parts, "ledgers/000001.json", lambda value: value.update(edge_id="e" * 32))
 
 
+def begin_elsewhere(parts: dict[str, bytes]) -> None:
+    """Let the run begin at another x₁, with the checkpoint's own checksums right."""
+    state = unpack(parts[STATE], parts[ARRAYS])
+    state["server"]["model"] = state["server"]["model"] + np.float32(1)
+    parts[STATE], parts[ARRAYS] = pack(state)
+
+
+def begin_with_an_edge(parts: dict[str, bytes]) -> None:
+    state = unpack(parts[STATE], parts[ARRAYS])
+    state["server"]["t"] = 2
+    parts[STATE], parts[ARRAYS] = pack(state)
+
+
 def forget_the_seed(parts: dict[str, bytes]) -> None:
     edit_json(parts, "run/manifest.json", lambda value: value["scenario"].update(seed=None))
 
@@ -276,6 +292,8 @@ def forget_the_seed(parts: dict[str, bytes]) -> None:
         (in_events(b'"event": "edge_joined"', b'"event": "edge_jumped"'), EVENTS),
         (shrink_a_ledger, "ledgers/000001.json"),
         (rename_a_ledger, "ledgers/000001.json"),
+        (begin_elsewhere, ARRAYS),
+        (begin_with_an_edge, STATE),
         (forget_the_seed, "run/manifest.json"),
     ],
 )
@@ -309,22 +327,9 @@ def test_an_epsilon_that_the_releases_do_not_have_is_found(
     assert failures(document)[SUMMARY].startswith("ε: privacy")
 
 
-def test_a_bundle_of_a_run_that_is_not_private_cannot_say_that_it_is(
-    mapa: Mapa, bundle: Path, tmp_path: Path
-) -> None:
+def test_a_bundle_of_a_run_that_is_not_private_cannot_say_that_it_is(mapa: Mapa, bundle: Path) -> None:
     assert b'"private": false' in parts_of(bundle)["manifest.json"]
-    copy = tmp_path / "claims.zip"
-    copy.write_bytes(bundle.read_bytes())
-    from tests import verification_support
-
-    original = verification_support.canonical_json
-
-    def claiming(value: Any) -> bytes:
-        return original({**value, "private": True, "not_private": []} if "parts" in value else value)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification_support, "canonical_json", claiming)
-        edited = rewritten(copy, lambda _: None)
+    edited = rewritten(bundle, lambda _: None, private=True, not_private=[])
     code, document = verified(mapa, edited)
     assert code == 1
     assert "manifest.json" in failures(document)
@@ -362,6 +367,20 @@ def test_a_run_with_an_algorithm_of_its_own_is_checked_once_it_is_allowed(mapa: 
     code, document = verified(mapa, path, "--allow", name)
     assert code == 0, failures(document)
     assert "model" in of_status(document, "passed")
+
+
+def test_a_model_of_one_s_own_is_replayed_without_its_code(mapa: Mapa, tmp_path: Path) -> None:
+    """x₁ was drawn without a seed: the first checkpoint has it."""
+    path = logged_run(tmp_path, model={"name": OWN_MODEL}, **PRIVATE)
+    code, document = verified(mapa, path)
+    assert code == 0, failures(document)
+    told = {(check["name"], check["status"]): check["detail"] for check in document["checks"]}
+    assert "x₁ as the first checkpoint has it" in told["replay", "passed"]
+    assert "bit for bit" in told["model", "passed"]
+    assert "named blocks" in told["model", "not checked"]
+    code, document = verified(mapa, path, "--allow", OWN_MODEL)
+    assert code == 0
+    assert ("model", "not checked") not in {(one["name"], one["status"]) for one in document["checks"]}
 
 
 def test_a_run_without_its_log_says_what_was_not_checked(mapa: Mapa, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def engine() -> Iterator[Any]:
 def images(engine: Any) -> None:
     """Our images, built before from these sources; a missing one is an error, not a reason to skip."""
     present = {tag.removesuffix(":latest") for image in engine.images.list() for tag in image.tags}
-    missing = {"mapa-cloud", "mapa-edge", "mapa-edge-cnn", "eclipse-mosquitto:2"} - present
+    ours = {"mapa-cloud", "mapa-edge", "mapa-edge-cnn", "mapa-edge-torch"}
+    missing = {*ours, "eclipse-mosquitto:2"} - present
     if missing:
         pytest.fail(f"images {sorted(missing)} are missing: run `make images` (or `make images-offline`)")

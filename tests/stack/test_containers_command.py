@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mapa.container_run import PROJECT
+from tests.page_support import write_project
 from tests.program_support import run_mapa
 from tests.stack.compose_support import MARKS
 
@@ -68,3 +69,16 @@ def test_a_wrong_fault_is_refused_before_anything_starts(fault: str) -> None:
     done = mapa("containers", "quickstart", "--fault", fault)
     assert done.returncode == 2
     assert "fault" in done.stderr
+
+
+def test_a_torch_module_of_ones_own_trains_in_four_containers(tmp_path: Path) -> None:
+    """The page's file, mounted from its folder; the model itself asks for the image with all of torch."""
+    project = write_project(tmp_path)
+    short = ("--set", "iterations=30", "--set", "privacy.releases=20", "--set", "data.set=my_data:Tints")
+    done = mapa(
+        "containers", str(project / "my.toml"), *short, "--runs-dir", str(tmp_path / "runs"), "--json"
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    assert (summary["reason"], summary["updates"]) == ("finished", 30)
+    assert 0 < summary["privacy"]["epsilon"] <= 8

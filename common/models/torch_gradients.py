@@ -1,0 +1,161 @@
+"""Per-sample gradients of a torch module, in chunks that bound memory.
+
+`vmap` runs the module on each sample by itself: a chunk of c samples gets c copies of the parameters, and the
+gradient with respect to copy i is ∇F(x, ξ_i). No sample's gradient can see another sample, whatever the module
+does. It takes as long as a vmap over `torch.func.grad`, and needs no part of torch's compiler (75 MB of an edge).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from common.errors import LocalProtocolError
+from common.models.gradients import Matrix, RowGradients
+from common.models.torch_losses import Losses
+from common.quantities import Vector
+
+CHUNK_BYTES = 32 << 20  # of copies, gradients and activations that are held at once
+ROWS_BYTES = 128 << 20  # of b × N that is kept between the norms and the sum; larger ones are made twice
+_COPIES = 3  # of the parameters per sample: laid out for the products, the gradient, its row
+
+Parameters = dict[str, torch.Tensor]
+
+
+def per_sample(
+    module: nn.Module, losses: Losses, parameters: Parameters, inputs: torch.Tensor, targets: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return c × … gradients, one tensor for each parameter; c samples are given."""
+
+    def loss(copy: Parameters, sample: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        outputs = functional_call(module, copy, (sample[None],))
+        return losses(outputs, target[None]).sum()
+
+    with torch.enable_grad():
+        copies = {
+            name: value.detach().expand(len(inputs), *value.shape).requires_grad_()
+            for name, value in parameters.items()
+        }
+        total = vmap(loss)(copies, inputs, targets).sum()
+        found = torch.autograd.grad(total, list(copies.values()), allow_unused=True, materialize_grads=True)
+    return [gradient.flatten(1) for gradient in found]
+
+
+def saved_bytes(module: nn.Module, losses: Losses, inputs: torch.Tensor, targets: torch.Tensor) -> int:
+    """Return what one pass holds of these inputs until its way back: activations, without the parameters."""
+    own = {value.untyped_storage().data_ptr() for value in (*module.parameters(), *module.buffers())}
+    held: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            held[storage.data_ptr()] = storage.nbytes()
+        kept.append(tensor)  # else an address may come twice
+        return tensor
+
+    kept: list[torch.Tensor] = []
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        losses(module(inputs), targets).sum()
+    return sum(held.values())
+
+
+def chunk_size(dimension: int, activations: int) -> int:
+    """Return how many samples fit into CHUNK_BYTES: 3 · 4N bytes each, and the activations there and back."""
+    return max(1, CHUNK_BYTES // (_COPIES * 4 * dimension + 2 * activations))
+
+
+def batch_bytes(batch: int, dimension: int, activations: int) -> int:
+    """Return what the gradients of a batch take at their peak."""
+    sample = _COPIES * 4 * dimension + 2 * activations
+    working = min(batch, chunk_size(dimension, activations)) * sample
+    return working + min(batch * 4 * dimension, ROWS_BYTES)
+
+
+def even_parts(count: int, most: int) -> Iterator[slice]:
+    """Cut `count` samples into as few parts of at most `most` as there can be, as even as they can be."""
+    cuts = -(-count // most)
+    ends = [count * cut // max(cuts, 1) for cut in range(cuts + 1)]
+    yield from (slice(start, stop) for start, stop in itertools.pairwise(ends))
+
+
+RowsOf = Callable[[slice], Matrix]
+Measure = Callable[[Matrix], npt.NDArray[np.float32]]
+
+
+def collected(rows_of: RowsOf, count: int, dimension: int, most: int) -> RowGradients | RepeatedGradients:
+    """Return the gradients of a batch, their rows kept where b × N fits."""
+    if 4 * count * dimension > ROWS_BYTES:
+        return RepeatedGradients(rows_of, list(even_parts(count, most)), dimension, np.zeros(count, np.bool_))
+    if 0 < count <= most:
+        return RowGradients(rows_of(slice(0, count)))
+    rows = np.empty((count, dimension), np.float32)
+    for part in even_parts(count, most):
+        rows[part] = rows_of(part)
+    return RowGradients(rows)
+
+
+class RepeatedGradients:
+    """Rows that are made anew, a chunk at a time, for the norms and for the sum: b × N is never held.
+
+    What is summed must be what was measured, or clipping would bound something else: both times the same
+    numbers go through the same operations, and that their norms agree to the bit is checked.
+    """
+
+    __slots__ = ("_dimension", "_measured", "_null", "_parts", "_rows_of")
+
+    def __init__(
+        self, rows_of: RowsOf, parts: list[slice], dimension: int, null: npt.NDArray[np.bool_]
+    ) -> None:
+        self._rows_of, self._parts, self._dimension, self._null = rows_of, parts, dimension, null
+        self._measured: tuple[Measure, npt.NDArray[np.float32]] | None = None  # what clipping goes by
+
+    def norms(self) -> npt.NDArray[np.float32]:
+        return self._norms(_l2)
+
+    def l1_norms(self) -> npt.NDArray[np.float32]:
+        return self._norms(_l1)
+
+    def nulled(self, rows: npt.NDArray[np.bool_]) -> RepeatedGradients:
+        found = RepeatedGradients(self._rows_of, self._parts, self._dimension, self._null | rows)
+        if self._measured is not None:
+            measure, norms = self._measured
+            found._measured = measure, np.where(rows, np.float32(0), norms)
+        return found
+
+    def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
+        total = np.zeros(self._dimension, np.float32)
+        for part in self._parts:
+            rows = self._rows(part)
+            if self._measured is not None:
+                measure, norms = self._measured
+                if not np.array_equal(measure(rows), norms[part], equal_nan=True):
+                    raise LocalProtocolError("the model gave another gradient for the same sample")
+            total += rows.sum(axis=0) if weights is None else weights[part] @ rows
+        return total
+
+    def _norms(self, measure: Measure) -> npt.NDArray[np.float32]:
+        found = [measure(self._rows(part)) for part in self._parts]
+        norms = np.concatenate(found) if found else np.zeros(0, np.float32)
+        self._measured = measure, norms
+        return norms.copy()  # whoever clips writes into them
+
+    def _rows(self, part: slice) -> Matrix:
+        rows = self._rows_of(part)
+        rows[self._null[part]] = 0
+        return rows
+
+
+def _l2(rows: Matrix) -> npt.NDArray[np.float32]:
+    norms: npt.NDArray[np.float32] = np.sqrt(np.vecdot(rows, rows))
+    return norms
+
+
+def _l1(rows: Matrix) -> npt.NDArray[np.float32]:
+    norms: npt.NDArray[np.float32] = np.abs(rows).sum(axis=1)
+    return norms

@@ -1,0 +1,104 @@
+"""Code of the user's own: objects of this process in the place of dotted paths, and files beside a scenario."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigurationError
+
+DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_NONE: Mapping[str, object] = {}
+_GIVEN: ContextVar[Mapping[str, object]] = ContextVar("objects by dotted path", default=_NONE)
+_SEEN: dict[Path, int] = {}  # files beside scenarios: when each was written last, as it was imported
+
+
+# -- objects of this process --------------------------------------------------------------------------
+
+
+@contextmanager
+def given_objects(objects: Mapping[str, object]) -> Iterator[None]:
+    """Let these dotted paths mean these objects, in this thread and until the end of the block."""
+    token = _GIVEN.set({**_GIVEN.get(), **objects})
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
+def given_object(path: str) -> Any:
+    """Return the object that was given for a path; None: none was."""
+    return _GIVEN.get().get(path)
+
+
+# -- folders of the user's own ------------------------------------------------------------------------
+
+
+def add_code(folder: Path) -> None:
+    """Let the modules of a folder be imported; after all others, so that none stands in for an installed one."""
+    place = str(folder.resolve())
+    if place not in sys.path:
+        sys.path.append(place)
+    importlib.invalidate_caches()  # a file that was just written
+
+
+def use_code_beside(path: str, folder: Path, key: str) -> None:
+    """Let a path's file be imported from a folder, where it is there; other folders never come onto Python's path.
+
+    ConfigurationError where Python would take another file of that name, or an older state of this one.
+    """
+    if not DOTTED.fullmatch(path) or given_object(path) is not None:
+        return  # `import_dotted` says what is wrong
+    top = _top(path)
+    files = (folder / f"{top}.py", folder / top / "__init__.py")
+    file = next((one.resolve() for one in files if one.is_file()), None)
+    if file is None:
+        return
+    add_code(folder)
+    loaded, found = top in sys.modules, _origin(top)
+    if found != file:
+        raise ConfigurationError(
+            f"{key} = {path!r}: {file} is beside the scenario, but Python finds {top!r} in"
+            f" {found or 'itself'}; rename the file, or use a new process"
+        )
+    written = file.stat().st_mtime_ns
+    if loaded and _SEEN.get(file, written) != written:
+        raise ConfigurationError(
+            f"{key} = {path!r}: {file} has changed since it was imported; use a new process"
+            " (in a notebook: restart the kernel)"
+        )
+    _SEEN[file] = written
+
+
+def code_folder(path: str) -> Path | None:
+    """Return the folder from which Python imports the module of a dotted path; None: it has no file."""
+    spec = _spec(_top(path))
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    if places:
+        return Path(places[0]).resolve().parent
+    origin = _origin(_top(path))
+    return None if origin is None else origin.parent
+
+
+def _top(path: str) -> str:
+    return re.split(r"[.:]", path, maxsplit=1)[0]
+
+
+def _origin(top: str) -> Path | None:
+    spec = _spec(top)
+    return Path(spec.origin).resolve() if spec is not None and spec.has_location and spec.origin else None
+
+
+def _spec(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # __main__ has none
+        return None

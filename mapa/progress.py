@@ -1,0 +1,167 @@
+"""How far a run is, where a person looks: a bar in a terminal, one in a notebook, a callback, or nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from html import escape
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cloud.service import CloudService
+from common.scenario.scenario import Scenario
+from mapa.live import describe
+
+OnProgress = Callable[[int, int], None]  # updates so far, and of how many
+_EVERY = 0.1  # seconds between two pictures of a notebook's bar
+
+
+class Bar(Protocol):
+    """How far a simulation is."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def show(self, done: int, note: str = "") -> None:
+        """Show that so many updates are done; the note has the last evaluation."""
+
+
+def bar_for(title: str, total: int, progress: bool | OnProgress = True) -> Bar:
+    """Return what fits the place; False: nothing is shown; a function: it is called instead."""
+    if callable(progress):
+        return CallbackBar(total, progress)
+    display = notebook_display() if progress else None
+    if display is not None:
+        return NotebookBar(title, total, display)
+    return TerminalBar(title, total, Console(stderr=True, quiet=not progress))
+
+
+def notebook_display() -> Callable[..., Any] | None:
+    """Return IPython's `display` where a notebook's kernel runs this; None elsewhere."""
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    if running is None or not hasattr(running, "kernel"):
+        return None
+    from IPython.display import display
+
+    found: Callable[..., Any] = display
+    return found
+
+
+class _Entered:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+class CallbackBar(_Entered):
+    def __init__(self, total: int, tell: OnProgress) -> None:
+        self._total, self._tell = total, tell
+
+    def show(self, done: int, note: str = "") -> None:  # noqa: ARG002
+        self._tell(done, self._total)
+
+
+class TerminalBar:
+    """A line that goes away at the end; nothing where there is no terminal."""
+
+    def __init__(self, title: str, total: int, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal or console.quiet or total < 1,
+        )
+        self._task = self._progress.add_task(title, total=total, note="")
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+    def show(self, done: int, note: str = "") -> None:
+        self._progress.update(self._task, completed=done, note=note)
+
+
+class NotebookBar(_Entered):
+    """One output of a cell, drawn anew in its place; without ipywidgets. It stays at the end, and says no times."""
+
+    def __init__(self, title: str, total: int, display: Callable[..., Any]) -> None:
+        self._picture = _Picture(title, total)
+        self._handle = display(self._picture, display_id=True)
+        self._last = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._draw()
+
+    def show(self, done: int, note: str = "") -> None:
+        self._picture.done, self._picture.note = done, note
+        if time.monotonic() - self._last >= _EVERY:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._last = time.monotonic()
+        self._handle.update(self._picture)
+
+
+class _Picture:
+    """The bar as a notebook asks for it: as HTML, or as plain text."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self.title, self.total, self.done, self.note = title, total, 0, ""
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {self.done:,} of {self.total:,} updates  {self.note}".rstrip()
+
+    def _repr_html_(self) -> str:
+        bar = f'<progress value="{self.done}" max="{self.total}" style="width: 20em"></progress>'
+        return f"{bar} {escape(repr(self))}"
+
+
+class BarView:
+    """A networked run's view on a bar; lines that matter are kept for whoever asks."""
+
+    def __init__(self, scenario: Scenario, bar: Bar) -> None:
+        self._scenario, self._bar = scenario, bar
+        self._service: CloudService | None = None
+        self.said: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.refresh()
+        self._bar.__exit__(kind, error, trace)
+
+    def attach(self, service: CloudService) -> None:
+        self._service = service
+
+    def refresh(self) -> None:
+        if self._service is not None:
+            self._bar.show(self._service.server.updates, describe(self._service, self._scenario))
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        print(text, file=sys.stderr)

@@ -1,0 +1,173 @@
+"""A service brought back from its directory: the same state, the same records, and nothing is said twice."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cloud import history as history_module
+from cloud.assembly import algorithm_for, server_for
+from cloud.evaluation import Evaluator
+from cloud.history import History
+from cloud.revival import begin_history, revive, service_state
+from cloud.service import CloudService
+from common.messages import GradientArrived, Hello, Leave
+from common.quantities import EdgeId, NoisyGradient, RunId
+from common.randomness import streams_for
+from common.records.checkpoint import pack
+from common.records.log_format import LogDamagedError
+from common.records.recorder import Recorder
+from common.records.rundir import RunDirectory
+from common.transport.channel import MemoryBroker, MemoryChannel
+from common.wire.codec import encode_gradient, encode_hello, encode_leave
+from common.wire.topics import EdgeTopic, edge_topic
+from mapa.simulation.world import World
+from tests.core_support import small_dataset, small_scenario
+
+RUN, LIFE = RunId("revived"), 9
+SCENARIO = small_scenario(iterations=400, evaluation={"every": 0})
+WORLD = World.on(SCENARIO, small_dataset())
+MADE = type(algorithm_for(SCENARIO))
+
+
+class Cloud:
+    """One process's cloud in a run's directory."""
+
+    def __init__(self, directory: RunDirectory, *, again: bool, keep: bool = True) -> None:
+        self.broker, self.said = MemoryBroker(), list[str]()
+        self.broker.advance(1.0)
+        channel = MemoryChannel(self.broker)
+        self.directory = directory
+        self.history = History(
+            directory.path, incarnation=LIFE, dimension=WORLD.model.dimension, keep=keep, say=self.said.append
+        )
+        self.service = CloudService(
+            run=RUN,
+            scenario=SCENARIO,
+            server=server_for(SCENARIO, WORLD.model, streams_for(7), edges_at_least=2, incarnation=LIFE),
+            evaluator=Evaluator.of(WORLD.model, WORLD.dataset.test, 0.0),
+            channel=channel,
+            loop=self.broker,
+            records=Recorder(directory.journal),
+            say=self.said.append,
+        )
+        channel.connect()
+        (revive if again else begin_history)(self.service, self.history, MADE, directory)
+        self.service.start()
+
+    def state(self) -> tuple[bytes, bytes]:
+        """Return all but what a crash may change: the clock, and the size of the file."""
+        state = service_state(self.service, MADE, self.directory)
+        del (
+            state["time"],
+            state["events_bytes"],
+            state["dropped"],
+            state["first_update"],
+            state["last_update"],
+        )
+        del state["records"]["written"]
+        # refusals that changed nothing are in no log, and neither are round trips that were under way
+        del state["records"]["tally"]["refused"], state["records"]["refusals"]
+        state["contacts"] = [contact[:2] for contact in state["contacts"]]
+        return pack(state)
+
+    def send(self, rng: random.Random) -> None:
+        """Let one of the edges say anything, right or wrong."""
+        self.broker.advance(rng.uniform(0.0, 0.1))
+        service, edge = self.service, EdgeId(f"edge-{rng.randrange(4)}")
+        account = service.server.edges.get(edge)
+        last = 0 if account is None else account.last_sequence
+        kind = rng.random()
+        if account is None or kind < 0.05:
+            nonce, number = rng.choice("ab") * 16, rng.randrange(1, 50)
+            hello = Hello(edge_id=edge, nonce=nonce, number=number, last_sequence=last, incarnation=LIFE)
+            service.on_hello(edge_topic(RUN, edge, EdgeTopic.HELLO), encode_hello(hello))
+        elif kind < 0.1:
+            leave = encode_leave(Leave(edge, rng.choice(["lost", "shutdown"]), rng.choice("ab") * 16))
+            service.on_leave(edge_topic(RUN, edge, EdgeTopic.LEAVE), leave)
+        elif service.server.schedule is not None:
+            values = np.full(WORLD.model.dimension, rng.uniform(-0.01, 0.01), np.float32)
+            sequence = max(1, last + rng.choice([1, 1, 1, 1, 0, 2]))
+            bound = service.server.schedule.sensitivity * rng.choice([1, 1, 1, 1, 2])
+            version = max(1, service.server.t - rng.randrange(3))
+            arrived = GradientArrived(edge, sequence, version, bound, NoisyGradient(values), LIFE)
+            service.on_gradient(edge_topic(RUN, edge, EdgeTopic.GRADIENT), encode_gradient(arrived))
+
+
+def lines(path: Path) -> list[str]:
+    text = (path / "events.jsonl").read_text().splitlines()
+    return [line for line in text if json.loads(line)["event"] not in ("resumed", "gradient_refused")]
+
+
+def refused(path: Path) -> int:
+    return (path / "events.jsonl").read_text().count('"gradient_refused"')
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_service_goes_on_with_the_same_state_and_the_same_records(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(history_module, "_SHARE", 0)
+    rng = random.Random(seed)
+    with RunDirectory(tmp_path / "run") as directory:
+        cloud = Cloud(directory, again=False, keep=seed % 2 == 0)
+        for _ in range(rng.randrange(20, 200)):
+            cloud.send(rng)
+            if rng.random() < 0.05:
+                cloud.service.record()
+                directory.flush()
+            if rng.random() < 0.03:
+                cloud.history.checkpoint_if_due()
+        shutil.copytree(tmp_path / "run", tmp_path / "left")  # what a SIGKILL leaves
+        state, t = cloud.state(), cloud.service.server.t
+        cloud.service.record()
+    assert t > 5
+    before = refused(tmp_path / "left")
+    (newest,) = sorted((tmp_path / "left" / "checkpoints").iterdir())[-1:]
+    if seed >= 3 and int(newest.name) > 1:
+        (newest / "state.json").write_bytes(b"{}")
+    with RunDirectory(tmp_path / "left", resumed=True) as directory:
+        revived = Cloud(directory, again=True)
+        assert revived.state() == state
+        assert revived.service.server.t == t
+    assert any(f"resumed at t = {t}: " in line for line in revived.said)
+    assert lines(tmp_path / "left") == lines(tmp_path / "run")
+    assert revived.service.tally.refused.total() == refused(tmp_path / "left")
+    assert before <= refused(tmp_path / "left") <= refused(tmp_path / "run")
+
+
+def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    with RunDirectory(tmp_path / "run") as directory:
+        cloud = Cloud(directory, again=False)
+        for _ in range(60):
+            cloud.send(rng)
+    segment = tmp_path / "run" / "log" / "000001.seg"
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(content)
+    with (
+        RunDirectory(tmp_path / "run", resumed=True) as directory,
+        pytest.raises(LogDamagedError, match="is damaged"),
+    ):
+        Cloud(directory, again=True)
+
+
+def test_a_fleet_that_gathered_goes_on_gathering(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as directory:
+        cloud = Cloud(directory, again=False)
+        cloud.service.gather = 5.0
+        hello = Hello(edge_id=EdgeId("edge-0"), nonce="a" * 16, incarnation=LIFE)
+        cloud.service.on_hello(edge_topic(RUN, EdgeId("edge-0"), EdgeTopic.HELLO), encode_hello(hello))
+        cloud.history._begin_segment(2)
+    with RunDirectory(tmp_path / "run", resumed=True) as directory:
+        revived = Cloud(directory, again=True)
+        assert revived.service.server.schedule is None
+        revived.broker.advance(6.0)
+        assert revived.service.server.schedule is not None

@@ -1,0 +1,108 @@
+"""mapa init writes a project that runs at once, from any folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import mapa as face
+from common.scenario.scenario import parse_scenario
+from experiments.bench.large_model import large_scenario
+from mapa.brokers import find_mosquitto
+from mapa.commands.containers import for_a_container, memory_for, message_limit, own_code
+from mapa.commands.init import TEMPLATES, write_project
+from mapa.process_run import edge_code
+from mapa.scenario_files import load_scenario
+from tests.program_support import MAPA, PATIENCE, Mapa, environment
+
+FILES = ["README.md", "my_model.py", "scenario.toml"]
+CASES = [("numpy", 400, 0.9)]
+if importlib.util.find_spec("common.models.torch_model") is not None:
+    CASES.append(("torch", 20, 0.0))
+
+
+def run(*words: str, cwd: Path) -> dict[str, object]:
+    """Run a command as a user does who is in another folder, with nothing but the installed package on the path."""
+    env = {**environment(), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [MAPA[0], "-P", *MAPA[1:], *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary: dict[str, object] = json.loads(done.stdout)
+    return summary
+
+
+def test_a_project_is_three_short_files_and_says_what_is_next(mapa: Mapa, tmp_path: Path) -> None:
+    done = mapa("init", str(tmp_path / "mine"))
+    assert (done.code, f"mapa simulate {tmp_path / 'mine' / 'scenario.toml'}" in done.out) == (0, True)
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == FILES
+    for template in ("numpy", "torch"):
+        written = write_project(tmp_path / template, template)
+        assert sorted(path.name for path in written) == FILES
+        for path in written:
+            assert len(path.read_text(encoding="utf-8").splitlines()) < 40, path
+        readme = (tmp_path / template / "README.md").read_text(encoding="utf-8")
+        for command in ("simulate", "run", "containers"):
+            assert f"mapa {command} scenario.toml" in readme
+
+
+def test_a_folder_that_holds_something_is_left_alone(mapa: Mapa, tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text("mine")
+    done = mapa("init", str(tmp_path))
+    assert (done.code, "not empty (my_model.py)" in done.err, "--force" in done.err) == (2, True, True)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+    assert mapa("init", str(tmp_path), "--force").code == 0
+    assert (tmp_path / "my_model.py").read_text() == (TEMPLATES / "numpy" / "my_model.py.txt").read_text()
+    done = mapa("init", str(tmp_path / "my_model.py"))
+    assert (done.code, "is a file" in done.err) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("template", "updates", "accuracy"), CASES)
+def test_the_project_simulates_from_any_folder(
+    tmp_path: Path, template: str, updates: int, accuracy: float
+) -> None:
+    write_project(tmp_path / "mine", template)
+    (tmp_path / "elsewhere").mkdir()
+    words = ("simulate", "../mine/scenario.toml", "--seed", "1", "--iterations", str(updates), "--json")
+    summary = run(*words, "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path / "elsewhere")
+    assert (summary["reason"], summary["updates"]) == ("finished", updates)
+    assert summary["model"] == "my_model:MyModel"
+    assert summary["final_accuracy"] >= accuracy  # type: ignore[operator]
+    assert summary["privacy"]["epsilon"] <= 8.0  # type: ignore[index, call-overload, operator]
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_the_project_runs_in_processes_whose_edges_find_its_code(tmp_path: Path) -> None:
+    if find_mosquitto() is None:
+        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    write_project(tmp_path / "mine", "numpy")
+    (tmp_path / "elsewhere").mkdir()
+    words = ("run", "../mine/scenario.toml", "--iterations", "40", "--processes", "1", "--json")
+    summary = run(*words, "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path / "elsewhere")
+    assert (summary["reason"], summary["updates"]) == ("finished", 40)
+    records = face.load_run(str(summary["path"]))
+    assert set(records.updates["edge"].tolist()) == {0, 1, 2, 3}
+
+
+def test_containers_get_the_projects_code_and_a_broker_of_its_models_size(tmp_path: Path) -> None:
+    file = Path(__file__).parents[2] / "experiments" / "examples" / "own.toml"  # one process has one my_model
+    _, scenario = load_scenario(str(file))
+    _, folder = for_a_container(str(file))
+    assert own_code(scenario, folder) == {
+        "ALLOW": "experiments.examples.own:SquaredHinge experiments.examples.own:TwoRings",
+        "CODE": "/scenarios",
+    }
+    assert edge_code(scenario) == ["--code", str(Path(__file__).parents[2])]
+    assert message_limit(scenario, tmp_path) == 1 << 20
+    _, plain = load_scenario("quickstart")
+    assert own_code(plain, folder) == {}
+    limit = message_limit(parse_scenario(large_scenario()), tmp_path)
+    assert 4_000_040 < limit < 4_100_000
+    assert memory_for(1 << 20, 5) == {"edge": "512m", "cloud": "2048m", "broker": "256m"}
+    assert int(memory_for(limit, 20)["broker"].removesuffix("m")) >= 256 + 20 * 4

@@ -1,0 +1,40 @@
+"""The file and the scenario that docs/your-own-model.md prints, in a folder of their own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "your-own-model.md"
+COLOUR = '''
+import hashlib
+import numpy as np
+import mapa
+
+
+class Tints:
+    """Noisy 3×32×32 images, each with one channel that is brighter: ten classes would be CIFAR-10's form."""
+
+    def load(self, data_dir):
+        rng = np.random.default_rng(3)
+        labels = rng.integers(0, 3, 700)
+        values = rng.random((700, 3, 32, 32)) * 0.5
+        values[np.arange(700), labels] += 0.3
+        images = np.rint(255 * values).astype(np.uint8).reshape(700, -1)
+        parts = [mapa.Samples(images[rows], labels[rows]) for rows in (np.s_[:600], np.s_[600:])]
+        return mapa.Dataset("tints", (3, 32, 32), 3, *parts, hashlib.sha256(images.tobytes()).hexdigest())
+'''
+
+
+def block(kind: str) -> str:
+    found = re.search(rf"```{kind}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def write_project(folder: Path) -> Path:
+    """Write what the page prints, and a data set of colour images."""
+    (folder / "my_model.py").write_text(block("python"))
+    (folder / "my_data.py").write_text(COLOUR)
+    (folder / "my.toml").write_text(block("toml"))
+    return folder
