@@ -1,7 +1,7 @@
 """A TCP relay that treats MQTT badly on demand: holds bytes, cuts connections, delays, doubles and reorders messages.
 
-What TCP and a broker promise, order above all, does not hold behind it; what the protocol promises must hold all the same.
-Only whole PUBLISH packets are moved about. Every other packet passes at once and in its order.
+What TCP and a broker promise, order above all, does not hold behind it; what the protocol promises must hold all the
+same. Only whole PUBLISH packets are moved about. Every other packet passes at once and in its order.
 """
 
 from __future__ import annotations

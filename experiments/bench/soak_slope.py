@@ -11,7 +11,9 @@ from scipy.stats import t as student
 
 from common.errors import ConfigurationError
 
-BLOCKS = 20
+BLOCKS = (
+    10  # of a minute each in a soak of 15 minutes: memory moves in steps that last for several checkpoints
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def fit_slope(times: Sequence[float], values: Sequence[float], blocks: int = BLO
 
     One second's sample is nearly the last one's: a fit to all of them would take them for independent, and its
     interval for far too small. Means over blocks that are longer than what makes them alike (a checkpoint comes every
-    30 s) are nearly independent.
+    30 s or more) are closer to it.
     """
     if len(times) != len(values) or len(times) < 2 * blocks or blocks < 3:
         raise ConfigurationError(f"soak: {len(times)} samples: must be at least {2 * blocks}")

@@ -13,7 +13,7 @@ from mapa.brokers import Broker
 from mapa.chaos.programs import Program
 from mapa.chaos.schedule import BROKER, CLOUD, Fault, Kind
 
-_ROOM = 2000  # bytes that a file may still grow: less than a record, so that one is torn
+_ROOM = 2000  # bytes that a log may still grow: less than a record, so that one is torn
 _FAILED = 1  # exit code of a program that cannot write
 
 
@@ -99,12 +99,12 @@ class Actions:
 
 
 def _largest(program: Program) -> int:
-    """Return the size of the file that the process is writing most to: the newest segment, or the ledger's log."""
+    """Return the size of the segment that a cloud writes to; 0 of an edge, whose ledger is written in place."""
     largest = 0
     for link in Path(f"/proc/{program.pid}/fd").iterdir():
         try:
             target = link.readlink()
-            if target.suffix in (".seg", ".sqlite3-wal"):
+            if target.suffix == ".seg":
                 largest = max(largest, link.stat().st_size)
         except OSError:
             continue

@@ -1,7 +1,7 @@
 """Whether a run came through: what its records, its log, its ledgers, the wire and its processes say. Pure.
 
-Nothing here asks the cloud's own code: counts are taken from the evidence, so that a cloud which applies an update twice,
-and says so everywhere alike, does not pass.
+Nothing here asks the cloud's own code: counts are taken from the evidence, so that a cloud which applies an update
+twice, and says so everywhere alike, does not pass.
 """
 
 from __future__ import annotations

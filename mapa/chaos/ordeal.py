@@ -9,7 +9,6 @@ from pathlib import Path
 
 from common.errors import BrokerUnavailableError
 from common.quantities import RunId
-from common.scenario.scenario import Scenario
 from common.transport.connection import parse_address
 from common.transport.hostile import HostileLoop
 from common.wire.v1 import packet_limit
@@ -17,27 +16,16 @@ from mapa.brokers import MosquittoOptions, private_mosquitto
 from mapa.chaos.actions import Actions
 from mapa.chaos.evidence import gather
 from mapa.chaos.judge import Evidence, verdict
-from mapa.chaos.programs import MAPA, Program
+from mapa.chaos.plan import Plan
+from mapa.chaos.programs import Program
 from mapa.chaos.schedule import CLOUD, Fault
 from mapa.chaos.watch import Watch
-from mapa.cloud_run import Setting
 from mapa.local_run import edge_arguments
 
 _LOOK_EVERY = 0.01  # seconds
 _STALL = 240.0  # seconds without an update and without a fault: it hangs
 _GOODBYE = 120.0  # seconds for edges to end after the run
 _OVER = ("the run has ended", "the run had ended")  # what an edge says that heard of the end
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is run, again and again."""
-
-    scenario_words: tuple[str, ...]  # SCENARIO and its changes, as `mapa cloud` takes them
-    scenario: Scenario
-    setting: Setting
-    data_dir: Path
-    program: Sequence[str] = MAPA
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +88,12 @@ class Ordeal:
     def _start(self, name: str) -> None:
         scenario, broker = self.plan.scenario, self._addresses[name]
         if name == CLOUD:
-            words = [*self.plan.program, "cloud", "--broker", broker, "--json"]
+            words = [*self.plan.program, "cloud", "--broker", broker]
             words += ["--runs-dir", str(self.directory / "runs"), "--data-dir", str(self.plan.data_dir)]
             if (path := self._path) is not None:
                 words += ["--resume", str(path)]
             else:
-                words += [*self.plan.scenario_words, "--run", self.run]
+                words += [*self.plan.words, "--run", self.run]
                 words += ["--edges-at-least", str(scenario.workers)]
         else:
             address, state = parse_address(broker), self._state(name)

@@ -121,8 +121,8 @@ def _seconds(kind: Kind, bounds: Bounds, rng: random.Random) -> float:
     if kind in (Kind.PAUSE, Kind.PARTITION, Kind.CUT):
         low, high = rng.choice(((0.1, 0.8), (1.1, 1.6)))
         seconds = silent * rng.uniform(low, high)
-    elif kind is Kind.DISORDER:
-        seconds = rng.uniform(1.0, 5.0)
+    elif kind in (Kind.DISORDER, Kind.FILL):
+        seconds = rng.uniform(1.0, 5.0)  # long enough for many messages
     else:
         seconds = rng.uniform(0.1, 2.0)
     return max(0.1, round(seconds, 1))

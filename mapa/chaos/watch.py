@@ -15,7 +15,7 @@ from common.wire.v1 import HEADER, HEADER_BYTES, MODEL_MARK
 
 
 class Watch:
-    """A client that hears every model. A version that is sent again, also by a cloud that was resumed, must be the same.
+    """A client that hears every model. A version that is sent again, also by a resumed cloud, must be the same.
 
     It speaks to the broker without a relay: faults are others' to have.
     """

@@ -11,20 +11,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cloud.history import keeps_gradients
-from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.records.rundir import new_run_id
-from common.scenario.scenario import Scenario
 from common.wire.topics import run_id
-from mapa.brokers import find_mosquitto
-from mapa.chaos.ordeal import Ordeal, Outcome, Plan
-from mapa.chaos.programs import check_platform
-from mapa.chaos.schedule import Bounds, Fault, choose, make_schedule, parse_schedule, shrink
-from mapa.cloud_run import Setting
+from mapa.chaos.ordeal import Ordeal, Outcome
+from mapa.chaos.plan import Plan, plan_of
+from mapa.chaos.schedule import Fault, choose, make_schedule, parse_schedule, shrink
 from mapa.commands import options
-from mapa.run_parts import NEEDS_FILES
-from mapa.scenario_files import load_scenario
 
 
 def chaos_command(
@@ -51,13 +44,13 @@ def chaos_command(
     runs_dir: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
 ) -> None:
-    """Train under kills, pauses, partitions, full disks and disordered messages; check that nothing was lost or doubled."""
+    """Train under kills, pauses, partitions, full disks and disordered messages; check what became of the run."""
     if containers:
         raise ConfigurationError(
             "--containers: not available; `mapa containers --fault` applies single faults to containers"
         )
-    plan = _plan(scenario, changes, edges, iterations, options.data_dir_or_default(data_dir))
-    bounds = Bounds(plan.scenario.iterations, plan.scenario.workers, plan.scenario.testbed.silent_after)
+    plan = plan_of(scenario, changes or (), edges, iterations, options.data_dir_or_default(data_dir))
+    bounds = plan.bounds
     given = None if faults is None else parse_schedule(_text(faults), bounds)
     single = given is not None or only is not None
     console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -79,35 +72,6 @@ def chaos_command(
         if not keep:
             shutil.rmtree(outcome.directory)
     console.print(f"{done} runs came through")
-
-
-def _plan(
-    name: str, changes: Sequence[str] | None, edges: int | None, iterations: int | None, data_dir: Path
-) -> Plan:
-    """Return what is run; everything that cannot be is refused here, before anything starts."""
-    check_platform()
-    if find_mosquitto() is None:
-        raise ConfigurationError("mapa chaos: no mosquitto found on PATH (Debian: apt install mosquitto)")
-    settings = [*(changes or ()), *([] if iterations is None else [f"iterations={iterations}"])]
-    _, scenario = load_scenario(name, settings, edges=edges)
-    if scenario.data.set == LOCAL:
-        raise ConfigurationError(NEEDS_FILES)
-    setting = Setting.of(scenario, data_dir)
-    scenario = setting.scenario
-    _check_records(scenario, setting.model.dimension)
-    words = [name, *([] if edges is None else ["--edges", str(edges)])]
-    for one in settings:
-        words += ["--set", one]
-    return Plan(tuple(words), scenario, setting, data_dir)
-
-
-def _check_records(scenario: Scenario, dimension: int) -> None:
-    if not scenario.records.events:
-        raise ConfigurationError("records.events = false: chaos judges a run by its events")
-    if not keeps_gradients(scenario.records.keep_gradients, scenario.iterations, dimension):
-        raise ConfigurationError(
-            "records.keep_gradients: must be true, since chaos replays the log; or choose fewer iterations"
-        )
 
 
 def _text(path: Path) -> str:
