@@ -78,9 +78,10 @@ def descriptors(pid: int) -> float:
 def on_disk(folder: Path) -> float:
     """Return the bytes of all files below; one that goes meanwhile has none."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):  # unlike rglob it does not mind a folder that goes
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += (Path(parent) / name).stat().st_size
     return float(total)
 
 
