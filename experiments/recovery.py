@@ -109,7 +109,7 @@ class Fault:
             append(log, entry)
 
         if self.point == "torn":
-            LogWriter.append = torn  # type: ignore[method-assign, assignment]
+            LogWriter.append = torn  # type: ignore[method-assign,assignment]
         else:
             history.History.at = staticmethod(reached)
 

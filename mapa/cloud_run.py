@@ -184,9 +184,9 @@ def open_cloud(
             directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
         except RecordsError as error:
             records.fail(error)
-        failure = records.failure
-        if failure is not None and any(service.halted is None for service in started):
-            raise failure  # unrecorded updates would be releases that no record shows
+        running = any(service.halted is None for service in started)
+        if records.failure is not None and running:
+            raise records.failure  # unrecorded updates would be releases that no record shows
         view.refresh()
 
     channel = MqttChannel(

@@ -17,8 +17,10 @@ from rich.table import Table
 
 from common.errors import ConfigurationError
 from common.metrics import Better, Metric
+from common.scenario.scenario import parse_scenario
 from mapa.commands import options
 from mapa.figures import line, look, over_updates, panels, save, shared_legend
+from mapa.holdings import draw_holdings, holdings_of
 from mapa.recording import ENGINES
 from mapa.run_reader import RunRecords, find_run, read_run
 from mapa.unfinished import unfinished
@@ -34,7 +36,12 @@ def compare_command(
     metric: Annotated[
         str | None, typer.Option(help="metric to plot; default: the first run's headline metric")
     ] = None,
+    holdings: Annotated[
+        bool,
+        typer.Option("--holdings", help="also draw which edge holds what, once for each cut; needs the data"),
+    ] = False,
     runs: options.RunsDir = Path("runs"),
+    data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Plot runs, simulated or networked: a metric over updates and, where times are recorded, over seconds."""
@@ -45,6 +52,8 @@ def compare_command(
     drawn = chosen_metric(found, metric)
     rows = [{**describe(run, drawn), "run": name} for run, name in zip(found, told_apart(found), strict=True)]
     pictures = draw_comparison(found, drawn, out)
+    if holdings:
+        pictures += draw_cuts(found, out, options.data_dir_or_default(data_dir))
     if as_json:
         print(
             json.dumps(
@@ -113,6 +122,20 @@ def told_apart(found: Sequence[RunRecords]) -> list[str]:
         f"{name} ({names[:place].count(name) + 1})" if names.count(name) > 1 else name
         for place, name in enumerate(names)
     ]
+
+
+def draw_cuts(found: Sequence[RunRecords], stem: Path, data_dir: Path) -> list[Path]:
+    """Draw which edge holds what, for each cut once; never for records that edges brought themselves."""
+    drawn: dict[tuple[object, ...], Path] = {}
+    for run in found:
+        scenario = parse_scenario(run.scenario)
+        cut = (scenario.data.model_dump_json(), scenario.workers, scenario.seed)
+        if cut not in drawn:
+            number = f"-{len(drawn) + 1}" if drawn else ""
+            path = stem.with_name(f"{stem.name}-holdings{number}.svg")
+            draw_holdings(holdings_of(scenario, run.name, data_dir), path)
+            drawn[cut] = path
+    return list(drawn.values())
 
 
 def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> list[Path]:

@@ -51,6 +51,22 @@ def test_a_message_beyond_the_environments_limit_is_dropped(tmp_path: Path, conn
         broker.stop()
 
 
+@pytest.mark.parametrize(("limit", "queued"), [("2000", 67_108_864), ("4004096", 64 * 4_004_096)])
+def test_the_queue_of_a_client_has_room_for_many_large_messages(
+    tmp_path: Path, limit: str, queued: int
+) -> None:
+    environment = home(tmp_path, 1)
+    stand_in = tmp_path / "mosquitto"  # only what the script writes is looked at
+    stand_in.write_text("#!/bin/sh\n")
+    stand_in.chmod(0o755)
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    command = ["/bin/sh", FOLDER / "start.sh"]
+    subprocess.run(command, env={**environment, "MESSAGE_SIZE_LIMIT": limit}, check=True, timeout=60)
+    written = (tmp_path / "data" / "mosquitto.conf").read_text()
+    assert f"\nmessage_size_limit {limit}\n" in written
+    assert f"\nmax_queued_bytes {queued}\n" in written
+
+
 @pytest.mark.parametrize("limit", ["64MB", "0", "-1", "1e6", "9999999999"])
 def test_a_limit_that_is_no_number_of_bytes_is_refused(tmp_path: Path, limit: str) -> None:
     done = subprocess.run(

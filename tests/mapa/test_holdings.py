@@ -47,3 +47,16 @@ def test_local_data_are_never_shown(mapa: Mapa, tmp_path: Path) -> None:
     done = mapa("data", "show", str(scenario))
     assert done.code == 2
     assert "would leak" in done.err
+
+
+def test_a_comparison_draws_every_cut_once(mapa: Mapa, tmp_path: Path) -> None:
+    simulate = ("simulate", "quickstart", "--runs-dir", str(tmp_path), "--iterations", "20", "--seed", "1")
+    for partition in ("iid", "iid", "label"):
+        assert mapa(*simulate, "--set", f"data.partition={partition}").code == 0
+    runs = [str(path) for path in sorted(tmp_path.iterdir())]
+    done = mapa("compare", *runs, "--out", str(tmp_path / "c"), "--holdings", "--json")
+    assert done.code == 0, done.err
+    pictures = [Path(path).name for path in json.loads(done.out)["pictures"]]
+    assert pictures[-2:] == ["c-holdings.svg", "c-holdings-2.svg"]
+    first, second = ((tmp_path / name).read_text(encoding="utf-8") for name in pictures[-2:])
+    assert first != second

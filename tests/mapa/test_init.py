@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,16 +80,29 @@ def test_the_project_simulates_from_any_folder(
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_the_project_runs_in_processes_whose_edges_find_its_code(tmp_path: Path) -> None:
+def test_the_project_runs_in_processes_whose_edges_find_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if find_mosquitto() is None:
         pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
     write_project(tmp_path / "mine", "numpy")
     (tmp_path / "elsewhere").mkdir()
-    words = ("run", "../mine/scenario.toml", "--iterations", "40", "--processes", "1", "--json")
-    summary = run(*words, "--runs-dir", str(tmp_path / "runs"), cwd=tmp_path / "elsewhere")
-    assert (summary["reason"], summary["updates"]) == ("finished", 40)
-    records = face.load_run(str(summary["path"]))
-    assert set(records.updates["edge"].tolist()) == {0, 1, 2, 3}
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("MAPA_DATA_DIR", environment()["MAPA_DATA_DIR"])
+
+    async def cell() -> face.Run:  # no main thread, so no signals; as `mapa run` otherwise
+        return await asyncio.to_thread(
+            face.run, "../mine/scenario.toml", iterations=40, processes=1, progress=False, runs_dir="runs"
+        )
+
+    try:
+        trained = asyncio.run(cell())
+    finally:
+        sys.modules.pop("my_model", None)
+    assert (trained.reason, len(trained.staleness)) == ("finished", 40)
+    assert set(trained.updates["edge"].tolist()) == {0, 1, 2, 3}
+    assert trained.edges["epsilon"].max() <= 4.0
 
 
 def test_containers_get_the_projects_code_and_a_broker_of_its_models_size(tmp_path: Path) -> None:

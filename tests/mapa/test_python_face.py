@@ -349,3 +349,29 @@ def test_a_file_that_changed_since_its_import_is_refused(project: Project, tmp_p
     os.utime(module, ns=(written + 10**9, written + 10**9))
     with pytest.raises(mapa.ConfigurationError, match="has changed since it was imported"):
         simulated(tmp_path, scenario)
+
+
+def test_edges_own_files_are_simulated_too(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    files = []
+    for name, count in (("one", 40), ("two", 60), ("test", 30)):
+        inputs = rng.normal(0, 1, (count, 4)).astype(np.float32)
+        files.append(tmp_path / f"{name}.npz")
+        np.savez(files[-1], inputs=inputs, labels=(inputs[:, 0] > 0).astype(np.int64))
+    values: dict[str, Any] = {
+        "edges": 2,
+        "iterations": 20,
+        "batch_size": 4,
+        "seed": 1,
+        "data": {"set": "local", "schema": {"kind": "array", "shape": [4], "classes": 2}},
+        "algorithm": {**SMALL["algorithm"], "smoothness": 1.0},
+        "evaluation": {"every": 10},
+    }
+    run = simulated(tmp_path, values, edge_data=files[:2], test_data=files[2])
+    assert run.manifest["shard_sizes"] == [40, 60]
+    assert run.metrics["t"].tolist() == [10, 20]
+    untested = simulated(tmp_path, values, edge_data=files[:2])
+    assert len(untested.metrics["t"]) == 0
+    assert "accuracy" not in repr(untested)
+    with pytest.raises(mapa.ConfigurationError, match="--data: 1 files"):
+        simulated(tmp_path, values, edge_data=files[:1])
