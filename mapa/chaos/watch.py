@@ -26,7 +26,9 @@ class Watch:
         self.again = 0  # versions that were sent more than once
         self.reworded: list[int] = []  # and once with other bytes
         self._loop = SelectorLoop()
-        options = MqttOptions(address=broker, client_id=f"{run}-watch", max_packet=max_packet)
+        options = MqttOptions(
+            address=broker, client_id=f"{run}-watch", max_packet=max_packet, min_backoff=0.05, max_backoff=0.2
+        )
         self._channel = MqttChannel(options, self._loop)
         self._channel.subscribe(every_edge(run, EdgeTopic.MODEL), self.on_model)
         self._thread = threading.Thread(target=self._loop.run, name="mapa-watch", daemon=True)

@@ -61,24 +61,3 @@ def test_a_cloud_that_loses_what_it_answered_is_found_out(tmp_path: Path) -> Non
     outcome = broken(tmp_path, "forget", "kill cloud at t=80 for 0.2s")
     assert outcome.wrong
     assert any("x_" in line and "different bytes" in line for line in outcome.wrong), outcome.wrong
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (("--containers",), "--containers: not available"),
-        (("--set", "records.events=false"), "records.events = false"),
-        (("--set", "records.keep_gradients=false"), "records.keep_gradients"),
-        (("--iterations", "30"), "at least 40 updates"),
-        (("--only", "9"), "1 … 6"),
-        (("--faults", "nowhere.txt"), "--faults nowhere.txt"),
-        (("--count", "1001"), "--count 1001"),
-    ],
-)
-def test_what_cannot_be_judged_is_refused_before_anything_starts(
-    tmp_path: Path, words: tuple[str, ...], named: str
-) -> None:
-    code, said = chaos(tmp_path, *words)
-    assert code == 2, said
-    assert named in said
-    assert not list(tmp_path.iterdir())
