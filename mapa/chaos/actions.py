@@ -14,6 +14,7 @@ from mapa.chaos.programs import Program
 from mapa.chaos.schedule import BROKER, CLOUD, Fault, Kind
 
 _ROOM = 2000  # bytes that a log may still grow: less than a record, so that one is torn
+_TOLD_EARLY = (-int(signal.SIGTERM), 130)  # exit codes of an edge that is told to go while it starts
 _FAILED = 1  # exit code of a program that cannot write
 
 
@@ -93,6 +94,7 @@ class Actions:
         for name in names[edges:]:
             program = self.programs[name]
             if program.running:
+                program.allow(*_TOLD_EARLY)
                 program.signal(signal.SIGCONT)
                 program.signal(signal.SIGTERM)
                 self.away.add(name)
