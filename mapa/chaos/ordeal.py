@@ -52,7 +52,9 @@ class Ordeal:
     say: Callable[[str], None]
     _programs: dict[str, Program] = field(default_factory=dict)
     _addresses: dict[str, str] = field(default_factory=dict)
-    _active: dict[str, tuple[Fault, float]] = field(default_factory=dict)  # target → fault, its end
+    _active: dict[tuple[str, bool], tuple[Fault, float]] = field(
+        default_factory=dict
+    )  # place → fault, its end
     _skipped: list[str] = field(default_factory=list)
     _wrong: list[str] = field(default_factory=list)
 
@@ -118,21 +120,21 @@ class Ordeal:
         newest, moved = 0, time.monotonic()
         while True:
             now = time.monotonic()
-            for target, (fault, end) in list(self._active.items()):
+            for place, (fault, end) in list(self._active.items()):
                 if now >= end:
-                    del self._active[target]
+                    del self._active[place]
                     actions.end(fault)
             if self._over(actions):
                 break
             for fault in [one for one in waiting if one.at <= watch.newest]:
-                if fault.target in self._active:
+                if fault.place in self._active:
                     continue  # it has one already: afterwards
                 waiting.remove(fault)
                 if (why := actions.begin(fault)) is not None:
                     self._skipped.append(f"{fault}: {why}")
                     continue
                 self.say(f"  t = {watch.newest}: {fault}")
-                self._active[fault.target] = (fault, time.monotonic() + fault.seconds)
+                self._active[fault.place] = (fault, time.monotonic() + fault.seconds)
             if watch.newest > newest or self._active:
                 newest, moved = watch.newest, now
             if now > moved + _STALL:
@@ -144,7 +146,7 @@ class Ordeal:
     def _over(self, actions: Actions) -> bool:
         """Whether the cloud has ended by itself, or a process that no fault explains."""
         for name, program in self._programs.items():
-            if program.running or name in self._active or name in actions.away or not program.ends:
+            if program.running or (name, False) in self._active or name in actions.away or not program.ends:
                 continue
             code, allowed = program.last_code, program.ends[-1].allowed
             if name == CLOUD and code == 0:

@@ -57,6 +57,11 @@ class Fault:
     seconds: float
     edges: int = 0  # of a scale alone: how many go on
 
+    @property
+    def place(self) -> tuple[str, bool]:
+        """What can have one fault at a time: a node's process, or its way to the broker."""
+        return self.target, self.kind in (Kind.PARTITION, Kind.CUT, Kind.DISORDER)
+
     def __str__(self) -> str:
         whom = str(self.edges) if self.kind is Kind.SCALE else self.target
         return f"{self.kind.value} {whom} at t={self.at} for {self.seconds:g}s"
