@@ -23,6 +23,7 @@ COMMANDS = {
     "cloud": "mapa.commands.cloud:cloud_command",
     "edge": "mapa.commands.edge:edge_command",
     "containers": "mapa.commands.containers:containers_command",
+    "chaos": "mapa.commands.chaos:chaos_command",
     "schedule": "mapa.commands.schedule:schedule",
     "algorithms": "mapa.commands.algorithms:algorithms_command",
     "calibrate": "mapa.commands.ledger:calibrate_command",
@@ -47,6 +48,7 @@ _SERVICES = (
     "run",
     "cloud",
     "edge",
+    "chaos",
     "replay",
     "verify",
 )  # one BLAS thread each; the others may use what they find

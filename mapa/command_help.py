@@ -20,6 +20,10 @@ HELP = {
         "0 run ended or budget spent, 1 failed, 2 refused or wrong configuration, 4 no free shard",
     ),
     "containers": ("mapa containers quickstart --edges 5 --fault 'kill edge-3 at t=500 for 2s'", _TRAINED),
+    "chaos": (
+        "mapa chaos quickstart --seed 1 --minutes 10",
+        f"0 every run came through, 1 one did not (its directory is kept), {_WRONG}, 130 interrupted",
+    ),
     "schedule": (
         "mapa schedule --batch-size 12 --sigma 30 --smoothness 10 --delta 1e-3 --theta 0.5 --epsilon 0.1"
         " --tau-max 5 --loss-gap 2.3 --iterations 25000",

@@ -91,4 +91,8 @@ if __name__ == "__main__":
                 dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             )
             os.execv(sys.executable, [sys.executable, "-m", "experiments.bench", *sys.argv[1:]])
+    if sys.argv[1:2] == ["soak"]:  # long, and no ratio: never a part of `make bench`
+        from experiments.bench.soak import main as soak
+
+        sys.exit(soak(sys.argv[2:]))
     sys.exit(main())

@@ -1,0 +1,263 @@
+"""A TCP relay that treats MQTT badly on demand: holds bytes, cuts connections, delays, doubles and reorders messages.
+
+What TCP and a broker promise, order above all, does not hold behind it; what the protocol promises must hold all the
+same. Only whole PUBLISH packets are moved about. Every other packet passes at once and in its order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
+
+from common.errors import RemoteProtocolError
+from common.transport.connection import BrokerAddress
+
+_T = TypeVar("_T")
+_PUBLISH, _DISCONNECT = 3, 14
+_DUPLICATE = 0x08  # DUP, in the first byte of a PUBLISH with an acknowledgement
+_READ = 1 << 16
+_LONGEST = 1 << 28  # bytes of an MQTT packet
+
+
+class PacketFramer:
+    """Bytes as they come → whole MQTT packets."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Return every packet that is whole now; RemoteProtocolError where a length is none."""
+        self._rest += received
+        packets = []
+        while (size := self._size()) is not None and size <= len(self._rest):
+            packets.append(bytes(self._rest[:size]))
+            del self._rest[:size]
+        return packets
+
+    @property
+    def rest(self) -> bytes:
+        """The beginning of a packet whose end has not come."""
+        return bytes(self._rest)
+
+    def _size(self) -> int | None:
+        """Return the bytes of the next packet with its head; None: its length has not come."""
+        length = 0
+        for place in range(1, 5):
+            if place >= len(self._rest):
+                return None
+            byte = self._rest[place]
+            length |= (byte & 127) << 7 * (place - 1)
+            if byte < 128:
+                return place + 1 + length
+        raise RemoteProtocolError("an MQTT packet whose length has more than four bytes")
+
+
+class Disorder:
+    """How messages are disordered, from a seed: each may come late, and twice."""
+
+    def __init__(self, seed: str, *, late: float = 0.5, twice: float = 0.2, longest: float = 1.0) -> None:
+        self._rng = random.Random(seed)
+        self._late, self._twice, self._longest = late, twice, longest
+
+    def copies(self, packet: bytes) -> list[tuple[float, bytes]]:
+        """Return what is to be sent instead of a PUBLISH, and after how many seconds."""
+        delay = self._rng.uniform(0, self._longest) if self._rng.random() < self._late else 0.0
+        sent = [(delay, packet)]
+        if self._rng.random() < self._twice:
+            again = packet
+            if packet[0] & 0x06:  # an acknowledgement is due: a second copy says that it is one
+                again = bytes((packet[0] | _DUPLICATE,)) + packet[1:]
+            sent.append((delay + self._rng.uniform(0, self._longest), again))
+        return sent
+
+
+class _Way:
+    """One direction of one connection."""
+
+    def __init__(
+        self, relay: HostileRelay, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._relay, self._reader, self._writer = relay, reader, writer
+        self._framer = PacketFramer()
+        self._late: dict[asyncio.TimerHandle, bytes] = {}  # in the order in which they came
+
+    async def carry(self) -> None:
+        """Pass on until the end; what is late goes before it."""
+        with contextlib.suppress(OSError, RemoteProtocolError):
+            while received := await self._reader.read(_READ):
+                for packet in self._framer.feed(received):
+                    await self._relay.open.wait()
+                    self._pass(packet)
+                await self._writer.drain()
+            await self._relay.open.wait()
+            self._catch_up()
+            self._writer.write(self._framer.rest)
+            await self._writer.drain()
+
+    def _pass(self, packet: bytes) -> None:
+        disorder = self._relay.disorder
+        if packet[0] >> 4 == _PUBLISH and disorder is not None:
+            for delay, copy in disorder.copies(packet):
+                if delay:
+                    self._send_later(delay, copy)
+                else:
+                    self._writer.write(copy)
+            return
+        if packet[0] >> 4 == _DISCONNECT:
+            self._catch_up()  # nothing counts behind it
+        self._writer.write(packet)
+
+    def _send_later(self, delay: float, packet: bytes) -> None:
+        def send() -> None:
+            self._late.pop(timer, None)
+            if not self._relay.open.is_set():  # a partition began meanwhile: try again
+                self._send_later(0.05, packet)
+            elif not self._writer.is_closing():
+                self._writer.write(packet)
+
+        timer = self._relay.loop.call_later(delay, send)
+        self._late[timer] = packet
+
+    def _catch_up(self) -> None:
+        for timer, packet in self._late.items():
+            timer.cancel()
+            if not self._writer.is_closing():
+                self._writer.write(packet)
+        self._late.clear()
+
+    def abandon(self) -> None:
+        for timer in self._late:
+            timer.cancel()
+        self._late.clear()
+
+
+class HostileRelay:
+    """The way of one node to the broker. Made by `HostileLoop.open`, and told by it what to do."""
+
+    def __init__(self, broker: BrokerAddress, loop: asyncio.AbstractEventLoop) -> None:
+        self._broker, self.loop = broker, loop
+        self.open = asyncio.Event()  # cleared: a partition
+        self.open.set()
+        self.cut = False
+        self.disorder: Disorder | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self.address = BrokerAddress("127.0.0.1", 0)
+
+    async def listen(self) -> None:
+        """Open a port on the loopback interface."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = BrokerAddress("127.0.0.1", self._server.sockets[0].getsockname()[1])
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        self._writers.add(writer)
+        try:
+            if not self.cut:
+                await self._join(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass  # the broker is away, or this relay is shut
+        finally:
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self._broker.host, self._broker.port)
+        self._writers.add(far_writer)
+        for one in (writer, far_writer):
+            one.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ways = _Way(self, reader, far_writer), _Way(self, far_reader, writer)
+        carried = [asyncio.create_task(way.carry()) for way in ways]
+        try:
+            await asyncio.wait(carried, return_when=asyncio.FIRST_COMPLETED)
+            for one in (writer, far_writer):  # either end has gone: MQTT knows no half of a connection
+                if not one.is_closing():
+                    with contextlib.suppress(OSError):
+                        await one.drain()
+                        one.close()
+        finally:
+            for task in carried:
+                task.cancel()
+            await asyncio.gather(*carried, return_exceptions=True)
+            for way in ways:
+                way.abandon()
+            self._writers.discard(far_writer)
+            if not far_writer.is_closing():
+                far_writer.transport.abort()
+
+    async def shut(self) -> None:
+        """Close the port and every connection."""
+        if self._server is not None:
+            self._server.close()
+        await self.reset()
+
+    async def reset(self) -> None:
+        """Cut every connection."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+        connections = list(self._connections)
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+
+class HostileLoop:
+    """One thread for all relays; its methods are called from another one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._relays: list[HostileRelay] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mapa-hostile", daemon=True)
+        self._thread.start()
+
+    def open(self, broker: BrokerAddress) -> HostileRelay:
+        """Open a relay to a broker; connect to its `address`."""
+
+        async def make() -> HostileRelay:
+            relay = HostileRelay(broker, self._loop)
+            await relay.listen()
+            return relay
+
+        relay = self._await(make())
+        self._relays.append(relay)
+        return relay
+
+    def partition(self, relay: HostileRelay, on: bool) -> None:
+        """Hold every byte, or let all of them go."""
+        self._loop.call_soon_threadsafe(relay.open.clear if on else relay.open.set)
+
+    def cut(self, relay: HostileRelay, on: bool) -> None:
+        """Reset every connection and refuse new ones, or take them again."""
+        relay.cut = on
+        if on:
+            self._await(relay.reset())
+
+    def disorder(self, relay: HostileRelay, how: Disorder | None) -> None:
+        """Disorder messages from now on, or no more."""
+        relay.disorder = how
+
+    def close(self) -> None:
+        """Shut every relay and end the thread."""
+        for relay in self._relays:
+            self._await(relay.shut())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)

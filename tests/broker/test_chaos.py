@@ -1,0 +1,63 @@
+"""Chaos in its short form: seeded runs come through, and a cloud that is broken on purpose does not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.datasets.catalogue import data_directory
+from common.wire.topics import run_id
+from mapa.brokers import find_mosquitto
+from mapa.chaos.ordeal import Ordeal, Outcome
+from mapa.chaos.plan import plan_of
+from mapa.chaos.schedule import parse_schedule
+from tests.program_support import run_mapa as mapa
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
+QUICK = ("testbed.silent_after=1", "testbed.resend_after=0.3", "evaluation.every=0")
+BROKEN = Path(__file__).parent / "broken_cloud.py"
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_broker() -> None:
+    if find_mosquitto() is None:
+        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+
+
+def chaos(tmp_path: Path, *words: str) -> tuple[int, str]:
+    settings = [word for setting in QUICK for word in ("--set", setting)]
+    done = mapa("chaos", "quickstart", *settings, "--runs-dir", str(tmp_path), *words)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_two_seeded_runs_come_through(tmp_path: Path) -> None:
+    code, said = chaos(
+        tmp_path, "--edges", "2", "--iterations", "250", "--seed", "5", "--runs", "2", "--count", "5"
+    )
+    assert code == 0, said
+    assert "2 runs came through" in said
+    assert said.count("kill cloud at") >= 2
+    assert said.count("= distinct; mapa verify: 12 checks passed") == 2
+    assert not list(tmp_path.iterdir())  # what passed is not kept
+
+
+def broken(tmp_path: Path, how: str, schedule: str) -> Outcome:
+    program = (sys.executable, "-P", str(BROKEN), how)
+    plan = plan_of("quickstart", QUICK, 2, 160, data_directory(os.environ), program)
+    faults = parse_schedule(schedule, plan.bounds)
+    return Ordeal(plan, run_id(f"broken-{how}"), faults, tmp_path / how, print).undergo()
+
+
+def test_a_cloud_that_applies_a_repeat_is_found_out(tmp_path: Path) -> None:
+    outcome = broken(tmp_path, "double", "disorder edge-1 at t=20 for 5s\ndisorder edge-2 at t=20 for 5s")
+    assert any("applied twice" in line for line in outcome.wrong), outcome.wrong
+    assert any(line.startswith("mapa verify: ") for line in outcome.wrong), outcome.wrong
+
+
+def test_a_cloud_that_loses_what_it_answered_is_found_out(tmp_path: Path) -> None:
+    outcome = broken(tmp_path, "forget", "kill cloud at t=80 for 0.2s")
+    assert outcome.wrong
+    assert any("x_" in line and "different bytes" in line for line in outcome.wrong), outcome.wrong
