@@ -171,3 +171,29 @@ def test_a_fleet_that_gathered_goes_on_gathering(tmp_path: Path) -> None:
         assert revived.service.server.schedule is None
         revived.broker.advance(6.0)
         assert revived.service.server.schedule is not None
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("power", [True, False])
+def test_an_edge_that_leaves_after_the_records_were_written_is_no_fault(
+    tmp_path: Path, keep: bool, power: bool
+) -> None:
+    rng = random.Random(1)
+    with RunDirectory(tmp_path / "run") as directory:
+        cloud = Cloud(directory, again=False, keep=keep)
+        cloud.history.power = power
+        for _ in range(60):
+            cloud.send(rng)
+        service = cloud.service
+        service.halt("interrupted")
+        cloud.broker.advance(1.0)
+        cloud.history.finish()
+        here = [account for account in service.server.edges.values() if account.present]
+        assert here  # the channel closes only now, and the loop serves meanwhile
+        for account in here:
+            leave = encode_leave(Leave(account.edge_id, "shutdown", account.nonce))
+            service.on_leave(edge_topic(RUN, account.edge_id, EdgeTopic.LEAVE), leave)
+        cloud.broker.advance(1.0)
+        cloud.history.checkpoint_if_due()
+        cloud.history.close()
+    assert (tmp_path / "run" / "log").exists() == keep
