@@ -145,6 +145,12 @@ def revive(service: CloudService, history: History, made: type[Algorithm], direc
         service.channel, service.say, service.gather, service.replaying = channel, say, gather, False
     if reader.head is not None and reader.head.incarnation != service.server.incarnation:
         raise RecordsError(f"{reader.folder}: the log of another life of the run")
+    service.records.write()
+    if untold := service.records.untold:  # a line is written behind its record: the log had them all
+        raise LogDamagedError(
+            f"{reader.folder}: ends at t = {service.server.t}, but events.jsonl has {untold} later events: updates that"
+            " were answered would be missing; put the missing part of the log back"
+        )
     if reader.torn is not None:
         say(f"{reader.torn}: a torn record, which was never answered, is cut off")
     _move_clock(service, seconds)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +159,29 @@ def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
         pytest.raises(LogDamagedError, match="is damaged"),
     ):
         Cloud(directory, again=True)
+
+
+def cut_in_two(segment: Path) -> None:
+    os.truncate(segment, segment.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut_in_two, lambda segment: os.truncate(segment, 0)])
+def test_a_log_that_ends_before_the_events_is_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """No crash leaves that: a line is written behind its record. To go on would lose updates that were answered."""
+    rng = random.Random(1)
+    with RunDirectory(tmp_path / "run") as directory:
+        cloud = Cloud(directory, again=False)
+        for _ in range(60):
+            cloud.send(rng)
+        cloud.service.record()
+    damage(tmp_path / "run" / "log" / "000001.seg")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with (
+        RunDirectory(tmp_path / "run", resumed=True) as directory,
+        pytest.raises(LogDamagedError, match="answered would be missing"),
+    ):
+        Cloud(directory, again=True)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
 def test_a_fleet_that_gathered_goes_on_gathering(tmp_path: Path) -> None:
