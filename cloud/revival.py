@@ -136,7 +136,12 @@ def revive(service: CloudService, history: History, made: type[Algorithm], direc
     reader = LogReader(history.run, first=checkpoint)
     try:
         restore_service(service, state, made)
+        written = directory.events_bytes
         service.records.leave_out(directory.events_behind(state["events_bytes"]))
+        if (cut := written - directory.events_bytes) > 0:
+            say(
+                f"{directory.path}/events.jsonl: {cut} bytes from a broken line on are written again from the log"
+            )
         seconds, count = state["time"], 0
         for entry in reader:
             replay(service, entry)

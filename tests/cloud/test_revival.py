@@ -184,6 +184,26 @@ def test_a_log_that_ends_before_the_events_is_refused(tmp_path: Path, damage: Ca
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("broken", [b"{", b"[]\n", b'{"evant": 1}\n', b"\0" * 512 + b"\n", b"\xff\n"])
+def test_events_from_a_broken_line_on_are_written_again(tmp_path: Path, broken: bytes) -> None:
+    """The log makes them: a run is not lost for a line of its diary."""
+    rng = random.Random(1)
+    with RunDirectory(tmp_path / "run") as directory:
+        cloud = Cloud(directory, again=False)
+        for _ in range(60):
+            cloud.send(rng)
+        cloud.service.record()
+    expected = lines(tmp_path / "run")
+    events = tmp_path / "run" / "events.jsonl"
+    whole = events.read_bytes().splitlines(keepends=True)
+    events.write_bytes(b"".join([*whole[:20], broken, *whole[21:]]))
+    with RunDirectory(tmp_path / "run", resumed=True) as directory:
+        revived = Cloud(directory, again=True)
+        assert revived.service.server.t == cloud.service.server.t
+    assert lines(tmp_path / "run") == expected
+    assert any("written again from the log" in line for line in revived.said)
+
+
 def test_a_fleet_that_gathered_goes_on_gathering(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run") as directory:
         cloud = Cloud(directory, again=False)
