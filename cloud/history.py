@@ -28,12 +28,6 @@ EVERY_BYTES = 1 << 27  # of log between two checkpoints
 EVERY_SECONDS = 30.0  # between two checkpoints, where something happened
 _SHARE = 50  # checkpoints take at most one part in so many of the time, unless twice EVERY_BYTES wait
 _NOBODY = EdgeId("")
-_KEEP_BELOW = 10**9  # bytes: a log that stays below is kept unless the scenario says otherwise
-
-
-def keeps_gradients(asked: bool | None, iterations: int, dimension: int) -> bool:
-    """Tell whether the log stays for a replay: as asked, else where T·4N is below 1 GB."""
-    return iterations * 4 * dimension < _KEEP_BELOW if asked is None else asked
 
 
 def no_fault(point: str) -> None:
