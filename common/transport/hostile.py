@@ -57,15 +57,33 @@ class PacketFramer:
         raise RemoteProtocolError("an MQTT packet whose length has more than four bytes")
 
 
-class Disorder:
-    """How messages are disordered, from a seed: each may come late, and twice."""
+def topic_of(packet: bytes) -> bytes:
+    """Return the topic of a whole PUBLISH packet."""
+    at = next(place for place in range(1, len(packet)) if packet[place] < 128) + 1
+    size = int.from_bytes(packet[at : at + 2], "big")
+    return packet[at + 2 : at + 2 + size]
 
-    def __init__(self, seed: str, *, late: float = 0.5, twice: float = 0.2, longest: float = 1.0) -> None:
+
+class Disorder:
+    """How messages are disordered, from a seed: each may come late, and twice. Those of one topic may be spared."""
+
+    def __init__(
+        self,
+        seed: str,
+        *,
+        late: float = 0.5,
+        twice: float = 0.2,
+        longest: float = 1.0,
+        spared: str | None = None,
+    ) -> None:
         self._rng = random.Random(seed)
+        self._spared = None if spared is None else spared.encode()
         self._late, self._twice, self._longest = late, twice, longest
 
     def copies(self, packet: bytes) -> list[tuple[float, bytes]]:
         """Return what is to be sent instead of a PUBLISH, and after how many seconds."""
+        if self._spared is not None and topic_of(packet) == self._spared:
+            return [(0.0, packet)]
         delay = self._rng.uniform(0, self._longest) if self._rng.random() < self._late else 0.0
         sent = [(delay, packet)]
         if self._rng.random() < self._twice:

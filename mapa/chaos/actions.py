@@ -28,6 +28,7 @@ class Actions:
     loop: HostileLoop
     revive: Callable[[str], None]
     longest: float  # seconds that a disordered message comes late, at most
+    spared: str  # topic whose messages keep their order: a cloud tests the broker's size limit by it
     away: set[str] = field(default_factory=set)  # edges that a scale has sent away
 
     def begin(self, fault: Fault) -> str | None:
@@ -35,6 +36,8 @@ class Actions:
         name = fault.target
         if name in self.programs and not self.programs[name].running:
             return f"{name} is not running"
+        if name in self.away:
+            return f"{name} is leaving"
         match fault.kind:
             case Kind.KILL if name == BROKER:
                 self.broker.stop(signal.SIGKILL)
@@ -51,7 +54,7 @@ class Actions:
             case Kind.CUT:
                 self.loop.cut(self.relays[name], True)
             case Kind.DISORDER:
-                how = Disorder(str(fault), longest=self.longest)
+                how = Disorder(str(fault), longest=self.longest, spared=self.spared)
                 self.loop.disorder(self.relays[name], how)
             case Kind.FILL:
                 self.programs[name].allow(_FAILED)
@@ -60,8 +63,8 @@ class Actions:
                 self._scale_down(fault.edges)
         return None
 
-    def end(self, fault: Fault) -> None:
-        """End a fault: what was killed, or ended by it, comes back."""
+    def end(self, fault: Fault) -> bool:
+        """End a fault: what was killed, or ended by it, comes back. False: not yet, an edge is still leaving."""
         name = fault.target
         match fault.kind:
             case Kind.KILL | Kind.RESTART if name == BROKER:
@@ -83,10 +86,12 @@ class Actions:
                 if not self.programs[name].running and self.programs[name].last_code == _FAILED:
                     self.revive(name)
             case Kind.SCALE:
+                if any(self.programs[name].running for name in self.away):
+                    return False
                 for gone in sorted(self.away):
-                    self.programs[gone].end(60.0)
                     self.revive(gone)
                 self.away.clear()
+        return True
 
     def _scale_down(self, edges: int) -> None:
         """Tell the last edges to go; they leave properly."""

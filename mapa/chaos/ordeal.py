@@ -11,6 +11,7 @@ from common.errors import BrokerUnavailableError
 from common.quantities import RunId
 from common.transport.connection import parse_address
 from common.transport.hostile import HostileLoop
+from common.wire.topics import probe_topic
 from common.wire.v1 import packet_limit
 from mapa.brokers import MosquittoOptions, private_mosquitto
 from mapa.chaos.actions import Actions
@@ -74,7 +75,8 @@ class Ordeal:
             self._addresses = {name: str(relay.address) for name, relay in relays.items()}
             self._programs = {name: Program(name, self.directory / f"{name}.log") for name in names}
             longest = 2 * self.plan.scenario.testbed.resend_after
-            actions = Actions(broker, self._programs, relays, loop, self._start, longest)
+            spared = probe_topic(self.run)
+            actions = Actions(broker, self._programs, relays, loop, self._start, longest, spared)
             try:
                 for name in names:
                     self._start(name)
@@ -121,9 +123,8 @@ class Ordeal:
         while True:
             now = time.monotonic()
             for place, (fault, end) in list(self._active.items()):
-                if now >= end:
+                if now >= end and actions.end(fault):
                     del self._active[place]
-                    actions.end(fault)
             if self._over(actions):
                 break
             for fault in [one for one in waiting if one.at <= watch.newest]:
@@ -135,7 +136,7 @@ class Ordeal:
                     continue
                 self.say(f"  t = {watch.newest}: {fault}")
                 self._active[fault.place] = (fault, time.monotonic() + fault.seconds)
-            if watch.newest > newest or self._active:
+            if watch.newest > newest or any(now < end for _, end in self._active.values()):
                 newest, moved = watch.newest, now
             if now > moved + _STALL:
                 self._wrong.append(f"no update for {_STALL:g} s at t = {newest}: {self._words()}")
@@ -162,11 +163,16 @@ class Ordeal:
 
     def _close(self, actions: Actions) -> None:
         """End every fault, and let those who were away hear how it ended."""
+        until = time.monotonic() + _GOODBYE
         for fault, _ in list(self._active.values()):
-            actions.end(fault)
+            while not actions.end(fault) and time.monotonic() < until:
+                time.sleep(_LOOK_EVERY)
         self._active.clear()
         for program in self._programs.values():
-            program.end(0.0 if self._wrong else _GOODBYE)
+            if self._wrong:
+                program.kill()  # it is decided
+            else:
+                program.end(_GOODBYE)
 
     # -- the end --------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.errors import RemoteProtocolError
 from common.transport.connection import BrokerAddress
-from common.transport.hostile import Disorder, HostileLoop, PacketFramer
+from common.transport.hostile import Disorder, HostileLoop, PacketFramer, topic_of
 from common.transport.stream import publish_head
 
 PAYLOADS = st.lists(st.binary(max_size=400), max_size=12)
@@ -55,6 +55,15 @@ def test_a_second_copy_that_is_acknowledged_says_so() -> None:
     (_, first), (_, second) = disorder.copies(packet)
     assert first == packet
     assert second == b"\x3a" + packet[1:]
+
+
+@given(st.binary(max_size=400), st.text("abc/", min_size=1, max_size=200))
+def test_a_topic_that_is_spared_keeps_its_order(payload: bytes, topic: str) -> None:
+    packet = publish(payload, topic)
+    assert topic_of(packet) == topic.encode()
+    disorder = Disorder("seed", late=1.0, twice=1.0, spared=topic)
+    assert disorder.copies(packet) == [(0.0, packet)]
+    assert len(disorder.copies(publish(payload, f"{topic}/other"))) == 2
 
 
 @pytest.fixture
