@@ -27,6 +27,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "delay-adaptive": {"name": "delay-adaptive", "rate": 0.2},
     "momentum": {"name": "momentum", "rate": 0.2},
     "adam": {"name": "adam", "rate": 0.003},
+    "constant, normalised": {"name": "constant", "rate": 0.2},
     "constant, ema": {"name": "constant", "rate": 0.2, "average": "ema"},
     "constant, tail": {"name": "constant", "rate": 0.2, "average": "tail"},
 }
@@ -46,7 +47,11 @@ def test_it_learns_digits_from_clipped_and_noised_gradients(name: str) -> None:
             "data": {"set": "mnist-5k", "sampler": "poisson"},
             "model": {"name": "softmax"},
             "algorithm": {"first_clip": 1.0, **LEARNERS[name]},
-            "privacy": {"noise": "gaussian", "noise_multiplier": 1.0},
+            "privacy": {
+                "noise": "gaussian",
+                "noise_multiplier": 1.0,
+                "clipping": "normalised" if "normalised" in name else "per-sample",
+            },
             "delays": {"kind": "lognormal", "spread": 0.5, "speeds": [1.0, 2.0, 0.5]},
             "evaluation": {"every": 0},
         }
@@ -122,3 +127,19 @@ def test_the_vectorised_engine_refuses_an_average() -> None:
     check_plannable(small_world(algorithm=CONSTANT))
     with pytest.raises(ConfigurationError, match=r"algorithm\.average = 'ema'; --engine events"):
         check_plannable(small_world(algorithm={**CONSTANT, "average": "ema"}))
+
+
+def test_normalised_gradients_make_the_bound_a_unit_of_measure() -> None:
+    """With γ = ρ/C and no λ, four times C is the same run: a power of two scales float32 without rounding."""
+
+    def result(clip: float, clipping: str) -> Vector:
+        return simulate(
+            small_world(
+                algorithm={**CONSTANT, "first_clip": clip},
+                model={"regularization": 0.0},
+                privacy={"noise": "gaussian", "noise_multiplier": 1.0, "clipping": clipping},
+            )
+        ).x
+
+    np.testing.assert_array_equal(result(0.5, "normalised"), result(2.0, "normalised"))
+    assert not np.allclose(result(0.5, "per-sample"), result(2.0, "per-sample"), rtol=1e-2)
