@@ -55,7 +55,8 @@ class Setting(RunParts):
             )
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
-        ValueCodec(type(algorithm)).plain(algorithm)  # nor where no checkpoint could hold it
+        made = type(algorithm_for(parts.scenario))
+        ValueCodec(made).plain(algorithm)  # nor where no checkpoint could hold it
         return cls(parts.scenario, parts.dataset, parts.model, parts.rows)
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common.algorithms import algorithm_names
 from mapa.figure_lines import line_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
 
@@ -26,9 +27,12 @@ ALLOWED: dict[str, set[str]] = {
 PURE = [
     *(
         f"cloud/{name}.py"
-        for name in ("stages", "algorithm", "fifo", "openings", "terms", "server", "snapshot")
+        for name in (
+            *("stages", "algorithm", "averaging", "fixed_bound"),
+            *("fifo", "openings", "terms", "server", "snapshot"),
+        )
     ),
-    *(f"cloud/algorithms/{name}.py" for name in ("csgd", "asgd", "audp", "mapa", "constant")),
+    *(f"cloud/algorithms/{name.replace('-', '_')}.py" for name in algorithm_names()),
     *(
         f"edge/{name}.py"
         for name in ("policy", "privacy", "worker", "samplers", "session", "conversation", "cloud_watch")
