@@ -30,7 +30,7 @@ class Lane:
     """One edge."""
 
     tally: EdgeTally
-    strip: Counts = field(default_factory=lambda: Counts(48))  # updates over time, or over t without times
+    strip: Counts = field(default_factory=lambda: Counts(48, 0.125))  # updates over time, or over t without times
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=32))  # times of its last updates
     joined: dict[str, Any] = field(default_factory=dict)  # the record of its last join
     mixed: bool = False  # it noised in several ways: its releases are of several kinds
@@ -61,7 +61,7 @@ class Gathered:
     metrics: dict[str, Envelope] = field(default_factory=dict)
     latest: dict[str, Any] = field(default_factory=dict)  # the last evaluation
     best: tuple[float, int] | None = None  # of the headline metric
-    rate: Counts = field(default_factory=lambda: Counts(240))
+    rate: Counts = field(default_factory=lambda: Counts(240, 0.25))
     refused: Counter[str] = field(default_factory=Counter)
     refused_over: dict[str, Counts] = field(default_factory=dict)
     halted: str = ""

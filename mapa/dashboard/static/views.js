@@ -28,7 +28,7 @@ export function fleet(root) {
       const canvas = make("canvas", { class: "strip", role: "img", "aria-label": `${edge.applied} updates over time` });
       drawn.push([canvas, strips[i]]);
       const trip = edge.round_trip_ms === null ? "" : ` · round trip ${short(edge.round_trip_ms, 3)} ms`;
-      return [whole(edge.edge), edge.edge_id ?? "", make("span", { class: `state ${states[i].kind}` }, states[i].text), (edge.link ? described(edge.link) : "–") + trip,
+      return [whole(edge.edge), edge.edge_id ?? "", make("span", { class: `state ${states[i].kind}` }, states[i].text), link(edge.link) + trip,
         short(edge.pace, 3), `${short(edge.staleness_mean, 3)} / ${whole(edge.staleness_max)} / ${whole(edge.staleness_last)}`, whole(edge.applied), percent(edge.share),
         spent(edge, f.budget), canvas];
     });
@@ -36,6 +36,12 @@ export function fleet(root) {
     put(lanes, table(headings, rows, `A lane for each edge${hidden}`));
     for (const [canvas, counts] of drawn) strip(canvas, counts, Math.max(buckets, width), most);
   };
+}
+
+function link(asked) {
+  if (!asked) return "–";
+  const { name, ...rest } = asked;
+  return [name, Object.keys(rest).length ? described(rest) : null].filter(Boolean).join(", ") || "–";
 }
 
 function widened(counts, factor) {
