@@ -30,11 +30,14 @@ class Lane:
     """One edge."""
 
     tally: EdgeTally
-    strip: Counts = field(default_factory=lambda: Counts(48, 0.125))  # updates over time, or over t without times
+    strip: Counts = field(
+        default_factory=lambda: Counts(48, 0.125)
+    )  # updates over time, or over t without times
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=32))  # times of its last updates
     joined: dict[str, Any] = field(default_factory=dict)  # the record of its last join
     mixed: bool = False  # it noised in several ways: its releases are of several kinds
     last_staleness: int | None = None
+    last: tuple[int, float | None] | None = None  # (t, seconds) of its last update
     marks: list[tuple[int, int, float | None]] = field(default_factory=list)  # (releases, t, seconds)
 
     @property
@@ -126,6 +129,7 @@ class Gathered:
             if len(self._times) > _TIMES:
                 del self._times[next(iter(self._times))]
             self.rate.add(seconds)
+        lane.last = (t, seconds)
         lane.strip.add(t - 1 if seconds is None else seconds)
         if sequence in _GRID and len(lane.marks) < 100:
             lane.marks.append((sequence, t, seconds))

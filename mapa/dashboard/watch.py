@@ -126,6 +126,16 @@ class Watch:
         found = ((n, t, seconds, self._computed.get((kind, n))) for n, t, seconds in lane.marks)
         return [(n, t, seconds, value) for n, t, seconds, value in found if value is not None]
 
+    def _spent_in_all(
+        self, edge: int, stated: Mapping[str, Any]
+    ) -> list[tuple[int, int, float | None, float]]:
+        """Return the same with the statement's figure as its last point, where there is a statement."""
+        spent, last = self._spent(edge), self.gathered.lanes[edge].last
+        releases, value = stated.get("releases"), sections.number(stated.get("epsilon"))
+        if not spent or last is None or value is None or type(releases) is not int:
+            return spent
+        return [*(point for point in spent if point[0] < releases), (releases, *last, value)]
+
     def _with_epsilon(self, fleet: dict[str, Any]) -> dict[str, Any]:
         """Add what each edge has spent: the statement's figure, else the last one computed, of so many releases."""
         for row in fleet["edges"]:
@@ -139,9 +149,10 @@ class Watch:
         stated = sections.table(summary, "privacy")
         words = stated.get("words")
         privacy = sections.table(sections.table(manifest, "scenario"), "privacy")
+        by_edge = {row.get("edge"): row for row in sections.rows(stated, "edges")}
         curves = []
         for k in sorted(self.gathered.lanes):
-            if len(curves) < _CURVES and (spent := self._spent(k)):
+            if len(curves) < _CURVES and (spent := self._spent_in_all(k, by_edge.get(k, {}))):
                 columns = zip(*spent, strict=True)
                 named = dict(zip(("releases", "t", "seconds", "epsilon"), map(list, columns), strict=True))
                 curves.append({"edge": k, "edge_id": self.gathered.lanes[k].tally.edge_id, **named})

@@ -236,6 +236,7 @@ def messages(answer: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
+@pytest.mark.slow
 def test_a_list_has_the_figures_of_the_summaries(tmp_path: Path) -> None:
     path = simulated(tmp_path, iterations=20)
     summary = json.loads((path / "summary.json").read_text())

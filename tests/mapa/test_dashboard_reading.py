@@ -1,4 +1,4 @@
-"""What the dashboard reads while others write: torn lines, rotation, hostile records; with the numbers of the summary."""
+"""What the dashboard reads while others write: torn lines, rotation, hostile records; the summary's own numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mapa.dashboard import reading
@@ -99,6 +99,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     assert JsonFile(tmp_path / "summary.json").look() == {}
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(EVENTS, st.dictionaries(KEYS, ANYTHING, max_size=8)), max_size=12))
 def test_hostile_records_are_counted_and_never_break_a_page(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, dict[str, Any]]]
@@ -112,6 +113,7 @@ def test_hostile_records_are_counted_and_never_break_a_page(
     watch.listed()
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(["scenario", "shard_sizes", "name", "started"]), ANYTHING), ANYTHING)
 def test_a_hostile_manifest_and_summary_never_break_a_page(
     tmp_path_factory: pytest.TempPathFactory, manifest: dict[str, Any], value: Any
@@ -147,6 +149,7 @@ def test_code_that_records_name_is_not_loaded() -> None:
     assert release_kind(scenario, 100, {**joined, "noise": "gaussian"}) is not None
 
 
+@pytest.mark.slow
 def test_the_page_has_the_numbers_of_the_summary(tmp_path: Path) -> None:
     path = simulated(tmp_path, iterations=300, delays={"kind": "exponential"})
     summary = json.loads((path / "summary.json").read_text())
@@ -172,6 +175,7 @@ def test_the_page_has_the_numbers_of_the_summary(tmp_path: Path) -> None:
         assert lane["epsilon"] == row["epsilon"]
 
 
+@pytest.mark.slow
 def test_the_stages_of_a_run_follow_the_plan_that_is_shown(tmp_path: Path) -> None:
     """In the simulation τ_max is configured and no edge joins later: theory and run are one."""
     page = sections(Watch(simulated(tmp_path, iterations=300)))
@@ -182,6 +186,7 @@ def test_the_stages_of_a_run_follow_the_plan_that_is_shown(tmp_path: Path) -> No
         assert stage["learning_rate"] == pytest.approx(planned["learning_rate"], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_epsilon_over_releases_ends_where_the_statement_does(tmp_path: Path) -> None:
     path = simulated(tmp_path, iterations=4, edges=1, algorithm={"tau_max": 1})
     stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
@@ -194,10 +199,8 @@ def test_epsilon_over_releases_ends_where_the_statement_does(tmp_path: Path) -> 
     assert not list(watch.unaccounted())
     curve = sections(watch)["privacy"]["curves"][0]
     assert curve["epsilon"] == sorted(curve["epsilon"])
-    if stated["releases"] == 4:
-        assert curve["epsilon"][-1] == stated["epsilon"]
-    else:
-        assert curve["epsilon"][-1] <= stated["epsilon"]
+    assert curve["epsilon"][-1] == stated["epsilon"]
+    assert curve["releases"][-1] == stated["releases"]
 
 
 def test_memory_and_answers_stay_bounded_whatever_the_length() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mapa.dashboard.series import Counts, Envelope, HeatMap
@@ -11,6 +11,7 @@ from mapa.dashboard.series import Counts, Envelope, HeatMap
 VALUES = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=400)
 
 
+@settings(deadline=None)
 @given(VALUES, st.integers(2, 16))
 def test_an_envelope_keeps_extrema_first_and_last_and_stays_bounded(
     values: list[float], buckets: int
@@ -33,6 +34,7 @@ def test_an_envelope_keeps_extrema_first_and_last_and_stays_bounded(
     )  # points of the curve, none made up
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_a_short_curve_is_kept_as_it_is(values: list[float]) -> None:
     envelope = Envelope(401)
@@ -49,6 +51,7 @@ def test_every_bucket_keeps_its_own_extrema() -> None:
     assert [x for x, y, _ in envelope.points() if y == 5.0] == [12_345, 70_001]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e9), max_size=200), st.integers(1, 40))
 def test_counts_lose_nothing_and_stay_bounded(places: list[float], buckets: int) -> None:
     counts = Counts(buckets, 0.25)
@@ -61,6 +64,7 @@ def test_counts_lose_nothing_and_stay_bounded(places: list[float], buckets: int)
         assert count == sum(low <= x < high for x in places)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**6)), max_size=100))
 def test_a_heat_map_loses_nothing_and_stays_bounded(places: list[tuple[int, int]]) -> None:
     heat = HeatMap(8, 4)

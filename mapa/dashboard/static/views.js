@@ -58,6 +58,10 @@ function state(edge, head) {
   return edge.applied ? { kind: "ok", text: "at work" } : { kind: "wait", text: "joined" };
 }
 
+function exponent(value) {
+  return value === null ? "–" : value < 0.01 ? Number(value).toExponential() : String(value);
+}
+
 function spent(edge, budget) {
   if (edge.epsilon === null) return "–";
   const of = edge.epsilon_of === null ? "" : `after ${whole(edge.epsilon_of)} releases`;
@@ -143,7 +147,7 @@ export function staleness(root) {
   const tiles = make("div", { class: "tiles" });
   const bars = new Chart({ x: { label: "staleness τ", text: (v) => short(v) }, y: { label: "updates", least: 0, text: whole }, lines: [{ label: "updates", bars: true }] });
   const heat = new Heat({ title: "Staleness over updates", x: "update t", y: "staleness τ" });
-  put(root, tiles, make("div", { class: "grid" }, card("Histogram", "τ = t − the version that the edge read.", bars.element), card("Over time", "Each column: a stretch of updates. The darker, the more updates of this staleness.", heat.element)));
+  put(root, tiles, make("div", { class: "grid" }, card("Histogram", "τ = t − the version that the edge read.", bars.element), card("Over time", "Each column: a stretch of updates. The stronger the colour, the more updates of this staleness.", heat.element)));
   return ({ staleness: s }) => {
     const m = s.summary;
     put(tiles, tile("mean", short(m.mean)), tile("median", whole(m.p50)), tile("90 %", whole(m.p90)), tile("99 %", whole(m.p99)), tile("max", whole(m.max)));
@@ -166,7 +170,7 @@ export function privacy(root) {
       if (p.budget) lines.push({ label: "budget", dash: [4, 4], points: false, place: 7 });
       chart = new Chart({ x: T, y: { label: "ε", least: 0 }, lines }, 300);
       put(place, p.curves.length
-        ? card("ε of each edge over updates", `At δ = ${p.delta}, ${p.adjacency} adjacency, of this run's releases alone; computed at 1, 2, 3, 4, 6, 8, … releases. An edge whose releases differ in kind has none.`, chart.element)
+        ? card("ε of each edge over updates", `At δ = ${exponent(p.delta)}, ${p.adjacency} adjacency, of this run's releases alone; computed at 1, 2, 3, 4, 6, 8, … releases, the last point from the statement. An edge whose releases differ in kind has none.`, chart.element)
         : make("p", { class: "quiet" }, "No ε over time: none is guaranteed, or it is being computed."));
     }
     if (p.curves.length) {
@@ -177,7 +181,7 @@ export function privacy(root) {
     const right = (text) => ({ text, right: true });
     put(edges, p.edges.length ? table([right("k"), "edge", right("n_k"), right("releases"), "release", "sampler", right("ε"), right("ε replace-one"), "method"],
       p.edges.map((edge) => [whole(edge.edge), edge.edge_id ?? "", whole(edge.shard_size), whole(edge.releases), edge.release ?? "–", edge.sampler ?? "–", edge.epsilon === null ? edge.reason ?? "none" : short(edge.epsilon, 6), short(edge.epsilon_replace_one, 6), edge.method ?? ""]),
-      `Each edge's records at δ = ${p.delta}`) : null);
+      `Each edge's records at δ = ${exponent(p.delta)}`) : null);
   };
 }
 
@@ -193,7 +197,7 @@ export function traffic(root) {
     put(tiles, tile("updates", whole(head.updates), `of ${whole(head.iterations)}`), tile("updates/s", short(head.updates_per_second, 4), "whole run"), tile("refused", whole(total), f.refused_exact ? "" : "on record so far"), tile("dropped", f.refused_exact ? whole(lost) : "–", "messages that could not be read"), tile("duration", clock(head.seconds)));
     over.hidden = !f.applied.length;
     const n = Math.max(0, f.applied.length - (head.state === "ended" ? 0 : 1)); // the last stretch is not over yet
-    if (n) rate.set([f.applied.slice(0, n).map((_, i) => i * f.width), f.applied.slice(0, n).map((count) => count / f.width)]);
+    if (n) rate.set(perSecond(f.applied.slice(0, n), f.width));
     const reasons = Object.keys(f.refused_over).sort(), now = JSON.stringify(reasons);
     if (now !== signature) {
       signature = now;
@@ -201,7 +205,7 @@ export function traffic(root) {
       refused = reasons.length ? new Chart({ x: SECONDS, y: { label: "refused", unit: "1/s", least: 0 }, lines: reasons.map((label) => ({ label, steps: true, points: false })) }) : null;
       put(refusals, refused ? card("Refusals a second, by reason", "Of one edge only the first hundred are written line by line.", refused.element) : null);
     }
-    if (refused) refused.set(joined(reasons.map((key) => [f.refused_over[key].counts.map((_, i) => i * f.refused_over[key].width), f.refused_over[key].counts.map((count) => count / f.refused_over[key].width)])));
+    if (refused) refused.set(joined(reasons.map((key) => perSecond(f.refused_over[key].counts, f.refused_over[key].width))));
     const right = (text) => ({ text, right: true });
     put(tables,
       card("Refusals by reason", f.refused_exact ? null : "On record so far; the summary at the end has all.", Object.keys(f.refused).length ? table(["reason", right("gradients")], Object.entries(f.refused).map(([reason, count]) => [reason, whole(count)]), "Refused gradients") : make("p", { class: "quiet" }, "None.")),
@@ -210,9 +214,15 @@ export function traffic(root) {
   };
 }
 
+// A step for each stretch, the last one with its end.
+function perSecond(counts, width) {
+  const rates = counts.map((count) => count / width);
+  return [[...rates, 0].map((_, i) => i * width), [...rates, rates.at(-1)]];
+}
+
 export function events(root, run) {
   const kind = make("select", { "aria-label": "Event" }), edge = make("input", { placeholder: "edge or its id", "aria-label": "Edge", maxlength: 200 }), text = make("input", { placeholder: "text", "aria-label": "Text", maxlength: 200 });
-  const list = make("div"), said = make("p", { class: "note" });
+  const list = make("div", { class: "tall" }), said = make("p", { class: "note" });
   put(root, make("div", { class: "filters" }, kind, edge, text), said, list);
   let names = "", number = -1, asked = 0, timer = 0, seen = {}, shown = 0;
   async function load() {
