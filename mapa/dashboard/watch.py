@@ -150,7 +150,7 @@ class Watch:
         words = stated.get("words")
         privacy = sections.table(sections.table(manifest, "scenario"), "privacy")
         by_edge = {row.get("edge"): row for row in sections.rows(stated, "edges")}
-        curves = []
+        curves: list[dict[str, Any]] = []
         for k in sorted(self.gathered.lanes):
             if len(curves) < _CURVES and (spent := self._spent_in_all(k, by_edge.get(k, {}))):
                 columns = zip(*spent, strict=True)
