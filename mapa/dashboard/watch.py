@@ -12,7 +12,7 @@ from common.accounting.releases import ReleaseKind
 from common.noise.mechanism import Sampling
 from mapa.dashboard import sections
 from mapa.dashboard.folder import state_of
-from mapa.dashboard.gathered import Gathered, Lane
+from mapa.dashboard.gathered import Gathered, Lane, number
 from mapa.dashboard.reading import JsonFile, Tail
 from mapa.dashboard.spending import MOST_KINDS, epsilon, release_kind, shard_size
 
@@ -131,7 +131,7 @@ class Watch:
     ) -> list[tuple[int, int, float | None, float]]:
         """Return the same with the statement's figure as its last point, where there is a statement."""
         spent, last = self._spent(edge), self.gathered.lanes[edge].last
-        releases, value = stated.get("releases"), sections.number(stated.get("epsilon"))
+        releases, value = stated.get("releases"), number(stated.get("epsilon"))
         if not spent or last is None or value is None or type(releases) is not int:
             return spent
         return [*(point for point in spent if point[0] < releases), (releases, *last, value)]

@@ -41,7 +41,8 @@ export function fleet(root) {
 function link(asked) {
   if (!asked) return "–";
   const { name, ...rest } = asked;
-  return [name, Object.keys(rest).length ? described(rest) : null].filter(Boolean).join(", ") || "–";
+  const given = Object.entries(rest).filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length));
+  return [name, given.length ? described(Object.fromEntries(given)) : null].filter(Boolean).join(", ") || "–";
 }
 
 function widened(counts, factor) {
