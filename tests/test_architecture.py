@@ -42,6 +42,7 @@ PURE = [
         for name in ("law", "mechanism", "gaussian", "gamma_norm", "exponential_norm", "laplace", "registry")
     ),
     *(f"common/{name}.py" for name in ("problem", "quantities", "messages", "errors", "options")),
+    "mapa/dashboard/series.py",
 ]
 FORBIDDEN_IN_PURE = {
     "paho",
@@ -62,6 +63,8 @@ ONLY_IN = {
     "paho": {"common/transport/mqtt_client.py"},
     "msgpack": {"common/wire/codec.py"},
     "docker": {"mapa/container_run.py"},
+    "starlette": {"mapa/dashboard/guard.py", "mapa/dashboard/server.py"},
+    "uvicorn": {"mapa/commands/dashboard.py"},
     "torch": {
         "common/models/cnn.py",
         *(f"common/models/torch_{part}.py" for part in ("checks", "gradients", "losses", "model", "module")),
@@ -122,7 +125,7 @@ def test_a_library_has_one_door(package: str) -> None:
 
 def test_every_door_that_is_built_is_used() -> None:
     """The law above would hold of nothing if the names in it were wrong."""
-    for package in ("msgpack", "paho", "torch"):
+    for package in ("msgpack", "paho", "starlette", "torch", "uvicorn"):
         for name in ONLY_IN[package]:
             assert package in packages(REPOSITORY / name)
 
