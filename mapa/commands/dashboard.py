@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import sys
 import webbrowser
 from pathlib import Path
@@ -43,6 +44,7 @@ def dashboard_command(
         import uvicorn
 
         from mapa.dashboard.server import make_app
+        from mapa.dashboard.stream import Following
     except ImportError as error:
         raise ConfigurationError(
             "mapa dashboard needs starlette and uvicorn: pip install 'mapa-testbed[dashboard]'"
@@ -62,18 +64,25 @@ def dashboard_command(
         _say(f"every viewer needs the token ({kept}); the connection is not encrypted")
     elif not is_loopback(host):
         _say("no token: whoever reaches this port sees every run; publish it on 127.0.0.1 alone")
+    following = Following()
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await following.end()
+            await super().shutdown(sockets)
+
     config = uvicorn.Config(
-        make_app(runs, token),
+        make_app(runs, token, following),
         log_level="warning",
         access_log=False,  # addresses with a token in them belong in no log
         server_header=False,
-        timeout_graceful_shutdown=1,  # a stream does not end by itself
+        timeout_graceful_shutdown=3,
         limit_concurrency=256,
     )
     if open_browser:
         webbrowser.open(f"{address}?token={token}" if token is not None else address)
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        Server(config).run(sockets=[listener])
     except KeyboardInterrupt:
         pass  # the way to end it
     finally:

@@ -32,9 +32,9 @@ MOST_COMPARED = 8
 _BEFORE = 2**53
 
 
-def make_app(runs: Path, token: str | None = None) -> ASGIApp:
+def make_app(runs: Path, token: str | None = None, following: Following | None = None) -> ASGIApp:
     """Return the application over a folder of runs; without a token it answers to loopback's names alone."""
-    pages = _Pages(RunsFolder(runs), Following())
+    pages = _Pages(RunsFolder(runs), following or Following())
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

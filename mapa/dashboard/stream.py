@@ -24,6 +24,7 @@ class Followed:
 
     watch: Watch
     viewers: int = 0
+    ended: bool = False  # the server stops: no message follows
     ready: asyncio.Event = field(default_factory=asyncio.Event)  # its sections are there
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -92,6 +93,13 @@ class Following:
                 await _end(run.tasks)
                 self._forget()
 
+    async def end(self) -> None:
+        """Let every stream come to its end: none does by itself, and a server that stops waits for them."""
+        for run in list(self.runs.values()):
+            run.ended = True
+            async with run.changed:
+                run.changed.notify_all()
+
     async def close(self) -> None:
         for run in self.runs.values():
             await _end(run.tasks)
@@ -112,7 +120,7 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 async def messages(run: Followed) -> AsyncIterator[str]:
     """Yield the sections of a run, then those that change, as server-sent events."""
     seen = -1
-    while True:
+    while not run.ended:
         for task in run.tasks:
             if task.done():
                 task.result()  # its error ends the stream, and the page asks again
@@ -125,7 +133,9 @@ async def messages(run: Followed) -> AsyncIterator[str]:
             continue
         try:
             async with asyncio.timeout(KEEP_ALIVE), run.changed:
-                if run.watch.version == version:  # else it changed since the lock was let go
+                if (
+                    run.watch.version == version and not run.ended
+                ):  # else it changed since the lock was let go
                     await run.changed.wait()
         except TimeoutError:
             yield ": still here\n\n"

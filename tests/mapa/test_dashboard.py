@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from mapa.dashboard.address import bind, is_loopback, page_address
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.server import FILES, STATIC, make_app
 from tests.dashboard_support import applied, lines, simulated, write_live_run
-from tests.program_support import run_mapa
+from tests.program_support import run_mapa, start_mapa
 
 TOKEN = "correct-horse-battery-staple"
 HERE = "http://127.0.0.1"
@@ -281,3 +282,24 @@ def test_wrong_options_end_before_anything_is_served(tmp_path: Path) -> None:
         done = run_mapa("dashboard", *words)
         assert done.returncode == 2
         assert said in done.stderr
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_with_0_and_no_error_while_somebody_watches(runs: Path) -> None:
+    started = start_mapa(
+        "dashboard", "--runs-dir", str(runs), "--port", "0", stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert started.stderr is not None
+        found = re.search(r"http://\S+", started.stderr.readline())
+        assert found is not None
+        with httpx.stream("GET", f"{found[0]}api/runs/first/stream", timeout=120) as answer:
+            told = messages(answer)
+            next(told)
+            started.terminate()
+            list(told)  # to its end
+        _, said = started.communicate(timeout=120)
+        assert (started.returncode, said) == (0, "")
+    finally:
+        started.kill()
+        started.wait()

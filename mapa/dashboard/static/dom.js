@@ -35,6 +35,14 @@ export function short(value, digits = 4) {
   return String(Number(number.toPrecision(digits)));
 }
 
+// An ε as a person reads it: rounded up, as in the statement; a figure below the guarantee would claim too much.
+export function upward(value, digits = 4) {
+  if (value === null || value === undefined) return NONE;
+  if (!(value > 0)) return short(value);
+  const unit = 10 ** (digits - 1 - Math.floor(Math.log10(value)));
+  return String(Number((Math.ceil(value * unit * (1 - 1e-12)) / unit).toPrecision(digits)));
+}
+
 export function percent(value, digits = 1) {
   return value === null || value === undefined ? NONE : `${(value * 100).toFixed(digits)} %`;
 }

@@ -1,6 +1,6 @@
 // The views of one run. Each returns a function that shows the sections as they are now.
 import { Chart, Heat, compact, joined, strip } from "./charts.js";
-import { card, clock, described, make, metricText, moment, percent, put, short, table, tile, whole } from "./dom.js";
+import { card, clock, described, make, metricText, moment, percent, put, short, table, tile, upward, whole } from "./dom.js";
 
 const T = { label: "update t", text: whole };
 const SECONDS = { label: "time since the first update", unit: "s", text: (v) => `${short(v, 6)} s` };
@@ -55,6 +55,7 @@ function widened(counts, factor) {
 function state(edge, head) {
   if (edge.gone) return { kind: "gone", text: `gone: ${edge.gone}` };
   if (head.state === "ended") return { kind: "ended", text: "run ended" };
+  if (head.state === "quiet") return { kind: "wait", text: "no news of the run" };
   if (edge.silent !== null) return { kind: "silent", text: `silent ${short(edge.silent, 3)} s` };
   return edge.applied ? { kind: "ok", text: "at work" } : { kind: "wait", text: "joined" };
 }
@@ -66,8 +67,8 @@ function exponent(value) {
 function spent(edge, budget) {
   if (edge.epsilon === null) return "–";
   const of = edge.epsilon_of === null ? "" : `after ${whole(edge.epsilon_of)} releases`;
-  const bar = budget ? make("meter", { min: 0, max: budget, value: Math.min(edge.epsilon, budget), "aria-label": `${short(edge.epsilon)} of ${budget}` }) : null;
-  return make("span", { class: "spent" }, short(edge.epsilon), bar, of ? make("small", {}, of) : null);
+  const bar = budget ? make("meter", { min: 0, max: budget, value: Math.min(edge.epsilon, budget), "aria-label": `${upward(edge.epsilon)} of ${budget}` }) : null;
+  return make("span", { class: "spent" }, upward(edge.epsilon), bar, of ? make("small", {}, of) : null);
 }
 
 export function training(root) {
@@ -169,7 +170,7 @@ export function privacy(root) {
       if (chart) chart.destroy();
       const lines = p.curves.map((one) => ({ label: one.edge_id || `edge ${one.edge}`, points: p.curves.length < 9 }));
       if (p.budget) lines.push({ label: "budget", dash: [4, 4], points: false, place: 7 });
-      chart = new Chart({ x: T, y: { label: "ε", least: 0 }, lines }, 300);
+      chart = new Chart({ x: T, y: { label: "ε", least: 0, text: (v) => upward(v, 6) }, lines }, 300);
       put(place, p.curves.length
         ? card("ε of each edge over updates", `At δ = ${exponent(p.delta)}, ${p.adjacency} adjacency, of this run's releases alone; computed at 1, 2, 3, 4, 6, 8, … releases, the last point from the statement. An edge whose releases differ in kind has none.`, chart.element)
         : make("p", { class: "quiet" }, "No ε over time: none is guaranteed, or it is being computed."));
@@ -181,7 +182,7 @@ export function privacy(root) {
     }
     const right = (text) => ({ text, right: true });
     put(edges, p.edges.length ? table([right("k"), "edge", right("n_k"), right("releases"), "release", "sampler", right("ε"), right("ε replace-one"), "method"],
-      p.edges.map((edge) => [whole(edge.edge), edge.edge_id ?? "", whole(edge.shard_size), whole(edge.releases), edge.release ?? "–", edge.sampler ?? "–", edge.epsilon === null ? edge.reason ?? "none" : short(edge.epsilon, 6), short(edge.epsilon_replace_one, 6), edge.method ?? ""]),
+      p.edges.map((edge) => [whole(edge.edge), edge.edge_id ?? "", whole(edge.shard_size), whole(edge.releases), edge.release ?? "–", edge.sampler ?? "–", edge.epsilon === null ? edge.reason ?? "none" : upward(edge.epsilon, 6), upward(edge.epsilon_replace_one, 6), edge.method ?? ""]),
       `Each edge's records at δ = ${exponent(p.delta)}`) : null);
   };
 }
@@ -290,9 +291,9 @@ export function runs(root, choose) {
       } });
       box.checked = chosen.has(run.run);
       const text = { live: "live", quiet: "no news", ended: run.reason ?? "ended" }[run.state];
-      return [box, make("a", { href: `#/run/${encodeURIComponent(run.run)}/training` }, run.run), make("span", { class: `badge ${run.state}` }, text), moment(run.started), run.engine ?? "–", run.algorithm ?? "–", `${run.model ?? "–"} on ${run.data ?? "–"}`, whole(run.edges), `${whole(run.updates)} of ${whole(run.iterations)}`, run.metric?.name ? `${metricText(run.metric, run.final)} ${run.metric.name}` : "–", short(run.epsilon)];
+      return [box, make("a", { href: `#/run/${encodeURIComponent(run.run)}/training` }, run.run), make("span", { class: `badge ${run.state}` }, text), run.metric?.name ? `${metricText(run.metric, run.final)} ${run.metric.name}` : "–", upward(run.epsilon), `${whole(run.updates)} of ${whole(run.iterations)}`, whole(run.edges), run.algorithm ?? "–", `${run.model ?? "–"} on ${run.data ?? "–"}`, run.engine ?? "–", moment(run.started)];
     });
-    put(place, rows.length ? table(["", "run", "state", "began", "engine", "algorithm", "model", right("edges"), right("updates"), right("result"), right("ε")], rows, hidden ? `The newest ${found.length}; ${hidden} more are not shown` : "Newest first")
+    put(place, rows.length ? table(["", "run", "state", right("result"), right("ε"), right("updates"), right("edges"), "algorithm", "model", "engine", "began"], rows, hidden ? `The newest ${found.length}; ${hidden} more are not shown` : "Newest first")
       : make("p", { class: "quiet" }, "No runs yet. Start one: mapa run quickstart"));
   };
 }
@@ -313,7 +314,7 @@ export function compare(root, names) {
     const text = (v) => (about?.share ? `${(v * 100).toFixed(2)} %` : short(v, 7));
     chart = new Chart({ x: axis === "t" ? T : SECONDS, y: { label: metric, share: about?.share, text }, lines: found.map((run) => ({ label: run.head.run })) }, 360);
     const right = (title) => ({ text: title, right: true });
-    const rows = found.map(({ head, privacy: p }) => [make("a", { href: `#/run/${encodeURIComponent(head.run)}/training` }, head.run), make("span", { class: `badge ${head.state}` }, head.reason ?? head.state), head.algorithm ?? "–", `${head.model ?? "–"} on ${head.data ?? "–"}`, whole(head.edges), whole(head.updates), metricText(about, head.latest.values?.[metric]), metricText(head.metrics[0], head.best), short(p.epsilon), short(head.updates_per_second, 4)]);
+    const rows = found.map(({ head, privacy: p }) => [make("a", { href: `#/run/${encodeURIComponent(head.run)}/training` }, head.run), make("span", { class: `badge ${head.state}` }, head.reason ?? head.state), head.algorithm ?? "–", `${head.model ?? "–"} on ${head.data ?? "–"}`, whole(head.edges), whole(head.updates), metricText(about, head.latest.values?.[metric]), metricText(head.metrics[0], head.best), upward(p.epsilon), short(head.updates_per_second, 4)]);
     put(place, card(`${metric} ${axis === "t" ? "over updates" : "over seconds"}`, null, chart.element),
       table(["run", "state", "algorithm", "model", right("edges"), right("updates"), right(`last ${metric}`), right("best headline"), right("ε"), right("updates/s")], rows, "The runs side by side"));
     draw();
