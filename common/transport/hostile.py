@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 _PUBLISH, _DISCONNECT = 3, 14
 _DUPLICATE = 0x08  # DUP, in the first byte of a PUBLISH with an acknowledgement
 _READ = 1 << 16
-_LONGEST = 1 << 28  # bytes of an MQTT packet
+_PARTING = 5.0  # seconds for the other end to close, once one has
 
 
 class PacketFramer:
@@ -197,11 +197,12 @@ class HostileRelay:
         carried = [asyncio.create_task(way.carry()) for way in ways]
         try:
             await asyncio.wait(carried, return_when=asyncio.FIRST_COMPLETED)
-            for one in (writer, far_writer):  # either end has gone: MQTT knows no half of a connection
-                if not one.is_closing():
-                    with contextlib.suppress(OSError):
-                        await one.drain()
-                        one.close()
+            for task, out in zip(carried, (far_writer, writer), strict=True):
+                if task.done() and not out.is_closing():
+                    out.write_eof()  # to close at once would reset what is still on its way
+            await asyncio.wait(carried, timeout=_PARTING)
+            for one in (writer, far_writer):
+                one.close()
         finally:
             for task in carried:
                 task.cancel()

@@ -15,6 +15,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 from functools import lru_cache
 
 from common.errors import LocalProtocolError
@@ -23,6 +24,8 @@ from common.transport.routing import UNREAD
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READ_AHEAD = 131072
 _ROOM = 32768  # least free room for a read
+_DISCONNECT = 0xE0  # first byte of an MQTT goodbye
+_PARTING = 0.5  # seconds for the broker to take it and close
 
 
 @lru_cache(maxsize=4096)
@@ -61,6 +64,7 @@ class PacketStream:
         self._max_unsent = max_unsent
         self._unsent = bytearray()
         self._writing = threading.Lock()
+        self._goodbye = False  # a DISCONNECT was sent
         self._gathers = hasattr(sock, "sendmsg") and not isinstance(sock, ssl.SSLSocket)
 
     # reading
@@ -236,6 +240,7 @@ class PacketStream:
 
     def send(self, buffer: bytes | bytearray) -> int:
         """Take all of it, in order with `write`."""
+        self._goodbye = self._goodbye or buffer[:1] == bytes((_DISCONNECT,))
         if not self.write(bytes(buffer), b""):
             raise ConnectionError("the broker is not reading")
         return len(buffer)
@@ -246,7 +251,23 @@ class PacketStream:
             with contextlib.suppress(OSError, ValueError):
                 self._sock.settimeout(1.0)
                 self._sock.sendall(self._unsent)
+        if self._goodbye:
+            self._part()
         self._sock.close()
+
+    def _part(self) -> None:
+        """Wait until the broker has closed its side, and discard what it still sends.
+
+        A socket that is closed while something comes resets the connection. The broker may then never read the
+        goodbye, and tell everybody by our last will that we were lost.
+        """
+        until = time.monotonic() + _PARTING
+        with contextlib.suppress(OSError, ValueError):
+            self._sock.shutdown(socket.SHUT_WR)
+            while (left := until - time.monotonic()) > 0:
+                self._sock.settimeout(left)
+                if not self._sock.recv(_READ_AHEAD):
+                    return
 
     def fileno(self) -> int:
         """Return the descriptor to wait on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 from hypothesis import given
@@ -224,3 +225,23 @@ def test_a_packet_beyond_the_cap_leaves_its_id_to_be_acknowledged(
     assert (publishes, others) == ([], [stand_in, ping])
     assert stream.skipped == 1
     assert len(stream._buffer) == before
+
+
+def test_a_goodbye_is_read_although_something_was_still_coming() -> None:
+    """A socket that is closed with unread bytes resets the connection, and the goodbye may be lost with it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        broker, _ = server.accept()
+    with broker:
+        broker.settimeout(60)
+        broker.sendall(b"x" * 10_000)
+        stream = PacketStream(ours, max_packet=1 << 20, max_unsent=1 << 20)
+        stream.send(b"\xe0\x00")
+        closing = threading.Thread(target=stream.close)
+        closing.start()
+        assert broker.recv(16) == b"\xe0\x00"
+        assert broker.recv(16) == b""
+        broker.sendall(b"y" * 10_000)  # what was under way meanwhile
+    closing.join(60)
+    assert not closing.is_alive()
+    assert stream.fileno() == -1
