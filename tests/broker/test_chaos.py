@@ -17,7 +17,13 @@ from mapa.chaos.schedule import parse_schedule
 from tests.program_support import run_mapa as mapa
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
-QUICK = ("testbed.silent_after=1", "testbed.resend_after=0.3", "evaluation.every=0")
+# a link gives every machine about the same pace: else a fast one is done before anybody has come back
+QUICK = (
+    "testbed.silent_after=1",
+    "testbed.resend_after=0.3",
+    "evaluation.every=0",
+    "links=[{delay_ms = 10.0}]",
+)
 BROKEN = Path(__file__).parent / "broken_cloud.py"
 
 
