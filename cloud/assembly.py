@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from cloud.algorithm import Algorithm
+from cloud.averaging import averaged
 from cloud.server import CloudServer
 from cloud.terms import BelowFloorError, Terms
 from common.errors import ConfigurationError
@@ -56,14 +57,16 @@ def most_samples(sampling: Sampling, batch_size: int) -> float:
 
 
 def algorithm_for(scenario: Scenario) -> Algorithm:
-    """Return the scenario's algorithm with its options, before it begins."""
+    """Return the scenario's algorithm with its options, before it begins; an average comes with `begin`."""
     made: Algorithm = scenario.described.make(scenario.algorithm.options)
     return made
 
 
 def begin(scenario: Scenario, moment: float, problem: Problem | None = None) -> Algorithm:
     """Let the algorithm begin; a private one must ask for a bound that noise can follow."""
-    begun = algorithm_for(scenario).begin(problem or scenario.problem, moment)
+    table = scenario.algorithm
+    made = averaged(algorithm_for(scenario), table.average, table.average_decay, table.average_from)
+    begun = made.begin(problem or scenario.problem, moment)
     if scenario.private and not begun.sensitivity > 0:
         raise ConfigurationError(
             f"algorithm.name = {scenario.algorithm.name!r}: is private, so ΔS = {begun.sensitivity} must be"

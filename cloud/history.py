@@ -28,12 +28,6 @@ EVERY_BYTES = 1 << 27  # of log between two checkpoints
 EVERY_SECONDS = 30.0  # between two checkpoints, where something happened
 _SHARE = 50  # checkpoints take at most one part in so many of the time, unless twice EVERY_BYTES wait
 _NOBODY = EdgeId("")
-_KEEP_BELOW = 10**9  # bytes: a log that stays below is kept unless the scenario says otherwise
-
-
-def keeps_gradients(asked: bool | None, iterations: int, dimension: int) -> bool:
-    """Tell whether the log stays for a replay: as asked, else where T·4N is below 1 GB."""
-    return iterations * 4 * dimension < _KEEP_BELOW if asked is None else asked
 
 
 def no_fault(point: str) -> None:
@@ -63,6 +57,9 @@ class History:
         self._say = say
         self._last = self._not_before = 0.0  # time of the last checkpoint; when the next may be
         self._stuck = False  # the algorithm's state fits into no checkpoint
+        self._finished = (
+            False  # the records are written: what still arrives while the connection ends is not logged
+        )
 
     @property
     def log(self) -> LogWriter:
@@ -91,7 +88,7 @@ class History:
         now, log = time.monotonic(), self.log
         due = log.size >= EVERY_BYTES or now >= self._last + EVERY_SECONDS
         soon = now < self._not_before and log.size < 2 * EVERY_BYTES
-        if not due or soon or not log.records or self._stuck:
+        if not due or soon or not log.records or self._stuck or self._finished:
             return
         try:
             self._begin_segment(log.segment + 1)
@@ -116,7 +113,7 @@ class History:
 
     def finish(self) -> None:
         """End with the run: a last checkpoint stays, and the log where it is kept."""
-        log = self.log
+        log, self._finished = self.log, True
         try:
             self.checkpoints.write(log.segment + 1, self.state())
             log.close()
@@ -125,6 +122,11 @@ class History:
             self._say(f"the last checkpoint is missing: {error}")
         if not self.keep:
             shutil.rmtree(log.folder, ignore_errors=True)
+
+    def sync(self) -> None:
+        """Wait until all that was taken survives a power failure."""
+        if not self._finished:
+            self.log.sync()
 
     def close(self) -> None:
         """Leave everything as it is: the run can be resumed."""
@@ -142,8 +144,7 @@ class History:
             kind, body = Kind.REPEAT, payload[:HEADER_BYTES]
         else:
             return
-        self.log.append(Entry(kind, server.t, seconds, arrived.edge_id, body))
-        self.at("logged")
+        self._append(kind, server, seconds, body, arrived.edge_id)
 
     def hello(self, server: CloudServer, hello: Hello, payload: bytes, seconds: float) -> None:
         """Log a hello that will be welcomed."""
@@ -167,6 +168,8 @@ class History:
     def _append(
         self, kind: Kind, server: CloudServer, seconds: float, body: bytes, edge_id: EdgeId = _NOBODY
     ) -> None:
+        if self._finished:
+            return
         self.log.append(Entry(kind, server.t, seconds, edge_id, body))
         self.at("logged")
 

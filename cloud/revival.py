@@ -136,7 +136,12 @@ def revive(service: CloudService, history: History, made: type[Algorithm], direc
     reader = LogReader(history.run, first=checkpoint)
     try:
         restore_service(service, state, made)
+        written = directory.events_bytes
         service.records.leave_out(directory.events_behind(state["events_bytes"]))
+        if (cut := written - directory.events_bytes) > 0:
+            say(
+                f"{directory.path}/events.jsonl: {cut} bytes from a broken line on are written again from the log"
+            )
         seconds, count = state["time"], 0
         for entry in reader:
             replay(service, entry)
@@ -145,6 +150,12 @@ def revive(service: CloudService, history: History, made: type[Algorithm], direc
         service.channel, service.say, service.gather, service.replaying = channel, say, gather, False
     if reader.head is not None and reader.head.incarnation != service.server.incarnation:
         raise RecordsError(f"{reader.folder}: the log of another life of the run")
+    service.records.write()
+    if untold := service.records.untold:  # a line is written behind its record: the log had them all
+        raise LogDamagedError(
+            f"{reader.folder}: ends at t = {service.server.t}, but events.jsonl has {untold} later events: updates that"
+            " were answered would be missing; put the missing part of the log back"
+        )
     if reader.torn is not None:
         say(f"{reader.torn}: a torn record, which was never answered, is cut off")
     _move_clock(service, seconds)

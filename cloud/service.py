@@ -356,7 +356,7 @@ class CloudService:
     def release(self) -> None:
         """Perform what waited for the log, which is on disk from now on."""
         if self._held and self.history is not None:
-            self.history.log.sync()
+            self.history.sync()
         held, self._held = self._held, []
         for effects, now, hello in held:
             for effect in effects:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from cloud.algorithm import Algorithm
+from cloud.averaging import WithAverage
 from cloud.openings import Openings
 from cloud.server import CloudServer
 from cloud.stages import Stage
@@ -27,7 +28,7 @@ from common.noise.registry import noise_law
 from common.problem import Problem, SensitivityRule
 from common.quantities import EdgeId
 
-_KNOWN: tuple[type, ...] = (Problem, Stage, SensitivityRule)
+_KNOWN: tuple[type, ...] = (Problem, Stage, SensitivityRule, WithAverage)
 _PLAIN = (bool, int, float, str)
 
 

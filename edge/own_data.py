@@ -22,9 +22,8 @@ from common.datasets.reading import read_samples
 from common.datasets.schema import DataSchema
 from common.errors import ConfigurationError
 from edge.memory import memory_limit
-from edge.owners import Account, Source, register
+from edge.owners import ID_FILE, Account, Source, register
 
-FILE_NAME = "local-data.sqlite3"
 DEFAULT_NAME = "default"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _PATIENCE = 60.0  # seconds
@@ -103,7 +102,7 @@ class OwnData:
 
     @contextmanager
     def _book(self) -> Iterator[sqlite3.Connection]:
-        path = self.state_dir / FILE_NAME
+        path = self.state_dir / ID_FILE
         try:
             self.state_dir.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection:
@@ -115,7 +114,7 @@ class OwnData:
                 connection.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
-                f"state directory {str(self.state_dir)!r}: {FILE_NAME}: {error}"
+                f"state directory {str(self.state_dir)!r}: {ID_FILE}: {error}"
             ) from error
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from common.errors import ConfigurationError
 
 BOOK_VARIABLE = "MAPA_DATA_REGISTRY"
+ID_FILE = "local-data.sqlite3"  # in a state directory: its id, and the schemas of its data
 _PATIENCE = 60.0  # seconds for the others' transactions, each of them short
 _NOTHING = hashlib.sha256().hexdigest()
 _VERSION = 1
@@ -100,6 +101,8 @@ def register(
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("BEGIN IMMEDIATE")
             _prepare(connection, path)
+            if not take:
+                _refuse_copy(connection, account)
             for known in _known(connection, source):
                 if known.account.owner == account.owner and known.account.name == account.name:
                     continue
@@ -111,12 +114,26 @@ def register(
                 "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (*_columns(source), account.owner, str(account.directory), account.name),
             )
+            connection.execute(  # where it is now: at another place it has moved, or one of the two is a copy
+                "UPDATE owned SET directory = ? WHERE owner = ?", (str(account.directory), account.owner)
+            )
             if keep:  # an error, too, ends with the connection: nothing is written then
                 connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
         raise ConfigurationError(
             f"registry of local data {path}: {error}; name a file that can be written by {BOOK_VARIABLE}"
         ) from error
+
+
+def directory_id(directory: Path) -> str | None:
+    """Return the id of a state directory; None where there is none, or no such directory any more."""
+    try:
+        uri = f"{(directory / ID_FILE).as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=_PATIENCE)) as connection:
+            rows = connection.execute("SELECT id FROM directory").fetchall()
+    except (OSError, sqlite3.Error):
+        return None
+    return str(rows[0][0]) if rows else None
 
 
 def digest_of(path: Path) -> str:
@@ -171,6 +188,22 @@ def same_records(now: Source, claimed: Source) -> str:
             return "place"
         return "place" if (found.st_dev, found.st_ino) == (claimed.device, claimed.inode) else ""
     return ""
+
+
+def _refuse_copy(connection: sqlite3.Connection, account: Account) -> None:
+    """Refuse a state directory whose original is still where it was: neither knows what the other spends."""
+    for (known,) in connection.execute(
+        "SELECT DISTINCT directory FROM owned WHERE owner = ?", (account.owner,)
+    ).fetchall():
+        other = Path(known)
+        if other == account.directory or directory_id(other) != account.owner:
+            continue
+        if not other.samefile(account.directory):
+            raise ConfigurationError(
+                f"--state-dir {str(account.directory)!r}: is a copy of state directory {known!r}, which is still"
+                f" there: neither knows what is spent in the other; use --state-dir {known}, or, where this one has"
+                " the newer ledgers, take the account over once with --take-data"
+            )
 
 
 def _refuse(source: Source, account: Account, known: Known) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 import numpy as np
 
@@ -23,7 +24,25 @@ def check_bound(bound: float) -> None:
 def clip_per_sample(
     gradients: PerSampleGradients, bound: float, batch_size: int, norm: Norm = Norm.L2
 ) -> ClippedGradient:
-    """Scale every sample's gradient to norm ≤ C, sum, divide by the configured b.
+    """Scale every sample's gradient to norm ≤ C, sum, divide by the configured b."""
+    return _scaled_sum(gradients, bound, bound, batch_size, norm)
+
+
+def normalise_per_sample(
+    gradients: PerSampleGradients, bound: float, batch_size: int, norm: Norm = Norm.L2
+) -> ClippedGradient:
+    """Scale every sample's gradient to norm C, sum, divide by the configured b; 0 stays 0.
+
+    g·C/max(‖g‖, 1e-9): computed norms below the least bound cannot be trusted (common/noise/mechanism.py), and
+    what is divided by one that is too small would come out longer than C.
+    """
+    return _scaled_sum(gradients, bound, LEAST_BOUND, batch_size, norm)
+
+
+def _scaled_sum(
+    gradients: PerSampleGradients, bound: float, least: float, batch_size: int, norm: Norm
+) -> ClippedGradient:
+    """Return Σ g_i·C/max(‖g_i‖, least) over b.
 
     Never by the samples at hand: under Poisson sampling their number is private, and may be 0.
     A sample whose gradient is not finite counts as 0: a model sent with huge values could provoke
@@ -36,7 +55,7 @@ def clip_per_sample(
         lost = ~np.isfinite(norms)
         gradients = gradients.nulled(lost)
         norms[lost] = 0
-    weights = np.maximum(norms, limit)
+    weights = np.maximum(norms, np.float32(least))
     np.divide(limit, weights, out=weights)
     return ClippedGradient(gradients.weighted_sum(weights) / np.float32(batch_size))
 
@@ -60,9 +79,15 @@ def clip(
 ) -> ClippedGradient:
     """Clip to C in the norm that the noise law needs."""
     check_bound(bound)
-    if how is Clipping.PER_SAMPLE:
-        return clip_per_sample(gradients, bound, batch_size, norm)
-    return clip_batch_mean(gradients, bound, batch_size, norm)
+    match how:
+        case Clipping.PER_SAMPLE:
+            return clip_per_sample(gradients, bound, batch_size, norm)
+        case Clipping.NORMALISED:
+            return normalise_per_sample(gradients, bound, batch_size, norm)
+        case Clipping.BATCH_MEAN:
+            return clip_batch_mean(gradients, bound, batch_size, norm)
+        case _:
+            assert_never(how)
 
 
 def perturb(

@@ -23,28 +23,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load_file
-
 from cloud import history, service
-from cloud.assembly import algorithm_for, server_for
-from cloud.snapshot import restore_server
-from common.datasets.catalogue import data_directory
 from common.errors import MapaError
 from common.quantities import RunId
-from common.randomness import streams_for
-from common.records.checkpoint import Checkpoints
 from common.records.log_format import Entry, Kind, pack_record
-from common.records.log_reader import LogReader
 from common.records.log_writer import LogWriter
 from common.transport.connection import BrokerAddress, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
-from common.wire.codec import decode_hello, decode_leave
 from common.wire.topics import EdgeTopic, every_edge
 from common.wire.v1 import HEADER, HEADER_BYTES
 from edge.ledger_snapshot import ledger_snapshot
 from mapa.brokers import private_mosquitto
-from mapa.resuming import Resumable
+from mapa.verification.check import Status
+from mapa.verification.verify import Verification
 
 _PATIENCE = 600.0  # seconds; reached only where something hangs
 _RUN = RunId("killed")
@@ -272,7 +264,7 @@ def killed_run(
     assert run is not None
     resumed = check_records(run, updates, watch.newest)
     check_ledgers(directory / "state", run)
-    check_log(run, updates)
+    check_verified(run, directory / "state")
     outcome = Outcome(
         kills + len(faults), json.loads((run / "summary.json").read_text()), watch.again, resumed
     )
@@ -312,31 +304,13 @@ def check_ledgers(state: Path, run: Path) -> None:
         check(debited >= edge["last_sequence"] == edge["applied"], f"{edge['edge_id']}: ledger {debited}")
 
 
-def check_log(run: Path, updates: int) -> None:
-    """Check that the log, from its first record on, makes the very model that the run has left."""
-    resumable = Resumable.of(run)
-    setting = resumable.setting(data_directory(os.environ))
-    scenario, streams = setting.scenario, streams_for(setting.scenario.seed)
-    server = server_for(scenario, setting.model, streams, edges_at_least=1)
-    restore_server(server, Checkpoints(run).read(1)["server"], type(algorithm_for(scenario)))
-    reader = LogReader(run)
-    for entry in reader:
-        check(entry.t == server.t, f"the log has t = {entry.t} where {server.t} was due")
-        match entry.kind:
-            case Kind.GRADIENT | Kind.REPEAT:
-                server.receive(entry.arrived)
-            case Kind.HELLO:
-                server.receive(decode_hello(entry.edge_id, entry.body))
-            case Kind.LEAVE:
-                server.receive(decode_leave(entry.edge_id, entry.body))
-            case Kind.BEGIN:
-                server.begin_with_those_here()
-            case Kind.HALT:
-                server.halt(entry.body.decode())
-    check(reader.torn is None, f"the log ends in {reader.torn}")
-    check(server.updates == updates, f"the log makes {server.updates} updates")
-    kept = load_file(run / "model.safetensors")["x"]
-    check(kept.tobytes() == server.result.tobytes(), "the log makes another model")
+def check_verified(run: Path, state: Path) -> None:
+    """Check all that `mapa verify` does: log, exactly-once, ledgers, ε, and that the log makes the run's very model."""
+    slots = [path.parent for path in sorted(state.glob("*/ledger.sqlite3"))]
+    for one in Verification.of(run, frozenset(), slots).checks():
+        check(one.status is not Status.FAILED, f"mapa verify: {one.name} of {one.part}: {one.detail}")
+        unasked = one.name in ("log", "exactly once", "model") and one.status is not Status.PASSED
+        check(not unasked, f"mapa verify: {one.name} was not checked: {one.detail}")
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
     "audit": "experiments.commands.audit:audit_command",
     "reproduce": "experiments.commands.reproduce:reproduce_command",
     "compare": "mapa.commands.compare:compare_command",
+    "dashboard": "mapa.commands.dashboard:dashboard_command",
     "replay": "mapa.commands.replay:replay_command",
     "bundle": "mapa.commands.verify:bundle_command",
     "verify": "mapa.commands.verify:verify_command",

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from cloud.assembly import algorithm_for, begun, server_for
-from cloud.history import History, keeps_gradients
+from cloud.history import History
 from cloud.probe import SizeProbe
 from cloud.revival import begin_history, revive
 from cloud.rivals import Inquiry
@@ -22,6 +22,7 @@ from common.errors import ConfigurationError, RecordsError, RemoteProtocolError
 from common.health import beat
 from common.quantities import RunId
 from common.randomness import new_incarnation, streams_for
+from common.records.keeping import keeps_gradients
 from common.records.recorder import Recorder
 from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario
@@ -54,7 +55,8 @@ class Setting(RunParts):
             )
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
-        ValueCodec(type(algorithm)).plain(algorithm)  # nor where no checkpoint could hold it
+        made = type(algorithm_for(parts.scenario))
+        ValueCodec(made).plain(algorithm)  # nor where no checkpoint could hold it
         return cls(parts.scenario, parts.dataset, parts.model, parts.rows)
 
     @property

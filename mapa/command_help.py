@@ -59,6 +59,10 @@ HELP = {
         "mapa verify run.mapa.zip",
         f"0 no check failed, 1 a check failed, {_WRONG} or neither bundle nor run, 130 interrupted",
     ),
+    "dashboard": (
+        "mapa dashboard --runs-dir runs --open",
+        f"0 stopped by Ctrl-C or SIGTERM, 1 failed, {_WRONG}",
+    ),
     "compare": ("mapa compare RUN ANOTHER-RUN --out comparison", _DONE),
     "scenario": ("mapa scenario show quickstart --set edges=20", _DONE),
     "scenario list": ("mapa scenario list --figures", _DONE),

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from common.records.keeping import keeps_gradients
+
 _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what new_run_id puts after the name
 
 _AS_WANTED = ("finished", "interrupted")  # ends after which no policy starts a container again
@@ -14,9 +16,19 @@ _AT_ONCE = 120.0  # seconds within which a policy does
 
 
 def ended_with(path: Path) -> str | None:
-    """Return the reason for which a run has ended; None: it has not."""
+    """Return the reason for which a run has ended; None: it has not, or its cloud was killed over its last records."""
     summary = _json(path / "summary.json")
-    return None if summary is None else str(summary.get("reason"))
+    return None if summary is None or _owes(path, summary) else str(summary.get("reason"))
+
+
+def _owes(path: Path, summary: dict[str, Any]) -> bool:
+    """Tell whether a cloud that goes on has yet to state the privacy, or to remove a log that is not kept."""
+    if not any(path.glob("checkpoints/[0-9]*")):
+        return False  # nobody can go on with it
+    scenario = (_json(path / "manifest.json") or {}).get("scenario") or {}
+    asked = scenario.get("records", {}).get("keep_gradients")
+    kept = keeps_gradients(asked, summary.get("iterations", 0), summary.get("parameters", 0))
+    return "privacy" not in summary or (not kept and (path / "log").exists())
 
 
 def name_of(path: Path) -> str:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -20,7 +20,6 @@ from common.transport.connection import BrokerAddress
 from common.transport.loop import SelectorLoop
 from mapa.children import ends_with_parent
 from mapa.environment import without_options
-from mapa.live import View
 from mapa.threads import one_thread
 
 _LOOK_EVERY = 0.5  # seconds between two looks at the children
@@ -59,13 +58,15 @@ class EdgeProcesses:
                 return f"an edge process exited with code {child.returncode}: " + " | ".join(words)
         return "all edge processes have exited"
 
-    def watch(self, loop: SelectorLoop, view: View, over: list[str]) -> None:
-        """Stop the loop once no edge is left to finish the run."""
+    def watch(self, loop: SelectorLoop, over: list[str], halted: Callable[[], bool]) -> None:
+        """Stop the loop once no edge is left to finish the run; after the halt it stops when x is evaluated."""
+        if halted():
+            return
         if self.all_ended:
             over.append(self.complaint())
             loop.stop()
         else:
-            loop.call_later(_LOOK_EVERY, lambda: self.watch(loop, view, over))
+            loop.call_later(_LOOK_EVERY, lambda: self.watch(loop, over, halted))
 
 
 @contextlib.contextmanager

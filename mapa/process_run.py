@@ -76,7 +76,7 @@ def run_in_processes(
                 shard_sizes=setting.shard_sizes,
             )
             cloud.patience = _OWN_BROKER if ours else cloud.patience
-            children.watch(cloud.loop, view, over)
+            children.watch(cloud.loop, over, lambda: cloud.service.halted is not None)
             reason = cloud.serve()
             failed = bool(over) and cloud.service.halted is None
             if cloud.channel.owing:

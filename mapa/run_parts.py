@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,18 @@ def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:
         return Samples(np.concatenate([shard.values() for shard in shards]), labels)
     inputs: Inputs = np.concatenate([shard.inputs for shard in shards])
     return Samples(inputs, labels)
+
+
+def edge_data_bytes(scenario: Scenario, data_dir: Path) -> int:
+    """Return what an edge's data take at most while it cuts its shard; 0: nobody knows before they are read."""
+    found = next((one for one in describe(data_dir) if one.name == scenario.data.set), None)
+    if found is None:
+        return 0
+    even = scenario.data.partition == "iid"
+    shard = -(-found.train // scenario.workers) if even else found.train
+    return math.prod(found.shape) * (
+        found.train + found.test + 5 * shard
+    )  # as bytes, the shard as float32 too
 
 
 def parameters_of(scenario: Scenario, data_dir: Path) -> int | None:

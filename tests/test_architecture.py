@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common.algorithms import algorithm_names
 from mapa.figure_lines import line_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
 
@@ -26,9 +27,12 @@ ALLOWED: dict[str, set[str]] = {
 PURE = [
     *(
         f"cloud/{name}.py"
-        for name in ("stages", "algorithm", "fifo", "openings", "terms", "server", "snapshot")
+        for name in (
+            *("stages", "algorithm", "averaging", "fixed_bound"),
+            *("fifo", "openings", "terms", "server", "snapshot"),
+        )
     ),
-    *(f"cloud/algorithms/{name}.py" for name in ("csgd", "asgd", "audp", "mapa", "constant")),
+    *(f"cloud/algorithms/{name.replace('-', '_')}.py" for name in algorithm_names()),
     *(
         f"edge/{name}.py"
         for name in ("policy", "privacy", "worker", "samplers", "session", "conversation", "cloud_watch")
@@ -38,6 +42,7 @@ PURE = [
         for name in ("law", "mechanism", "gaussian", "gamma_norm", "exponential_norm", "laplace", "registry")
     ),
     *(f"common/{name}.py" for name in ("problem", "quantities", "messages", "errors", "options")),
+    "mapa/dashboard/series.py",
 ]
 FORBIDDEN_IN_PURE = {
     "paho",
@@ -58,6 +63,8 @@ ONLY_IN = {
     "paho": {"common/transport/mqtt_client.py"},
     "msgpack": {"common/wire/codec.py"},
     "docker": {"mapa/container_run.py"},
+    "starlette": {"mapa/dashboard/guard.py", "mapa/dashboard/server.py"},
+    "uvicorn": {"mapa/commands/dashboard.py"},
     "torch": {
         "common/models/cnn.py",
         *(f"common/models/torch_{part}.py" for part in ("checks", "gradients", "losses", "model", "module")),
@@ -118,7 +125,7 @@ def test_a_library_has_one_door(package: str) -> None:
 
 def test_every_door_that_is_built_is_used() -> None:
     """The law above would hold of nothing if the names in it were wrong."""
-    for package in ("msgpack", "paho", "torch"):
+    for package in ("msgpack", "paho", "starlette", "torch", "uvicorn"):
         for name in ONLY_IN[package]:
             assert package in packages(REPOSITORY / name)
 

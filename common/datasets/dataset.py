@@ -30,7 +30,9 @@ class Samples:
         """Return the chosen rows as float32; uint8 becomes [0, 1]."""
         chosen = self.inputs if rows is None else self.inputs[rows]
         if chosen.dtype == np.uint8:
-            return chosen.astype(np.float32) / np.float32(255)
+            values = chosen.astype(np.float32)
+            values /= np.float32(255)  # in place: a shard of images may take hundreds of megabytes
+            return values
         return chosen.astype(np.float32, copy=False)
 
     def chosen(self, rows: Indices) -> Samples:

@@ -17,6 +17,8 @@ from common.errors import DataFaultError
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _LONGEST_SIDE = 16_384  # pixels, of an image that is resized
+_EIGHT_BITS = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+_PREVIEWS = ("MPO",)  # a camera's: the first is the picture
 
 
 def read_images(path: Path, schema: DataSchema) -> Samples:
@@ -38,6 +40,8 @@ def _files(path: Path, schema: DataSchema) -> Iterator[tuple[Path, int]]:
             allowed = ", ".join(schema.class_names[:10])
             raise fault(path, f"{shown(folder.name)} is not a declared class; folders are {allowed}")
         for file in sorted(one for one in folder.iterdir() if not one.name.startswith(".")):
+            if not file.is_file():  # a pipe would be waited for
+                raise fault(file, "is not a file; the folder of a class holds images alone")
             yield file, labels[folder.name]
 
 
@@ -62,6 +66,10 @@ def pixels_of(image: Any, schema: DataSchema, file: Path, row: int | None = None
         )
     if max(image.size) > _LONGEST_SIDE:
         raise fault(file, f"has a side of {max(image.size)} pixels: at most {_LONGEST_SIDE}", row=row)
+    if image.mode not in _EIGHT_BITS:  # PIL would cut all above 255
+        raise fault(file, f"has more than 8 bits for a channel (mode {image.mode}); save it with 8", row=row)
+    if getattr(image, "is_animated", False) and image.format not in _PREVIEWS:
+        raise fault(file, f"has {image.n_frames} frames; a sample is one image", row=row)
     colour = len(schema.shape) == 3
     image = image.convert("RGB" if colour else "L")
     if schema.resize:

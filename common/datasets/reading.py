@@ -28,6 +28,8 @@ def read_samples(path: Path, schema: DataSchema) -> Samples:
 def _reader(path: Path, schema: DataSchema) -> Reader:
     if not path.exists():
         raise fault(path, "does not exist")
+    if not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        raise fault(path, "is neither a file nor a folder")
     if path.is_dir() and is_saved(path):
         return read_saved
     readers: dict[tuple[str, str], Reader] = {

@@ -10,6 +10,7 @@ from common.quantities import Vector
 Matrix = npt.NDArray[np.float32]
 
 _ZERO = np.float32(0)
+_LOSSY = np.float32(1e-24)  # below, what squares lose in float32 may be more than a millionth of their sum
 
 
 class OuterGradients:
@@ -24,8 +25,20 @@ class OuterGradients:
     def norms(self) -> npt.NDArray[np.float32]:
         """Return ‖D_i‖·‖X_i‖."""
         squares: npt.NDArray[np.float32] = np.vecdot(self._x, self._x)
-        squares *= np.vecdot(self._d, self._d)
+        of_d: npt.NDArray[np.float32] = np.vecdot(self._d, self._d)
+        least = min(of_d.min(initial=1), squares.min(initial=1))
+        lossy = None if least > _LOSSY else self._lossy(of_d, squares)
+        squares *= of_d
+        if lossy is not None:
+            d, x = self._d[lossy], self._x[lossy]
+            # in float64, where no square of a float32 vanishes
+            squares[lossy] = np.vecdot(d, d, dtype=np.float64) * np.vecdot(x, x, dtype=np.float64)
         return np.sqrt(squares, out=squares)
+
+    def _lossy(self, of_d: npt.NDArray[np.float32], of_x: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
+        """Return the rows of which a factor's squares vanish: it must not hide a gradient that the other makes long."""
+        rows = np.flatnonzero(~((of_d > _LOSSY) & (of_x > _LOSSY)))
+        return rows[self._d[rows].any(axis=1)]  # of D_i = 0 nothing is hidden
 
     def l1_norms(self) -> npt.NDArray[np.float32]:
         """Return ‖D_i‖₁·‖X_i‖₁."""

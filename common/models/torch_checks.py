@@ -113,6 +113,8 @@ def _check_mixing(module: nn.Module, losses: Losses, trial: Trial) -> None:
         with _recorded(module) as together:
             outputs = module(trial.inputs)
         whole = check_losses(losses(outputs, trial.targets), MADE_UP)
+        if not torch.isfinite(whole).all():
+            raise ConfigurationError("the loss of a made-up sample is not finite at the initial weights")
         for i in range(MADE_UP):
             with _recorded(module) as alone:
                 output = module(trial.inputs[i : i + 1])
@@ -184,6 +186,12 @@ def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
         return False
     if not first.numel():
         return True
+    apart = (first != second) & ~(first.isnan() & second.isnan())  # a mask's −∞ is equal to itself
+    if not apart.any():
+        return True
+    first, second = first[apart], second[apart]
+    if not (torch.isfinite(first).all() and torch.isfinite(second).all()):
+        return False
     scale = float(torch.maximum(first.abs().max(), second.abs().max()))
     return float((first - second).abs().max()) <= _TOLERANCE * scale + 1e-6
 

@@ -28,14 +28,30 @@ _COPIES = 3  # of the parameters per sample: laid out for the products, the grad
 Parameters = dict[str, torch.Tensor]
 
 
+def call_with(module: nn.Module, parameters: Parameters, inputs: torch.Tensor) -> torch.Tensor:
+    """Run the module with these values of its parameters.
+
+    A parameter may be at several places, and a layer may occur twice. Of such a layer `functional_call` by itself puts
+    the wrong tensors back, so every place is named once here.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    places = {
+        f"{path}.{leaf}" if path else leaf: names[id(parameter)]
+        for path, layer in module.named_modules()
+        for leaf, parameter in layer.named_parameters(recurse=False, remove_duplicate=False)
+    }
+    values = {place: parameters[name] for place, name in places.items() if name in parameters}
+    outputs: torch.Tensor = functional_call(module, values, (inputs,), tie_weights=False)
+    return outputs
+
+
 def per_sample(
     module: nn.Module, losses: Losses, parameters: Parameters, inputs: torch.Tensor, targets: torch.Tensor
 ) -> list[torch.Tensor]:
     """Return c × … gradients, one tensor for each parameter; c samples are given."""
 
     def loss(copy: Parameters, sample: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        outputs = functional_call(module, copy, (sample[None],))
-        return losses(outputs, target[None]).sum()
+        return losses(call_with(module, copy, sample[None]), target[None]).sum()
 
     with torch.enable_grad():
         copies = {

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from common.errors import ConfigurationError
 from common.metrics import LOSS, Metric
@@ -151,7 +150,7 @@ class TorchModel:
         with torch.no_grad():
             for part in samples.even_parts(count, samples.chunk_size(0, max(self._activations, 1 << 14))):
                 wanted = _tensor(targets[part])
-                outputs = functional_call(self._module, parameters, (_tensor(features[part]),))
+                outputs = samples.call_with(self._module, parameters, _tensor(features[part]))
                 for metric in self.metrics:
                     if metric == LOSS:
                         sums[metric] += float(self._losses(outputs, wanted).sum(dtype=torch.float64))

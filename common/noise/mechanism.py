@@ -23,10 +23,12 @@ class Clipping(Enum):
     """Where the bound C = bΔS/2 applies.
 
     D-02: line 5 of algorithm:MAPA clips the batch mean, whose sensitivity is then bΔS.
-    Only clipping each sample first makes it ΔS.
+    Only clipping each sample first makes it ΔS, or scaling each to the length C whatever it was: g·C/‖g‖, where 0
+    stays 0.
     """
 
     PER_SAMPLE = "per-sample"
+    NORMALISED = "normalised"
     BATCH_MEAN = "batch-mean"
 
 
@@ -64,8 +66,8 @@ class Mechanism:
     def sensitivity_over_clip(self, adjacency: Adjacency) -> float:
         """Return the true sensitivity of the released mean, in the norm that is clipped and in units of C.
 
-        Per-sample clipping moves by C/b (zero-out) or 2C/b = ΔS (replace-one) for each place that a
-        record fills; sampling with replacement lets one record fill all b of them. A clipped batch
+        Samples that are clipped or normalised move it by C/b (zero-out) or 2C/b = ΔS (replace-one) for each place
+        that a record fills; sampling with replacement lets one record fill all b of them. A clipped batch
         mean can go anywhere in its ball whatever the adjacency: 2C = bΔS.
         """
         if self.clipping is Clipping.BATCH_MEAN:

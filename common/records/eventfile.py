@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 from pathlib import Path
 
@@ -27,17 +29,17 @@ class EventFile:
         return self._size
 
     def lines_behind(self, size: int) -> list[bytes]:
-        """Return the whole lines behind so many bytes, and cut off half a line at the end."""
+        """Return the whole lines behind so many bytes; from the first on that is no event the file is cut off."""
         if self._size < size:
             raise RecordsError(f"{self.path}: {self._size} bytes, but {size} were written: it was changed")
         with self.path.open("rb") as stream:
             stream.seek(size)
             content = stream.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._size = size + len(whole)
-        if len(whole) < len(content):
+        lines = list(itertools.takewhile(_is_event, content.splitlines(keepends=True)))
+        self._size = size + sum(map(len, lines))
+        if self._size < size + len(content):
             self._file.truncate(self._size)
-        return whole.splitlines()
+        return lines
 
     def sync(self) -> None:
         """Write what waits, and wait until it survives a power failure."""
@@ -89,3 +91,12 @@ class EventFile:
 
     def _failure(self, error: OSError) -> RecordsError:
         return RecordsError(f"{self.path}: cannot be written: {error.strerror or error}")
+
+
+def _is_event(line: bytes) -> bool:
+    """Tell whether a line is whole and one that a journal wrote."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return line.endswith(b"\n") and isinstance(record, dict) and "event" in record

@@ -125,6 +125,11 @@ class Recorder:
                     self._written["fact"] += 1
         self._again = True
 
+    @property
+    def untold(self) -> int:
+        """How many lines a former process wrote of events that have not come again: 0 once a whole log was taken."""
+        return self._written["fact"] if self._again else 0
+
     def count_left_out(self) -> None:
         """Count what was written and did not come again: refusals that changed nothing are in no log."""
         self._again = False

@@ -83,7 +83,9 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # on a full disk the last lines fail, too: who leaves with an error is to hear of that one
+        with contextlib.nullcontext() if error is None else contextlib.suppress(RecordsError):
+            self.close()
 
     def flush(self) -> None:
         self._stream.flush()

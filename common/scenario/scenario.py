@@ -174,10 +174,7 @@ class Scenario(Table):
     def canonical(self) -> dict[str, Any]:
         """Return what a record holds: every value, and of the algorithm's own options those not at their default."""
         values = self.model_dump(mode="json")
-        options = self.algorithm.options
-        for key in options:
-            del values["algorithm"][key]
-        values["algorithm"] |= self.described.recorded(options)
+        values["algorithm"] = self.algorithm.recorded() | self.described.recorded(self.algorithm.options)
         values["records"] = self.records.recorded()
         return values
 

@@ -53,6 +53,9 @@ class ModelTable(Table):
     )
 
 
+_LATER = {"average": "none", "average_decay": None, "average_from": None}
+
+
 class AlgorithmTable(Table):
     """[algorithm]: constants that any algorithm may ask for, and beside them the options of the one that is named.
 
@@ -82,11 +85,34 @@ class AlgorithmTable(Table):
     rule: Literal["theta", "table"] = Field(
         "theta", description="how ΔS shrinks: θΔS, or the parameter table's"
     )
+    average: Literal["none", "ema", "tail"] = Field(
+        "none", description="the result is x, or an average of models; see docs/algorithms.md"
+    )
+    average_decay: float | None = Field(
+        None, ge=0, lt=1, allow_inf_nan=False, description="β of average = ema; absent: 0.99"
+    )
+    average_from: float | None = Field(
+        None, ge=0, lt=1, allow_inf_nan=False, description="share of T before average = tail; absent: 0.5"
+    )
+
+    @model_validator(mode="after")
+    def _average(self) -> Self:
+        """Refuse a parameter of an average that was not asked for."""
+        for key, kind in (("average_decay", "ema"), ("average_from", "tail")):
+            value = getattr(self, key)
+            if value is not None and self.average != kind:
+                raise ValueError(f"algorithm.{key} = {value}: only with algorithm.average = {kind!r}")
+        return self
 
     @property
     def options(self) -> dict[str, Any]:
         """The algorithm's own options."""
         return dict(self.model_extra or {})
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the shared keys of a record: those that came later only where they are set, so that digests last."""
+        values = self.model_dump(mode="json", exclude=set(self.options))
+        return {key: value for key, value in values.items() if key not in _LATER or value != _LATER[key]}
 
 
 class WorkTable(Table):
@@ -115,7 +141,7 @@ class PrivacyTable(Table):
     )
     epsilon: PerEdge | None = Field(None, description="ε_k of one release; a list is cycled over edges")
     noise_multiplier: PerEdge | None = Field(None, description="z_k of the gaussian law, instead of epsilon")
-    clipping: Literal["per-sample", "batch-mean"] = "per-sample"
+    clipping: Literal["per-sample", "normalised", "batch-mean"] = "per-sample"
     scope: Literal["all", "first-conv"] = "all"
     total_epsilon: Positive | None = Field(
         None, le=LARGEST_PARAMETER, description="budget of each edge for the whole run"

@@ -8,7 +8,7 @@ import numpy as np
 
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Sampling
+from common.noise.mechanism import Clipping, Sampling
 from experiments.audit.bounds import Floats
 from experiments.audit.canary import LOUD
 from experiments.audit.design import Design, Plant, honest
@@ -28,9 +28,10 @@ def battery(
     dimension: int,
     rounds: int,
     sampling: Sampling = Sampling.POISSON,
+    clipping: Clipping = Clipping.PER_SAMPLE,
     plant: Plant = honest,
 ) -> list[Playable]:
-    """Return every game that applies to per-sample clipping with noise on all coordinates.
+    """Return every game that applies to samples that are clipped or normalised, with noise on all coordinates.
 
     The shard is as large as the batch where the canary is to be in it for certain.
     """
@@ -42,6 +43,7 @@ def battery(
         shard_size=certain,
         canary=loud,
         sampling=sampling,
+        clipping=clipping,
         plant=plant,
     )
     composed = 9 if isinstance(law, Gaussian) else 1
@@ -78,7 +80,7 @@ def battery(
         b, n, size = _CROWD
         crowd = replace(spread, batch_size=b, shard_size=n, canary=np.full(size, float(LOUD) / size**0.5))
         games += [
-            ManyCanaries(name="a run with many canaries", law=law, plant=plant),
+            ManyCanaries(name="a run with many canaries", law=law, clipping=clipping, plant=plant),
             replace(
                 crowd.game("one release, sampled from many", _crowd_rounds(law, rounds)),
                 score=None,

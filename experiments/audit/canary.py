@@ -64,6 +64,7 @@ class CanarySetting:
     sampling: Sampling = Sampling.POISSON
     clipping: Clipping = Clipping.PER_SAMPLE
     first_layer_only: bool = False
+    loudness: float = float(LOUD)  # norm of the canary before clipping, in units of C
     opposed: bool = False  # the other samples, or the canary's other version, pull the other way
 
     @property
@@ -90,9 +91,9 @@ class CanarySetting:
             rows[1:, -1] = -self.batch_size
             rows[0, -1] = LOUD * self.batch_size**2 if there else 0
         elif self.opposed:
-            rows[0, -1] = LOUD if there else -LOUD
+            rows[0, -1] = self.loudness if there else -self.loudness
         elif there:
-            rows[0, -1] = LOUD
+            rows[0, -1] = self.loudness
         return rows
 
     def centres(self) -> tuple[Floats, Floats]:

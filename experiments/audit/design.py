@@ -10,7 +10,7 @@ import numpy as np
 from common.accounting.releases import ReleaseKind
 from common.models.gradients import Matrix
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.noise.mechanism import LEAST_BOUND, Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId
 from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Recipe, Shard
@@ -30,7 +30,7 @@ def honest(worker: EdgeWorker) -> EdgeWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Design:
-    """A canary and its company; per-sample clipping, noise on every coordinate."""
+    """A canary and its company; samples clipped or normalised, noise on every coordinate."""
 
     law: NoiseLaw
     batch_size: int  # b
@@ -38,6 +38,7 @@ class Design:
     canary: Floats  # record 0 at x = 1, in units of C
     others: Floats | None = None  # every other record, in units of C; None: 0
     sampling: Sampling = Sampling.POISSON
+    clipping: Clipping = Clipping.PER_SAMPLE  # or normalised
     releases: int = 1  # of a round
     steer: Floats | None = None  # rows of x; None: 1
     plant: Plant = field(default=honest)
@@ -49,7 +50,7 @@ class Design:
 
     @property
     def kind(self) -> ReleaseKind:
-        mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, self.sampling, self.batch_size)
+        mechanism = Mechanism(self.clipping, Scope.ALL, self.sampling, self.batch_size)
         return ReleaseKind(self.law, mechanism, self.shard_size)
 
     @property
@@ -78,7 +79,7 @@ class Design:
         recipe = Recipe(
             batch_size=self.batch_size,
             sampling=self.sampling,
-            clipping=Clipping.PER_SAMPLE,
+            clipping=self.clipping,
             law=self.law,
             noised=slice(0, self.canary.size),
             regularization=0.0,
@@ -91,11 +92,18 @@ class Design:
         """Return where an honest release lies before noise, when the canary is in its batch."""
         steer = np.ones((1, self.canary.size)) if self.steer is None else self.steer
         company = self.batch_size - 1 if self.others is not None else 0
-        zeroed = _clipped(steer * (0 if self.others is None else self.others)) * company / self.batch_size
+        zeroed = self._scaled(steer * (0 if self.others is None else self.others)) * company / self.batch_size
         places = self.batch_size if self.sampling is Sampling.WITH_REPLACEMENT else 1  # of a shard of 1
-        there = zeroed + _clipped(steer * self.canary) * places / self.batch_size
+        there = zeroed + self._scaled(steer * self.canary) * places / self.batch_size
         law = self.law
         return Aim(law, self.sensitivity, zeroed, there, self.kind.sampling_rate)
+
+    def _scaled(self, rows: Floats) -> Floats:
+        """Return rows, in units of C, as an honest edge scales them."""
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        least = LEAST_BOUND / CLIP if self.clipping is Clipping.NORMALISED else 1
+        scaled: Floats = CLIP * rows / np.maximum(norms, least)
+        return scaled
 
     def game(self, name: str, rounds: int, *, fresh_runs: bool = False) -> Game:
         """Return the game: the score is the likelihood ratio or what is learned, whichever does better at first."""
@@ -120,9 +128,3 @@ class Design:
     def exact(self, name: str, rounds: int) -> Game:
         """Return the game of exact coincidence, fixed: more with the canary's place than with the other."""
         return replace(self.game(name, rounds), score=self.aim.exact, learner=None, threshold=0.5)
-
-
-def _clipped(rows: Floats) -> Floats:
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    clipped: Floats = CLIP * rows / np.maximum(norms, 1)
-    return clipped

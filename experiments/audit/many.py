@@ -53,6 +53,7 @@ class ManyCanaries:
 
     name: str
     law: Gaussian
+    clipping: Clipping = Clipping.PER_SAMPLE  # or normalised
     plant: Plant = field(default=honest)
 
     @property
@@ -93,7 +94,7 @@ class ManyCanaries:
         recipe = Recipe(
             batch_size=_BATCH,
             sampling=Sampling.POISSON,
-            clipping=Clipping.PER_SAMPLE,
+            clipping=self.clipping,
             law=self.law,
             noised=slice(0, _CANARIES),
             regularization=0.0,

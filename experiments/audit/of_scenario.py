@@ -20,8 +20,8 @@ from mapa.simulation.world import World
 def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | None = None) -> list[Playable]:
     """Return the release whose batch has the canary for certain, as sampled where it differs, and the battery.
 
-    The battery needs per-sample clipping and noise on every coordinate: a clipped mean, or a part in the
-    clear, claims nothing that it could refute.
+    The battery needs samples that are clipped or normalised, and noise on every coordinate: a clipped mean, or a
+    part in the clear, claims nothing that it could refute.
     The guarantee holds for every N, so the audit takes an N where the law is easiest to tell: gamma-norm
     noise hides a direction among many.
     """
@@ -41,7 +41,7 @@ def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | Non
     if setting.sampling is Sampling.SHUFFLED:
         epoch = replace(setting, shard_size=2 * setting.batch_size)
         games.append(honest_game("an epoch of two releases", epoch, rounds))
-    everywhere = setting.clipping is Clipping.PER_SAMPLE and not setting.first_layer_only
+    everywhere = setting.clipping is not Clipping.BATCH_MEAN and not setting.first_layer_only
     if everywhere and isinstance(setting.law, Gaussian | GammaNorm):
         games += battery(
             setting.law,
@@ -49,6 +49,7 @@ def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | Non
             dimension=setting.dimension,
             rounds=rounds,
             sampling=setting.sampling,
+            clipping=setting.clipping,
         )
     return games
 

@@ -24,7 +24,7 @@ from edge.worker import EdgeWorker
 from experiments.audit.bounds import Floats
 from experiments.audit.canary import CLIP, CanarySetting, GivenGradients, log_likelihood_ratio
 from experiments.audit.claims import Claim, claim_for
-from experiments.audit.defects import Scaled
+from experiments.audit.defects import ClippedAtMore, Scaled
 from experiments.audit.game import Game, Releases
 
 
@@ -58,6 +58,13 @@ class LargestCoordinate(RowGradients):
     def norms(self) -> npt.NDArray[np.float32]:
         largest: npt.NDArray[np.float32] = np.abs(self._rows).max(axis=1)
         return largest
+
+
+class NotMeasured(RowGradients):
+    """Normalising by a norm that is C whatever the gradient is."""
+
+    def norms(self) -> npt.NDArray[np.float32]:
+        return np.full(len(self._rows), CLIP, np.float32)
 
 
 class EachLayer(RowGradients):
@@ -109,6 +116,7 @@ class ClipsWithoutLimits(EdgeWorker):
 def planted_games(rounds: int = 3000) -> list[Game]:
     """Return every planted defect; the claim is what the defect's author would print."""
     plain = CanarySetting(law=Gaussian(1.0), batch_size=4, shard_size=4, dimension=16)
+    normalised = replace(plain, clipping=Clipping.NORMALISED)
     gamma = replace(plain, law=GammaNorm(4.0), dimension=2)
     exponential = replace(plain, law=ExponentialNorm(1.0), dimension=32)
     crowd = replace(plain, shard_size=5)
@@ -147,6 +155,8 @@ def planted_games(rounds: int = 3000) -> list[Game]:
         _gradients("sum not divided by b", plain, lambda rows: Scaled(rows, plain.batch_size), rounds),
         _gradients("clipped by the largest coordinate", plain, LargestCoordinate, rounds, even=True),
         _gradients("each of four layers clipped to C", plain, EachLayer, rounds, even=True),
+        _gradients("normalised to 1.5 C", normalised, ClippedAtMore, rounds),
+        _gradients("not normalised", normalised, NotMeasured, rounds),
         _game(
             "with-replacement accounted as poisson",
             replaced,

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from common.accounting.releases import ReleaseKind
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Adjacency, Clipping, Sampling
 from experiments.audit.battery import battery
-from experiments.audit.canary import CanarySetting
+from experiments.audit.canary import LOUD, CanarySetting
 from experiments.audit.claims import claim_for
 from experiments.audit.game import Game, Playable
 
+_NORMALISED = CanarySetting(
+    law=Gaussian(1.0), batch_size=4, shard_size=4, dimension=16, clipping=Clipping.NORMALISED
+)
 _SHUFFLED, _REPLACED = Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT
 
 
@@ -60,6 +67,9 @@ def sound_games(rounds: int = 3000) -> list[Game]:
             law=law, batch_size=4, shard_size=4, dimension=dimension, clipping=Clipping.BATCH_MEAN
         )
         games.append(honest_game(f"{law.name} batch-mean accounted with bΔS", setting, rounds))
+    for norm in (LOUD, np.float32(1e-6)):  # what is long is cut, and what is short is stretched
+        setting = replace(_NORMALISED, loudness=float(norm))
+        games.append(honest_game(f"gaussian normalised, a gradient of {norm:g} C", setting, rounds))
     for law, dimension in ((Gaussian(2.0), 16), (GammaNorm(1.0), 2)):
         setting = CanarySetting(law=law, batch_size=4, shard_size=4, dimension=dimension, opposed=True)
         games.append(honest_game(f"{law.name} replace-one", setting, rounds, Adjacency.REPLACE_ONE))
@@ -77,6 +87,9 @@ def sound_batteries(rounds: int = 8000) -> dict[str, list[Playable]]:
     )
     batteries["gaussian z=4 with-replacement"] = battery(
         Gaussian(4.0), batch_size=4, dimension=16, rounds=rounds, sampling=_REPLACED
+    )
+    batteries["gaussian z=1 normalised"] = battery(
+        Gaussian(1.0), batch_size=4, dimension=16, rounds=rounds, clipping=Clipping.NORMALISED
     )
     batteries["gamma-norm ε=2 poisson"] = battery(GammaNorm(2.0), batch_size=4, dimension=2, rounds=rounds)
     return batteries

@@ -79,7 +79,7 @@ def measure(
                 cloud.service.interrupt()
 
         cloud.service.on_records = look
-        children.watch(cloud.loop, PlainView(setting.scenario, Console(quiet=True)), over)
+        children.watch(cloud.loop, over, lambda: cloud.service.halted is not None)
         cloud.serve()
         if not found:
             raise MapaError(f"{name}: no memory was measured: {' '.join(over)}")

@@ -21,7 +21,7 @@ from common.noise.mechanism import Clipping
 from experiments.attack.inversion import head_of
 from experiments.attack.observer import nearest_image, observe_directory
 from experiments.attack.picture import draw_grid, draw_sightings, grey_shape
-from experiments.attack.reconstruction import LAWS, Cell, attack
+from experiments.attack.reconstruction import CLIPPINGS, LAWS, Cell, attack
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
 
@@ -73,7 +73,9 @@ def attack_command(
         int, typer.Option(min=1, help="gradients per cell; the metrics are means over them")
     ] = 10,
     law: Annotated[list[str] | None, typer.Option(help=f"repeatable; default: {', '.join(LAWS)}")] = None,
-    clipping: Annotated[list[str] | None, typer.Option(help="repeatable; default: both")] = None,
+    clipping: Annotated[
+        list[str] | None, typer.Option(help="repeatable; default: per-sample and batch-mean")
+    ] = None,
     retrain: Annotated[
         bool, typer.Option("--retrain", help="train once per ε instead of once at the scenario's ε")
     ] = False,
@@ -97,7 +99,7 @@ def attack_command(
     if from_payloads is not None:
         _report_payloads(world, from_payloads, out / f"{name}-wire", as_json)
         return
-    clippings = [_clipping(text) for text in clipping or [c.value for c in Clipping]]
+    clippings = [_clipping(text) for text in clipping or [c.value for c in CLIPPINGS]]
     for text in law or []:
         if text not in LAWS:
             raise ConfigurationError(f"law = {text!r}: allowed are {', '.join(LAWS)}")

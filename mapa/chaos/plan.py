@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloud.history import keeps_gradients
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
+from common.records.keeping import keeps_gradients
 from common.scenario.scenario import Scenario
 from mapa.brokers import find_mosquitto
 from mapa.chaos.programs import MAPA, check_platform

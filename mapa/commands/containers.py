@@ -26,11 +26,12 @@ from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
-from mapa.run_parts import NEEDS_FILES, parameters_of
+from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
 from mapa.scenario_files import find_scenario
 
 DEFAULT_IMAGE = "mapa-edge-cnn"
 _LOOK_EVERY = 0.1  # seconds between two looks at the records
+_LOOK_AT_MEMORY = 5.0  # seconds between two looks at whether an edge ran out of memory
 _MESSAGE = 1 << 20  # bytes that a broker takes where nobody says more, as in docker/mosquitto/start.sh
 
 
@@ -53,6 +54,12 @@ def containers_command(
     ] = None,
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
+    edge_memory: Annotated[
+        int | None,
+        typer.Option(
+            min=64, help="memory limit of an edge's container in MB; absent: what data and model need"
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="time limit of the whole run, in seconds")] = 3600.0,
     keep: Annotated[bool, typer.Option("--keep", help="do not remove the containers at the end")] = False,
     as_json: options.AsJson = False,
@@ -67,6 +74,10 @@ def containers_command(
     _check(faults, resolved.workers)
     name, folder = for_a_container(scenario)
     message = message_limit(resolved, options.data_dir_or_default(data_dir))
+    data_bytes = edge_data_bytes(resolved, options.data_dir_or_default(data_dir))
+    memory = memory_for(message, resolved.workers, data_bytes)
+    if edge_memory is not None:
+        memory["edge"] = f"{edge_memory}m"
     console = Console(stderr=True, quiet=as_json)
     bed = ContainerRun(
         Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
@@ -84,7 +95,7 @@ def containers_command(
         Images(edge=edge_image or image_for(resolved)),
         data_dir=data_dir,
         scenarios=folder,
-        memory=memory_for(message, resolved.workers),
+        memory=memory,
     )
     try:
         console.print(f"project {bed.stack.project}: {resolved.workers} edges")
@@ -134,12 +145,15 @@ def message_limit(scenario: Scenario, data_dir: Path) -> int:
     return _MESSAGE if parameters is None else max(_MESSAGE, payload_limit(parameters))
 
 
-def memory_for(message: int, edges: int) -> dict[str, str]:
-    """Return the limits of the containers: every edge may have a few messages under way through broker and cloud."""
+def memory_for(message: int, edges: int, data_bytes: int = 0) -> dict[str, str]:
+    """Return the limits of the containers: every edge may have a few messages under way through broker and cloud.
+
+    An edge holds the whole data set while it cuts its shard.
+    """
     more = (message - _MESSAGE) >> 20
     under_way = 4 * edges * more
     return {
-        "edge": f"{512 + 12 * more}m",
+        "edge": f"{512 + 12 * more + (data_bytes >> 20)}m",
         "cloud": f"{2048 + under_way}m",
         "broker": f"{256 + under_way}m",
     }
@@ -171,6 +185,7 @@ class Script:
     faults: list[FaultEvent]
     console: Console
     _ends: list[tuple[float, Fault]] = field(default_factory=list)
+    _next_look: float = 0.0
 
     def play(self, until: float) -> None:
         """Watch t and act, until the cloud has ended."""
@@ -187,8 +202,21 @@ class Script:
             cloud.reload()
             if cloud.status == "exited":
                 return
+            self._look_for_memory()
             time.sleep(_LOOK_EVERY)
         raise ConfigurationError("--timeout: the run took longer")
+
+    def _look_for_memory(self) -> None:
+        """End a run whose edges the kernel kills again and again: they would never train."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_AT_MEMORY
+        for container in self.bed.stack.containers("edge"):
+            if container.attrs["State"].get("OOMKilled"):
+                limit = container.attrs["HostConfig"]["Memory"] >> 20
+                raise ConfigurationError(
+                    f"{container.name}: out of memory at {limit} MB; give --edge-memory {2 * limit}"
+                )
 
     def _begin(self, event: FaultEvent, updates: int) -> None:
         if isinstance(event, Scale):

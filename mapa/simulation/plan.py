@@ -69,3 +69,8 @@ def check_plannable(world: World) -> None:
             f"engine = 'vectorised': algorithm {world.scenario.algorithm.name!r} has no vectorised form;"
             " --engine events runs any algorithm"
         )
+    if world.scenario.algorithm.average != "none":
+        raise ConfigurationError(
+            f"engine = 'vectorised': keeps no average of models, and algorithm.average ="
+            f" {world.scenario.algorithm.average!r}; --engine events does"
+        )

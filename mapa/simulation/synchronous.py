@@ -115,7 +115,8 @@ def _update(schedule: Algorithm, x: Vector, total: Vector, r: int, count: int) -
 
 def _schedule(world: World, count: int) -> Algorithm:
     scenario = world.scenario
-    problem = replace(scenario.problem, tau_max=0, sigma=scenario.problem.sigma / math.sqrt(count))
+    own = scenario.problem
+    problem = replace(own, tau_max=0, sigma=own.sigma / math.sqrt(count), iterations=_rounds(world))
     return begin(scenario, own_moment(scenario, world.model) / count, problem)
 
 

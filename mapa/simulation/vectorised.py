@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from common.errors import ConfigurationError
 from common.models.linear import LinearModel
-from common.noise.mechanism import Clipping, Norm
+from common.noise.mechanism import LEAST_BOUND, Clipping, Norm
 from common.quantities import Indices, Vector, is_finite
 from common.records.journal import Journal
 from common.scenario.scenario import Scenario
@@ -111,11 +111,12 @@ class _Rounds:
         self.done = 0
         self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
         self.clips = [run.clips for run in runs]
-        self.per_sample = {
-            norm: (places, row_norms)
+        self.per_sample = [
+            (places, norm, row_norms, clips)
             for norm, row_norms in self.row_norms.items()
-            if (places := _clipped_per_sample(runs, norm)) is not None
-        }
+            for clips in (Clipping.PER_SAMPLE, Clipping.NORMALISED)
+            if (places := _scaled_per_sample(runs, norm, clips)) is not None
+        ]
         self.rates = np.stack([run.plan.rates for run in runs])  # R × (T+1)
         self.sensitivities = np.stack([run.plan.sensitivities for run in runs])
         self.x: Matrix = np.stack([run.plan.first_model for run in runs])  # R × N
@@ -170,19 +171,20 @@ class _Rounds:
         if present is not None:
             d[~present] = 0  # and not d · 0, which may be NaN
         sensitivities = self._sensitivities(n, count)
-        for norm, (per_sample, row_norms) in self.per_sample.items():
+        for per_sample, norm, row_norms, clips in self.per_sample:
             bounds = (self.batch_size * sensitivities[per_sample][..., None] / 2).astype(np.float32)
             clipped = d[per_sample]
             norms = norm_of(clipped, norm) * row_norms[rows[per_sample]]
             _null_what_is_not_finite(clipped, norms)
-            clipped *= (bounds / np.maximum(norms, bounds))[..., None]
+            least = np.float32(LEAST_BOUND) if clips is Clipping.NORMALISED else bounds
+            clipped *= (bounds / np.maximum(norms, least))[..., None]
             if clipped.base is None:  # chosen one by one, so it is a copy
                 d[per_sample] = clipped
         gradients: npt.NDArray[np.float32] = np.matmul(d.swapaxes(-1, -2), samples)
         gradients = gradients.reshape(*shape, self.model.dimension)
         gradients /= np.float32(self.batch_size)
-        for r, clips in enumerate(self.clips):
-            if clips is Clipping.BATCH_MEAN:
+        for r, how in enumerate(self.clips):
+            if how is Clipping.BATCH_MEAN:
                 bounds = (self.batch_size * sensitivities[r] / 2).astype(np.float32)
                 norms = norm_of(gradients[r], self.runs[r].norm)
                 _null_what_is_not_finite(gradients[r], norms)
@@ -218,9 +220,11 @@ class _Rounds:
         return rows, present
 
 
-def _clipped_per_sample(runs: Sequence[VectorisedRun], norm: Norm) -> slice | list[int] | None:
-    """Return which runs clip each sample in this norm: a slice, which copies nothing, where all do; None: none."""
-    places = [r for r, run in enumerate(runs) if run.clips is Clipping.PER_SAMPLE and run.norm is norm]
+def _scaled_per_sample(
+    runs: Sequence[VectorisedRun], norm: Norm, clips: Clipping
+) -> slice | list[int] | None:
+    """Return which runs scale samples so, in this norm: a slice, which copies nothing, where all do; None: none."""
+    places = [r for r, run in enumerate(runs) if run.clips is clips and run.norm is norm]
     return slice(None) if len(places) == len(runs) else places or None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,13 +163,12 @@ def _hashes(manifest: dict[str, Any], parts: dict[str, memoryview]) -> Iterator[
         yield passed("hashes", MANIFEST, f"size and SHA-256 of {len(rows)} parts")
 
 
-def claims(bundle: Bundle, scenario_digest: object, reasons: Collection[str], run: object) -> Iterator[Check]:
-    """Check what the manifest of a bundle says of the run: its scenario, and whether it is private."""
+def claims(bundle: Bundle, record: Mapping[str, Any], reasons: Collection[str]) -> Iterator[Check]:
+    """Check what the manifest of a bundle says of the run, whose own is `record`, and whether it is private."""
     expected = {
-        "scenario_sha256": scenario_digest,
         "private": not reasons,
         "not_private": list(reasons),
-        "run": run,
+        **{key: record.get(key) for key in ("run", "scenario_sha256", "versions")},
     }
     wrong = [key for key, value in expected.items() if bundle.manifest.get(key) != value]
     for key in wrong:

@@ -42,6 +42,13 @@ class LedgerStatement:
         return cls(part, **fields)
 
 
+def is_name_of(run: str, directory: str) -> bool:
+    """Tell whether a run's directory has this name on the broker."""
+    return directory == run or (
+        directory.startswith(run) and _STAMP.fullmatch(directory[len(run) :]) is not None
+    )
+
+
 def ledger_statements(run: Path, given: Iterable[Path]) -> list[LedgerStatement]:
     """Return what the ledgers below these state directories, and those that the run itself holds, say of the run.
 
@@ -56,7 +63,7 @@ def ledger_statements(run: Path, given: Iterable[Path]) -> list[LedgerStatement]
             with ledger_snapshot(path.parent) as ledger:
                 for standing in ledger.standings():
                     of = str(standing.account.run)
-                    if name != of and not (name.startswith(of) and _STAMP.fullmatch(name[len(of) :])):
+                    if not is_name_of(of, name):
                         continue
                     found[str(standing.edge_id)] = LedgerStatement(
                         str(path),

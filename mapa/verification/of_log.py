@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, StageOpened
+from common.metrics import Metric
 from common.records.journal import Journal
 from common.records.log_format import Kind
+from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
 from mapa.verification.check import Check, failed, passed
 from mapa.verification.rerun import USED_UP, Rerun
 from mapa.verification.run_files import EVENTS, SUMMARY, RunFiles, UnreadableError
 
 _TOLD = ("gradient_applied", "stage_opened", "edge_joined", "edge_gone")  # lines that a log implies
+_OTHER = ("gradient_refused", "evaluated", "halted", "resumed")  # all other lines that a cloud writes
 _OF_FACTS = ("updates", "staleness", "stages", "edges")  # keys of summary.json that a log implies
 
 
@@ -70,11 +74,17 @@ def events_against_log(files: RunFiles, rerun: Rerun, scenario: Scenario) -> Ite
             yield passed("events", EVENTS, "the scenario asks for none, and there are none")
         return
     expected = map(_line, filter(_is_told, rerun.facts))
-    count, halts = 0, []
+    count, halts, refusals = 0, [], Counter[str]()
     for number, line in enumerate(files.lines(), start=1):
-        if line.get("event") == "halted":
+        event = line.get("event")
+        if event == "halted":
             halts.append((line.get("t"), line.get("reason")))
-        if line.get("event") not in _TOLD:
+        elif event == "gradient_refused" and line.get("reason") != "after-halt":  # those may come at any time
+            refusals[str(line.get("reason"))] += 1
+        elif event not in (*_TOLD, *_OTHER):
+            yield failed("events", EVENTS, f"line {number}: {event!r:.80} is no event of a cloud")
+            return
+        if event not in _TOLD:
             continue
         line.pop("time", None)
         follows = next(expected, None)
@@ -88,11 +98,24 @@ def events_against_log(files: RunFiles, rerun: Rerun, scenario: Scenario) -> Ite
     if len(halts) > 1 or any(t != rerun.server.updates for t, _ in halts):
         yield failed("events", EVENTS, f"halts {halts!r:.200}; the log ends at t = {rerun.server.updates}")
         return
+    refused = files.json(SUMMARY).get("refused")
+    for reason, lines in refusals.items():
+        stated = refused.get(reason, 0) if isinstance(refused, dict) else None
+        if type(stated) is not int or stated < lines:  # not every refusal has a line
+            yield failed(
+                "events", EVENTS, f"{lines} refusals {reason!r:.40}; summary.json counts {stated!r:.40}"
+            )
+            return
     yield passed("events", EVENTS, f"{count} lines agree with the log")
 
 
-def summary_against_log(files: RunFiles, rerun: Rerun) -> Iterator[Check]:
-    """Check what summary.json counts: updates, staleness, stages, edges, and refusals that used up a sequence."""
+def summary_against_log(
+    files: RunFiles, rerun: Rerun, metrics: Sequence[Metric] | None = None
+) -> Iterator[Check]:
+    """Check what summary.json counts: updates, staleness, stages, edges, and refusals that used up a sequence.
+
+    `metrics` are the model's; None: as the summary names them.
+    """
     summary, counted = files.json(SUMMARY), _plain(rerun.tally.summary())
     wrong = [key for key in _OF_FACTS if summary.get(key) != counted[key]]
     for key in wrong:
@@ -115,13 +138,15 @@ def summary_against_log(files: RunFiles, rerun: Rerun) -> Iterator[Check]:
     if halted is not None and end not in fits.get(halted.reason, (halted.reason,)):
         wrong.append("reason")
         yield failed("summary", SUMMARY, f"reason = {end!r:.40}; by the log {halted.reason!r}")
-    yield from _evaluations(files, summary)
+    yield from _evaluations(files, summary, metrics)
     if not wrong:
         yield passed("summary", SUMMARY, "updates, staleness, stages, edges and refusals agree with the log")
 
 
-def _evaluations(files: RunFiles, summary: Mapping[str, Any]) -> Iterator[Check]:
-    """Check that the evaluations in summary.json are those of events.jsonl, and the final figures the last of them."""
+def _evaluations(
+    files: RunFiles, summary: Mapping[str, Any], metrics: Sequence[Metric] | None
+) -> Iterator[Check]:
+    """Check that the evaluations in summary.json are those of events.jsonl, and its final and best figures theirs."""
     rows = summary.get("evaluations")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         yield failed("evaluations", SUMMARY, "evaluations: not a list of objects")
@@ -136,12 +161,26 @@ def _evaluations(files: RunFiles, summary: Mapping[str, Any]) -> Iterator[Check]
         if told != rows:
             yield failed("evaluations", SUMMARY, f"evaluations = {_difference(rows, told)} in events.jsonl")
             return
-    last = rows[-1] if rows else {}
-    for key, value in last.items():
-        if key not in ("updates", "stage") and summary.get(f"final_{key}", value) != value:
-            yield failed("evaluations", SUMMARY, f"final_{key} = {summary[f'final_{key}']}, not {value}")
+    try:
+        figures = _figures(rows, metrics or [Metric.from_dict(one) for one in summary["metrics"]])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        yield failed("evaluations", SUMMARY, f"metrics and evaluations do not fit: {error!r:.100}")
+        return
+    for key, value in figures.items():
+        if summary.get(key) != value:
+            yield failed("evaluations", SUMMARY, f"{key} = {summary.get(key)!r:.100}, not {value!r:.100}")
             return
     yield passed("evaluations", SUMMARY, f"{len(rows)} evaluations are told alike by all records")
+
+
+def _figures(rows: Sequence[Mapping[str, Any]], metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return what a summary says of these evaluations: its metrics, and the final and the best of them."""
+    tally = Tally()
+    for row in rows:
+        values = {metric: math.nan if (one := row[metric.name]) is None else one for metric in metrics}
+        tally.evaluated(Evaluation(row["updates"], row["stage"], values))
+    told = _plain(tally.summary(metrics))
+    return {key: told[key] for key in told if key == "metrics" or key.startswith(("final_", "best_"))}
 
 
 def _is_told(fact: Fact) -> bool:

@@ -9,11 +9,12 @@ from typing import Any
 
 from cloud.terms import EdgeAccount
 from common.accounting.releases import ReleaseKind
+from common.noise.mechanism import Sampling
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
 from mapa.recording import ENGINES, privacy_of
 from mapa.verification.check import Check, failed, not_checked, passed
-from mapa.verification.ledgers import PART
+from mapa.verification.ledgers import PART, is_name_of
 from mapa.verification.rerun import Rerun
 from mapa.verification.run_files import MANIFEST, SUMMARY, RunFiles, UnreadableError
 
@@ -23,9 +24,16 @@ TOLERANCE = 1e-6  # relative, of ε: numerical libraries of other versions may r
 def releases_against_ledgers(files: RunFiles, rerun: Rerun, scenario: Scenario) -> Iterator[Check]:
     """Check released ≥ received ≥ applied for every edge whose ledger is here; the others are not checked."""
     ledgers = {one.edge_id: one for one in files.ledgers}
-    accounts = _accounts(rerun)
-    sizes = shard_sizes(files.json(MANIFEST), scenario)
+    accounts, manifest = _accounts(rerun), files.json(MANIFEST)
+    sizes, least = shard_sizes(manifest, scenario), least_records(scenario)
     wrong = 0
+    for one in files.ledgers:
+        if one is not ledgers[one.edge_id]:
+            wrong += 1
+            yield failed("ledgers", one.part, f"{one.edge_id}: another part is of this edge, too")
+        if not is_name_of(one.run, str(manifest.get("run"))):
+            wrong += 1
+            yield failed("ledgers", one.part, f"{one.edge_id}: of run {one.run!r:.80}")
     for edge_id in ledgers.keys() - {account.edge_id for account in accounts}:
         wrong += 1
         yield failed("ledgers", ledgers[edge_id].part, f"{edge_id}: no such edge in the log")
@@ -42,8 +50,32 @@ def releases_against_ledgers(files: RunFiles, rerun: Rerun, scenario: Scenario) 
                 f"{account.edge_id}: released {ledger.releases}, received {received} up to sequence"
                 f" {account.last_sequence}, applied {account.applied}",
             )
+        if least is None and ledger.shard != account.index:
+            wrong += 1
+            yield failed(
+                "ledgers",
+                ledger.part,
+                f"{account.edge_id}: of shard {ledger.shard}; by the log {account.index}",
+            )
+        epochs = scenario.mechanism.sampling is Sampling.SHUFFLED  # one charge for all releases of an epoch
+        fewest = min(ledger.releases, 1) if epochs else ledger.releases
+        if not fewest <= ledger.charges <= ledger.releases:
+            wrong += 1
+            yield failed(
+                "ledgers",
+                ledger.part,
+                f"{account.edge_id}: {ledger.releases} releases, {ledger.charges} charges",
+            )
+        more = ledger.releases - max(account.last_sequence, rerun.lives.known(account.edge_id)) - 1
+        if more > 0:  # one more may be on its way
+            yield not_checked(
+                "ledgers",
+                ledger.part,
+                f"{account.edge_id}: {more} releases that this run's ε does not count: of a later run of the name, or"
+                " charged by its operator",
+            )
         kind = ReleaseKind(account.law, scenario.mechanism, sizes[account.index])
-        if not _is_of(ledger.kind, json.loads(json.dumps(kind.fields())), least_records(scenario)):
+        if not _is_of(ledger.kind, json.loads(json.dumps(kind.fields())), least):
             wrong += 1
             yield failed(
                 "ledgers", ledger.part, f"{account.edge_id}: released in another way than the run states"

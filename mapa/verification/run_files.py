@@ -23,6 +23,7 @@ from mapa.verification.strict_json import strict_object
 
 MANIFEST, EVENTS, SUMMARY, MODEL = "manifest.json", "events.jsonl", "summary.json", "model.safetensors"
 START = ("checkpoints/000001/state.json", "checkpoints/000001/arrays.safetensors")  # the cloud at t = 1
+START_OF_LOG = "log/000001.seg"
 _SEGMENT = re.compile(r"log/\d{6}\.seg")
 FILES = re.compile("|".join([*map(re.escape, (MANIFEST, EVENTS, SUMMARY, MODEL, *START)), _SEGMENT.pattern]))
 _OBJECT = 1 << 26  # bytes of a JSON file, at most

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from common.records.keeping import keeps_gradients
 from common.scenario.scenario import Scenario
+from mapa.recording import ENGINES
 from mapa.verification.bundle import Bundle, claims, read_bundle
 from mapa.verification.check import Check, failed, guarded, not_checked, passed
 from mapa.verification.ledgers import PART, ledger_statements
@@ -23,6 +25,7 @@ from mapa.verification.run_files import (
     EVENTS,
     MANIFEST,
     MODEL,
+    START_OF_LOG,
     SUMMARY,
     RunFiles,
     UnreadableError,
@@ -61,7 +64,7 @@ class Verification:
         if bundle is not None and bundle.manifest:
             manifest, summary = self.files.json(MANIFEST), self.files.json(SUMMARY)
             reasons = why_not_private(manifest, summary)
-            yield from claims(bundle, manifest.get("scenario_sha256"), reasons, manifest.get("run"))
+            yield from claims(bundle, manifest, reasons)
 
     def _placed(self, check: Check) -> Check:
         """Name a file of the run as the part of the bundle that it is."""
@@ -73,10 +76,8 @@ class Verification:
         files = self.files
         scenarios: list[Scenario] = []
         yield from guarded("scenario", MANIFEST, lambda: self._scenario(scenarios))
-        if not files.segments:
-            yield not_checked(
-                "log", "log", "missing: this run did not keep its gradients, so nothing is replayed"
-            )
+        if not files.segments or (START_OF_LOG not in files and not self._keeps_log()):
+            yield from guarded("log", "log", self._no_log)
             yield from guarded("model", MODEL, self._model_alone)
             return
         yield from guarded("log", "log", lambda: log_by_itself(files))
@@ -91,7 +92,8 @@ class Verification:
         layout = None if start.model is None else start.model.layout
         yield from guarded("continuity", "log", partial(continuity, rerun))
         yield from guarded("events", EVENTS, partial(events_against_log, files, rerun, scenario))
-        yield from guarded("summary", SUMMARY, partial(summary_against_log, files, rerun))
+        metrics = None if start.model is None else start.model.metrics
+        yield from guarded("summary", SUMMARY, partial(summary_against_log, files, rerun, metrics))
         yield from guarded("ledgers", PART, partial(releases_against_ledgers, files, rerun, scenario))
         yield from guarded("ε", SUMMARY, partial(statement_again, files, rerun, scenario))
         yield from guarded("model", MODEL, partial(model_against_replay, files, rerun, scenario, layout))
@@ -145,6 +147,21 @@ class Verification:
         yield passed(
             "replay", "log", f"taken again to t = {rerun.server.updates} by {_algorithm(start)}; {first}"
         )
+
+    def _keeps_log(self) -> bool:
+        """Tell whether the run, by its own scenario, keeps the log of its gradients when it has ended."""
+        manifest = self.files.json(MANIFEST)
+        if manifest.get("engine") in ENGINES:
+            return False  # simulated: there was no cloud to write one
+        scenario = manifest["scenario"]
+        asked = scenario["records"].get("keep_gradients")
+        return keeps_gradients(asked, scenario["iterations"], final_model(self.files)[0]["x"].size)
+
+    def _no_log(self) -> Iterator[Check]:
+        if self._keeps_log():
+            raise UnreadableError("log", "missing, and by its scenario this run keeps its gradients")
+        found = "only its end is left" if self.files.segments else "missing"
+        raise NotCheckedError(f"{found}: this run did not keep its gradients, so nothing is replayed")
 
     def _model_alone(self) -> Iterator[Check]:
         tensors, _ = final_model(self.files)

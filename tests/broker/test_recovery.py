@@ -96,6 +96,26 @@ def test_a_full_disk_stops_the_run_and_with_room_it_goes_on(mosquitto: Broker, t
     assert [event["t"] for event in events if event["event"] == "gradient_applied"] == list(range(1, 301))
 
 
+def test_a_run_that_was_killed_while_it_accounted_gets_its_statement(
+    mosquitto: Broker, tmp_path: Path
+) -> None:
+    """The summary is written before the accounting, which takes seconds, and a log that is not kept goes last."""
+    settings = ("--set", "iterations=60", "--set", "records.keep_gradients=false")
+    with lab(mosquitto, tmp_path, *settings) as (cloud, edges):
+        assert cloud.wait(PATIENCE) == 0
+        assert edges.wait(PATIENCE) == 0
+    run = only_run(tmp_path / "runs")
+    summary = json.loads((run / "summary.json").read_text())
+    stated = summary.pop("privacy")
+    (run / "summary.json").write_text(json.dumps(summary))
+    again = mapa("cloud", "--resume", str(run), "--broker", str(mosquitto.address))
+    assert again.returncode == 0, again.stderr
+    assert json.loads((run / "summary.json").read_text())["privacy"] == stated
+    assert not (run / "log").exists()
+    last = mapa("cloud", "--resume", str(run), "--broker", str(mosquitto.address))
+    assert "has ended, finished: nothing to resume" in last.stderr
+
+
 def test_a_run_that_was_killed_on_its_way_out_gets_its_summary(mosquitto: Broker, tmp_path: Path) -> None:
     """Between the halt and the summary a run has ended, and nobody has said so."""
     with lab(mosquitto, tmp_path, "--set", "iterations=60") as (cloud, edges):

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from cloud.algorithm import Algorithm, Update, descend
+from cloud.averaging import averaged
 from common.algorithms import algorithm_names, describe
 from common.noise.gaussian import Gaussian
 from common.problem import Problem
@@ -25,7 +26,14 @@ OWN = (
     "tests.algorithms.fedasync:FedAsync",
     "tests.algorithms.averaged:Averaged",
 )
-ALL = (*algorithm_names(), *OWN)
+VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "fedasync of models": ("fedasync", {"mix": "model", "mixing": 0.5}, "none"),
+    "fedasync hinge": ("fedasync", {"weight": "hinge", "grace": 1}, "none"),
+    "fedbuff scaled": ("fedbuff", {"buffer": 3, "staleness_scaling": True}, "none"),
+    "mapa ema": ("mapa", {}, "ema"),
+    "adam tail": ("adam", {}, "tail"),
+}
+ALL = (*algorithm_names(), *OWN, *VARIANTS)
 N, T = 7_850, 40
 PROBLEM = Problem(
     batch_size=4, smoothness=1.0, sigma=1.0, tau_max=2, iterations=T, first_clip=2.0, measure_tau=True
@@ -35,11 +43,11 @@ Lay = Callable[[Vector], Vector]
 
 
 def begun(name: str) -> Algorithm:
+    name, options, average = VARIANTS.get(name, (name, {}, "none"))
     described = describe(name)
     given = {one.name: 0.25 for one in described.options if one.default is None}
-    values = described.resolve(given)
-    algorithm: Algorithm = described.make(values)
-    return algorithm.begin(PROBLEM, 2.0)
+    values = described.resolve(given | options)
+    return averaged(described.make(values), average, None, None).begin(PROBLEM, 2.0)
 
 
 def digest(name: str, lay: Lay) -> str:

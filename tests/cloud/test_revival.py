@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +161,49 @@ def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
         Cloud(directory, again=True)
 
 
+def cut_in_two(segment: Path) -> None:
+    os.truncate(segment, segment.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut_in_two, lambda segment: os.truncate(segment, 0)])
+def test_a_log_that_ends_before_the_events_is_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """No crash leaves that: a line is written behind its record. To go on would lose updates that were answered."""
+    rng = random.Random(1)
+    with RunDirectory(tmp_path / "run") as directory:
+        cloud = Cloud(directory, again=False)
+        for _ in range(60):
+            cloud.send(rng)
+        cloud.service.record()
+    damage(tmp_path / "run" / "log" / "000001.seg")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with (
+        RunDirectory(tmp_path / "run", resumed=True) as directory,
+        pytest.raises(LogDamagedError, match="answered would be missing"),
+    ):
+        Cloud(directory, again=True)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("broken", [b"{", b"[]\n", b'{"evant": 1}\n', b"\0" * 512 + b"\n", b"\xff\n"])
+def test_events_from_a_broken_line_on_are_written_again(tmp_path: Path, broken: bytes) -> None:
+    """The log makes them: a run is not lost for a line of its diary."""
+    rng = random.Random(1)
+    with RunDirectory(tmp_path / "run") as directory:
+        cloud = Cloud(directory, again=False)
+        for _ in range(60):
+            cloud.send(rng)
+        cloud.service.record()
+    expected = lines(tmp_path / "run")
+    events = tmp_path / "run" / "events.jsonl"
+    whole = events.read_bytes().splitlines(keepends=True)
+    events.write_bytes(b"".join([*whole[:20], broken, *whole[21:]]))
+    with RunDirectory(tmp_path / "run", resumed=True) as directory:
+        revived = Cloud(directory, again=True)
+        assert revived.service.server.t == cloud.service.server.t
+    assert lines(tmp_path / "run") == expected
+    assert any("written again from the log" in line for line in revived.said)
+
+
 def test_a_fleet_that_gathered_goes_on_gathering(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run") as directory:
         cloud = Cloud(directory, again=False)
@@ -171,3 +216,29 @@ def test_a_fleet_that_gathered_goes_on_gathering(tmp_path: Path) -> None:
         assert revived.service.server.schedule is None
         revived.broker.advance(6.0)
         assert revived.service.server.schedule is not None
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("power", [True, False])
+def test_an_edge_that_leaves_after_the_records_were_written_is_no_fault(
+    tmp_path: Path, keep: bool, power: bool
+) -> None:
+    rng = random.Random(1)
+    with RunDirectory(tmp_path / "run") as directory:
+        cloud = Cloud(directory, again=False, keep=keep)
+        cloud.history.power = power
+        for _ in range(60):
+            cloud.send(rng)
+        service = cloud.service
+        service.halt("interrupted")
+        cloud.broker.advance(1.0)
+        cloud.history.finish()
+        here = [account for account in service.server.edges.values() if account.present]
+        assert here  # the channel closes only now, and the loop serves meanwhile
+        for account in here:
+            leave = encode_leave(Leave(account.edge_id, "shutdown", account.nonce))
+            service.on_leave(edge_topic(RUN, account.edge_id, EdgeTopic.LEAVE), leave)
+        cloud.broker.advance(1.0)
+        cloud.history.checkpoint_if_due()
+        cloud.history.close()
+    assert (tmp_path / "run" / "log").exists() == keep

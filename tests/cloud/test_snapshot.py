@@ -43,6 +43,17 @@ SCENARIOS = {
     "averaged": small_scenario(
         edges=3, iterations=25, algorithm={"name": "tests.algorithms.averaged:Averaged"}
     ),
+    "fedasync": small_scenario(
+        edges=3,
+        iterations=25,
+        algorithm={"name": "fedasync", "mix": "model", "mixing": 0.5, "window": 5, **RATE},
+    ),
+    "adam-tail": small_scenario(
+        edges=3, iterations=25, algorithm={"name": "adam", "average": "tail", "average_from": 0.1, **RATE}
+    ),
+    "mapa-ema": small_scenario(
+        edges=3, iterations=25, algorithm={"theta": 0.9, "tau_max_from": "measured", "average": "ema"}
+    ),
 }
 MODEL = World.on(SCENARIOS["mapa"], small_dataset()).model
 EDGE = st.sampled_from(["a", "b", "c", "d"])

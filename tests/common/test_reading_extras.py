@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,48 @@ def test_images_have_the_declared_classes_size_and_channels(tmp_path: Path) -> N
     (tmp_path / "ant" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
     with pytest.raises(DataFaultError, match=r"0\.png: is not a readable image"):
         read_samples(tmp_path, colour)
+
+
+SMALL = DataSchema(kind="images", shape=(3, 4), class_names=("ant", "zebra"))
+
+
+@pytest.mark.parametrize(("mode", "end"), [("I;16", "png"), ("I", "tif"), ("F", "tif")])
+def test_an_image_of_more_than_8_bits_is_refused_and_not_cut_at_255(
+    tmp_path: Path, mode: str, end: str
+) -> None:
+    pictures(tmp_path)
+    pytest.importorskip("PIL.Image").new(mode, (4, 3)).save(tmp_path / "ant" / f"deep.{end}")
+    with pytest.raises(
+        DataFaultError, match=rf"deep\.{end}: has more than 8 bits for a channel \(mode {mode}\)"
+    ):
+        read_samples(tmp_path, SMALL)
+
+
+def test_an_image_that_moves_is_refused_and_every_mode_of_8_bits_taken(tmp_path: Path) -> None:
+    pictures(tmp_path)
+    image = pytest.importorskip("PIL.Image")
+    for mode in ("1", "L", "LA", "P", "RGBA"):
+        image.new(mode, (4, 3)).save(tmp_path / "ant" / f"mode-{mode}.png")
+    image.new("CMYK", (4, 3)).save(tmp_path / "ant" / "print.jpg")
+    image.new("RGB", (4, 3)).save(tmp_path / "ant" / "still.gif")
+    assert len(read_samples(tmp_path, SMALL).labels) == 11
+    frames = [image.new("RGB", (4, 3), (level, 0, 0)) for level in (0, 99, 200)]
+    frames[0].save(tmp_path / "ant" / "moves.gif", save_all=True, append_images=frames[1:])
+    with pytest.raises(DataFaultError, match=r"moves\.gif: has 3 frames"):
+        read_samples(tmp_path, SMALL)
+
+
+def test_what_is_no_file_is_refused_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(DataFaultError, match=r"pipe\.csv: is neither a file nor a folder"):
+        read_samples(tmp_path / "pipe.csv", TABLE)
+    pictures(tmp_path / "images")
+    odd = tmp_path / "images" / "ant" / "odd.png"
+    for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("nothing")):
+        make(odd)
+        with pytest.raises(DataFaultError, match=r"odd\.png: is not a file"):
+            read_samples(tmp_path / "images", SMALL)
+        odd.rmdir() if odd.is_dir() else odd.unlink()
 
 
 def test_a_saved_hugging_face_split_is_read_with_declared_columns(tmp_path: Path) -> None:

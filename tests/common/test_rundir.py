@@ -12,6 +12,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from common.errors import RecordsError
 from common.messages import GradientApplied
 from common.models.model import layout
 from common.quantities import EdgeId
@@ -50,6 +51,23 @@ def test_events_are_on_disk_once_the_directory_is_closed_even_by_an_error(tmp_pa
         fail()
     (line,) = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     assert json.loads(line)["event"] == "gradient_applied"
+
+
+def test_who_leaves_with_an_error_hears_of_it_and_not_of_the_lines_that_fail_after_it(tmp_path: Path) -> None:
+    """A full disk fails the log first: its error names the command to go on with."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "events.jsonl").symlink_to("/dev/full")
+
+    def write(error: Exception | None) -> None:
+        with RunDirectory(tmp_path / "run", resumed=True) as directory:
+            directory.journal.write("halted", {"t": 1})
+            if error is not None:
+                raise error
+
+    with pytest.raises(RecordsError, match="make room"):
+        write(RecordsError("make room"))
+    with pytest.raises(RecordsError, match=r"events\.jsonl: cannot be written"):
+        write(None)
 
 
 def test_flushed_events_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:

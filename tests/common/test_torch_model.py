@@ -417,6 +417,69 @@ def test_what_treats_each_sample_by_itself_is_taken(layer: Callable[[], nn.Modul
     )
 
 
+class Shared(nn.Module):
+    """A layer that is used twice and has two names, and a weight that is at two places."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.again = self.first
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.first.weight
+        self.last = nn.Linear(4, classes)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.tied(torch.tanh(self.again(torch.tanh(self.first(inputs))))))
+
+
+def test_shared_weights_are_trained_as_one_and_the_module_stays_whole() -> None:
+    model = TorchModel(lambda _, classes: Shared(classes), shape=(4,), classes=3)
+    assert model.dimension == 16 + 4 + 4 + 15
+    for seed in (0, 1):  # a second time: the first put all tensors back
+        x, features, targets = batch(model, 5, seed)
+        module, parameters = Shared(3), {}
+        for block in model.layout:
+            end = block.start + math.prod(block.shape)
+            parameters[block.name] = torch.from_numpy(x[block.start : end].reshape(block.shape).copy())
+        module.load_state_dict(parameters, strict=False)
+        loss = functional.cross_entropy(
+            module(torch.from_numpy(features.reshape(-1, 4))), torch.from_numpy(targets), reduction="sum"
+        )
+        own = dict(module.named_parameters())
+        found = torch.autograd.grad(loss, [own[block.name] for block in model.layout])
+        expected = torch.cat([gradient.flatten() for gradient in found]).numpy()
+        summed = model.gradients(x, features, targets).weighted_sum(None)
+        np.testing.assert_allclose(summed, expected, rtol=1e-4, atol=1e-5)
+        assert model.evaluate(x, features, targets)["loss"] == pytest.approx(
+            float(loss.detach()) / 5, rel=1e-4
+        )
+
+
+class Masking(nn.Module):
+    """Gives −∞ in places, as masks of attention do."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.masked_fill(torch.arange(inputs.shape[-1]) < 3, -math.inf)
+
+
+class MaskingMixture(Masking):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs - inputs.mean(dim=0, keepdim=True))
+
+
+def test_infinite_values_between_layers_are_no_mixing_and_hide_none() -> None:
+    def of(layer: type[nn.Module]) -> TorchModel:
+        return TorchModel(
+            lambda _, classes: nn.Sequential(layer(), nn.Softmax(1), nn.Linear(8, classes)),
+            shape=(8,),
+            classes=3,
+        )
+
+    assert of(Masking).dimension == 27
+    with pytest.raises(ConfigurationError, match=r"layer '0' \(MaskingMixture\) mixes samples"):
+        of(MaskingMixture)
+
+
 def unseeded(shape: tuple[int, ...], classes: int) -> nn.Module:
     module = nn.Linear(math.prod(shape), classes)
     with torch.no_grad():
@@ -438,6 +501,7 @@ def unseeded(shape: tuple[int, ...], classes: int) -> nn.Module:
         (mlp, "cross-entropy", 0, "allowed are mse, huber"),
         (mlp, lambda o, t: functional.cross_entropy(o, t), 2, "loss returns a single number"),
         (mlp, lambda o, t: o[:, 0] - o[:, 0].mean() + t, 2, "loss mixes samples"),
+        (mlp, lambda o, t: o[:, 0] * t * math.nan, 2, "the loss of a made-up sample is not finite"),
         (mlp, None, 1, "classes = 1"),
     ],
 )

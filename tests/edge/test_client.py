@@ -145,7 +145,7 @@ class Stage:
 
 
 @pytest.mark.parametrize("sensitivity", [0.0, 5e-324, 1e-30, 1e-10, 1e10, 1e300])
-@pytest.mark.parametrize("clipping", ["per-sample", "batch-mean"])
+@pytest.mark.parametrize("clipping", ["per-sample", "normalised", "batch-mean"])
 def test_a_sensitivity_under_which_clipping_cannot_be_trusted_is_dropped_and_counted(
     sensitivity: float, clipping: str
 ) -> None:

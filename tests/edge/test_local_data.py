@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,29 @@ def test_the_same_file_in_another_state_directory_is_refused_at_the_start(mine: 
     moved = mine.state_dir.rename(mine.state_dir.with_name("moved"))
     OwnData(mine.path, moved).check()
     OwnData(mine.path, mine.state_dir.with_name("other"), take=True).check()
+
+
+def test_a_copy_of_the_state_directory_is_refused_while_the_original_is_there(mine: OwnData) -> None:
+    follow(mine)
+    copy, records = mine.state_dir.with_name("copy"), mine.path.with_name("other.csv")
+    shutil.copytree(mine.state_dir, copy)
+    shutil.copy(mine.path, records)
+    with records.open("a") as stream:
+        stream.write(records.read_text().splitlines()[-1] + "\n")
+    for path in (mine.path, records):  # whatever the data are: the account is the directory's
+        with pytest.raises(ConfigurationError, match=f"is a copy of state directory '{mine.state_dir}'"):
+            OwnData(path, copy).check()
+    link = mine.state_dir.with_name("link")
+    link.symlink_to(mine.state_dir)
+    OwnData(mine.path, link).check()
+    follow(
+        OwnData(mine.path, copy, take=True)
+    )  # the owner's word: from now on it is the other one that is the copy
+    follow(OwnData(mine.path, copy))
+    with pytest.raises(ConfigurationError, match=f"is a copy of state directory '{copy}'"):
+        mine.check()
+    shutil.rmtree(copy)
+    mine.check()
 
 
 def test_several_edges_of_a_process_read_the_file_once(mine: OwnData) -> None:

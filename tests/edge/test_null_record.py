@@ -44,9 +44,9 @@ def gradients(model: Model, x: Any, features: Any, targets: Any) -> PerSampleGra
         return model.gradients(x, features, targets)
 
 
-def clipped_sum(of: PerSampleGradients, bound: float) -> np.ndarray:
+def clipped_sum(of: PerSampleGradients, bound: float, how: Clipping = Clipping.PER_SAMPLE) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return clip(of, Clipping.PER_SAMPLE, bound, 1).astype(np.float64)
+        return clip(of, how, bound, 1).astype(np.float64)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -57,19 +57,20 @@ def clipped_sum(of: PerSampleGradients, bound: float) -> np.ndarray:
     st.floats(0, 20),
     st.sampled_from([1e-9, 1e-3, 1.0, 1e9]),
     st.integers(0, B - 1),
+    st.sampled_from([Clipping.PER_SAMPLE, Clipping.NORMALISED]),
 )
 def test_a_null_record_moves_the_clipped_sum_by_at_most_c(
-    name: str, seed: int, size: float, spread: float, bound: float, row: int
+    name: str, seed: int, size: float, spread: float, bound: float, row: int, how: Clipping
 ) -> None:
     model, x, features, targets = batch(name, seed, size, spread)
     whole = gradients(model, x, features, targets)
     chosen = np.arange(B) == row
-    null = clipped_sum(whole.nulled(chosen), bound)
-    assert np.linalg.norm(clipped_sum(whole, bound) - null) <= bound * (1 + 1e-6)
+    null = clipped_sum(whole.nulled(chosen), bound, how)
+    assert np.linalg.norm(clipped_sum(whole, bound, how) - null) <= bound * (1 + 1e-6)
     assert np.isfinite(null).all()
     # a record that is no number is that null record, to the last bit: no other row has changed
     features[row] = np.nan
-    np.testing.assert_array_equal(clipped_sum(gradients(model, x, features, targets), bound), null)
+    np.testing.assert_array_equal(clipped_sum(gradients(model, x, features, targets), bound, how), null)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -27,7 +27,7 @@ from edge.policy import (
 )
 
 POISSON, SHUFFLED, REPLACED = Sampling.POISSON, Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT
-EACH, MEAN = Clipping.PER_SAMPLE, Clipping.BATCH_MEAN
+EACH, MEAN, UNIT = Clipping.PER_SAMPLE, Clipping.BATCH_MEAN, Clipping.NORMALISED
 ALL, FIRST = Scope.ALL, Scope.FIRST_CONV
 SHARD = ShardIdentity("d", "iid K=5 seed=0", 0)
 
@@ -59,6 +59,10 @@ CASES = [
     (Z1, RUN, MEAN, SHUFFLED, 10, ALL, "guarantees z = 0.05"),
     (Z1, RUN, MEAN, REPLACED, 10, ALL, "guarantees z = 0.05"),
     (Z1, RUN, MEAN, POISSON, 1, ALL, "guarantees z = 0.5"),
+    (Z1, RUN, UNIT, POISSON, 10, ALL, None),  # as clipped to C each
+    (Z1, RUN, UNIT, SHUFFLED, 10, ALL, None),
+    (Z1, RUN, UNIT, REPLACED, 10, ALL, "guarantees z = 0.1"),
+    (Z1, RUN, UNIT, POISSON, 10, FIRST, "in the clear"),
     (Z1, RUN, EACH, POISSON, 10, FIRST, "in the clear"),
     (Z1, Gaussian(9.0), EACH, POISSON, 10, ALL, None),  # its own z counts, not the run's
     (Z1, GammaNorm(1.0), EACH, POISSON, 10, ALL, None),  # gaussian noise in a run of another law
@@ -71,6 +75,8 @@ CASES = [
     (E1, RUN, EACH, REPLACED, 2, ALL, None),
     (E1, RUN, EACH, REPLACED, 3, ALL, "guarantees ε = 0.15"),
     (E1, RUN, EACH, REPLACED, 8000, ALL, "guarantees ε = 400"),
+    (E1, RUN, UNIT, POISSON, 10, ALL, None),
+    (E1, RUN, UNIT, REPLACED, 3, ALL, "guarantees ε = 0.15"),
     (E1, RUN, MEAN, POISSON, 1, ALL, None),
     (E1, RUN, MEAN, POISSON, 10, ALL, "guarantees ε = 1 "),
     (E1, RUN, EACH, POISSON, 10, FIRST, "in the clear"),

@@ -57,7 +57,7 @@ def test_a_clipped_gradient_never_exceeds_its_bound(b: int, bound: float, how: C
 def in_either_form(d: list[float], x: list[float]) -> list[PerSampleGradients]:
     """Return one sample's gradient d ⊗ x, factored and as a row."""
     factors = np.array([d], np.float32), np.array([x], np.float32)
-    return [OuterGradients(*factors), RowGradients(np.outer(*factors).astype(np.float32))]
+    return [OuterGradients(*factors), RowGradients(np.outer(*factors).astype(np.float32).reshape(1, -1))]
 
 
 @pytest.mark.parametrize("how", list(Clipping))
@@ -78,6 +78,27 @@ def test_within_the_allowed_bounds_no_gradient_is_too_small_or_too_large_to_be_c
         with np.errstate(over="ignore", invalid="ignore"):
             clipped = clip(gradients, how, bound, 1).astype(np.float64)
         assert np.linalg.norm(clipped) <= bound * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("how", [Clipping.PER_SAMPLE, Clipping.NORMALISED])
+@pytest.mark.parametrize(
+    ("d", "x"), [(1e-20, 1e18), (1e-30, 1e18), (1e-22, 1e17), (1e18, 1e-20), (1e-43, 1e19)]
+)
+def test_a_factor_whose_squares_vanish_does_not_hide_a_long_gradient(
+    how: Clipping, d: float, x: float
+) -> None:
+    """‖D‖²‖X‖² in float32 would be 0, and the gradient pass for one that is short."""
+    for gradients in in_either_form([d, 0.0], [x, x, 0.0]):
+        clipped = clip(gradients, how, 1e-3, 1).astype(np.float64)
+        assert np.linalg.norm(clipped) <= 1e-3 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-45, 1e-30, 1e-20, 1e-12, 1e-9, 1e-8, 1e-3, 1.0, 1e12, 1e17])
+def test_normalised_gradients_are_as_long_as_the_bound_unless_they_vanish(size: float) -> None:
+    for gradients in in_either_form([size, -size], [1.0] * 400):
+        length = np.linalg.norm(clip(gradients, Clipping.NORMALISED, 0.5, 1).astype(np.float64))
+        norm = float(np.float32(size)) * (2 * 400) ** 0.5
+        assert length == pytest.approx(0.5 * min(1.0, norm / LEAST_BOUND), rel=1e-4, abs=1e-30)
 
 
 @pytest.mark.parametrize("how", list(Clipping))

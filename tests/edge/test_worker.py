@@ -13,6 +13,7 @@ from common.messages import SendModel
 from common.metrics import LOSS
 from common.models.gradients import RowGradients
 from common.models.model import Features, Images, Labels, Targets, layout
+from common.models.registry import make_model
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
@@ -202,3 +203,14 @@ def test_the_model_that_was_sent_is_left_as_it_was() -> None:
     for law in (None, Gaussian(1.0)):
         worker(law=law, regularization=0.5).gradient(x, 0.4, 1)
     np.testing.assert_array_equal(x, X)
+
+
+def test_a_torch_model_s_gradients_are_normalised_too() -> None:
+    pytest.importorskip("torch")
+    model = make_model("cnn", shape=(28, 28), classes=10, options={})
+    rng = np.random.default_rng(0)
+    features = model.features(rng.random((3, 784), dtype=np.float32))
+    gradients = model.gradients(model.initial(rng), features, model.targets(np.array([1, 2, 3])))
+    for row in np.eye(3, dtype=bool):
+        one = clip(gradients.nulled(~row), Clipping.NORMALISED, 0.3, 1)
+        assert np.linalg.norm(one.astype(np.float64)) == pytest.approx(0.3, rel=1e-5)

@@ -18,6 +18,7 @@ from mapa.brokers import find_mosquitto
 from mapa.commands.containers import for_a_container, memory_for, message_limit, own_code
 from mapa.commands.init import TEMPLATES, write_project
 from mapa.process_run import edge_code
+from mapa.run_parts import edge_data_bytes
 from mapa.scenario_files import load_scenario
 from tests.program_support import MAPA, PATIENCE, Mapa, environment
 
@@ -120,4 +121,21 @@ def test_containers_get_the_projects_code_and_a_broker_of_its_models_size(tmp_pa
     limit = message_limit(parse_scenario(large_scenario()), tmp_path)
     assert 4_000_040 < limit < 4_100_000
     assert memory_for(1 << 20, 5) == {"edge": "512m", "cloud": "2048m", "broker": "256m"}
+    assert memory_for(1 << 20, 5, 300 << 20)["edge"] == "812m"
     assert int(memory_for(limit, 20)["broker"].removesuffix("m")) >= 256 + 20 * 4
+
+
+@pytest.mark.parametrize(("partition", "shard"), [("iid", 12_500), ("dirichlet", 50_000)])
+def test_an_edge_has_memory_for_the_data_set_and_its_shard(
+    tmp_path: Path, partition: str, shard: int
+) -> None:
+    scenario = parse_scenario(
+        {
+            "edges": 4,
+            "iterations": 10,
+            "data": {"set": "cifar-10", "partition": partition},
+            "model": {"name": "softmax"},
+            "algorithm": {"name": "constant", "rate": 0.1, "first_clip": 1.0},
+        }
+    )
+    assert edge_data_bytes(scenario, tmp_path) == 3 * 32 * 32 * (60_000 + 5 * shard)

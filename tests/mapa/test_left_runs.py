@@ -23,7 +23,7 @@ def left(
     manifest = {"started": f"2026-01-{day:02d}T12:00:00", **({} if by is None else {"started_by": by})}
     (path / "manifest.json").write_text(json.dumps(manifest))
     if reason is not None:
-        (path / "summary.json").write_text(json.dumps({"reason": reason}))
+        (path / "summary.json").write_text(json.dumps({"reason": reason, "privacy": {}}))
         os.utime(path / "summary.json", (NOW - ago, NOW - ago))
     return path
 
@@ -73,6 +73,21 @@ def test_a_run_without_a_checkpoint_never_began(tmp_path: Path) -> None:
     path = left(tmp_path, "a", 1, by=OURS)
     (path / "checkpoints" / "000001").rmdir()
     assert chosen(tmp_path, "a", OURS) is None
+
+
+def test_a_run_has_not_ended_while_its_last_records_are_owed(tmp_path: Path) -> None:
+    """A kill between the summary and the statement of privacy, or before a log that is not kept was removed."""
+    path = left(tmp_path, "lab", 1, reason="finished")
+    assert ended_with(path) == "finished"
+    (path / "log").mkdir()
+    assert ended_with(path) == "finished"  # it is kept
+    records = {"keep_gradients": False}
+    (path / "manifest.json").write_text(json.dumps({"scenario": {"records": records}}))
+    assert ended_with(path) is None
+    (path / "log").rmdir()
+    assert ended_with(path) == "finished"
+    (path / "summary.json").write_text(json.dumps({"reason": "finished"}))
+    assert ended_with(path) is None
 
 
 def test_the_start_of_a_container_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

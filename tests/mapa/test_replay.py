@@ -62,9 +62,17 @@ def replayed(mapa: Mapa, *words: object) -> tuple[int, dict[str, Any]]:
         },
         {"algorithm": {"name": FEDBUFF, "rate": 0.2, "size": 4}},
         {"algorithm": {"name": "tests.algorithms.averaged:Averaged", "rate": 0.05}},
+        {"algorithm": {"name": "fedasync", "rate": 0.2, "mix": "model", "mixing": 0.5}},
+        {"algorithm": {"name": "fedbuff", "rate": 0.2, "buffer": 7, "staleness_scaling": True}},
+        {"algorithm": {"name": "delay-adaptive", "rate": 0.2, "concurrency": 1}},
+        {"algorithm": {"name": "momentum", "rate": 0.2, "average": "ema"}},
+        {"algorithm": {"name": "adam", "rate": 0.01, "average": "tail"}},
         PRIVATE,
     ],
-    ids=["mapa", "audp", "asgd", "constant", "fedbuff", "averaged", "without-a-seed"],
+    ids=[
+        *("mapa", "audp", "asgd", "constant", "fedbuff", "averaged"),
+        *("fedasync", "built-in-fedbuff", "delay-adaptive", "momentum-ema", "adam-tail", "without-a-seed"),
+    ],
 )
 def test_the_model_is_the_same_bit_for_bit(mapa: Mapa, tmp_path: Path, changes: dict[str, Any]) -> None:
     path = logged_run(tmp_path, share=0.1, **changes)
@@ -194,6 +202,17 @@ def test_another_algorithm_on_the_logged_gradients_is_that_algorithm_and_nothing
     own = load((seeded / "model.safetensors").read_bytes())["x"]
     assert told["distance"] == pytest.approx(float(np.linalg.norm(own.astype(np.float64) - x)), rel=1e-12)
     assert told["distance"] > 0
+
+
+def test_an_average_is_a_question_that_the_log_can_answer(mapa: Mapa, seeded: Path) -> None:
+    """The run's own algorithm with an average beside it: the same models, another result."""
+    words = ("--no-gradients", "--algorithm", "mapa", "--set", "algorithm.average=tail")
+    code, told = replayed(mapa, seeded, *words)
+    assert code == 0, told
+    assert told["distance"] > 0
+    code, told = replayed(mapa, seeded, *words, "--set", "algorithm.average_decay=0.5")
+    assert code == 2
+    assert "algorithm.average_decay = 0.5: only with algorithm.average = 'ema'" in told["err"]
 
 
 @pytest.mark.parametrize("remake", [[], ["--remake"]])

@@ -250,6 +250,24 @@ def rename_a_ledger(parts: dict[str, bytes]) -> None:
     edit_json(parts, "ledgers/000001.json", lambda value: value.update(edge_id="e" * 32))
 
 
+def in_a_ledger(**changes: object) -> Change:
+    return lambda parts: edit_json(parts, "ledgers/000001.json", lambda value: value.update(changes))
+
+
+def double_a_ledger(parts: dict[str, bytes]) -> None:
+    parts["ledgers/000009.json"] = parts["ledgers/000001.json"]
+
+
+def drop_the_log(parts: dict[str, bytes]) -> None:
+    """Leave nothing that could be replayed, as if the run had not kept it."""
+    for name in [name for name in parts if name.startswith("run/log/")]:
+        del parts[name]
+
+
+def one_more_line(line: bytes) -> Change:
+    return lambda parts: parts.update({EVENTS: parts[EVENTS] + line + b"\n"})
+
+
 def begin_elsewhere(parts: dict[str, bytes]) -> None:
     """Let the run begin at another x₁, with the checkpoint's own checksums right."""
     state = unpack(parts[STATE], parts[ARRAYS])
@@ -290,6 +308,19 @@ def forget_the_seed(parts: dict[str, bytes]) -> None:
         (in_summary(lambda s: s["refused"].update(norm=3)), SUMMARY),
         (in_events(b'"staleness": 2', b'"staleness": 1'), EVENTS),
         (in_events(b'"event": "edge_joined"', b'"event": "edge_jumped"'), EVENTS),
+        (in_summary(lambda s: s.update(best_accuracy=0.999)), SUMMARY),
+        (in_summary(lambda s: s.update(best_accuracy_at=1)), SUMMARY),
+        (in_summary(lambda s: s.pop("final_accuracy")), SUMMARY),
+        (in_summary(lambda s: s["metrics"][1].update(better="higher")), SUMMARY),
+        (in_summary(lambda s: s.update(metrics=[])), SUMMARY),
+        (one_more_line(b'{"event": "blessed"}'), EVENTS),
+        (one_more_line(b'{"event": "gradient_refused", "reason": "norm"}'), EVENTS),
+        (drop_the_log, "log"),
+        (in_a_ledger(charges=0), "ledgers/000001.json"),
+        (in_a_ledger(charges=10**30), "ledgers/000001.json"),
+        (in_a_ledger(shard=7), "ledgers/000001.json"),
+        (in_a_ledger(run="other"), "ledgers/000001.json"),
+        (double_a_ledger, "ledgers/000001.json"),
         (shrink_a_ledger, "ledgers/000001.json"),
         (rename_a_ledger, "ledgers/000001.json"),
         (begin_elsewhere, ARRAYS),
@@ -383,12 +414,37 @@ def test_a_model_of_one_s_own_is_replayed_without_its_code(mapa: Mapa, tmp_path:
     assert ("model", "not checked") not in {(one["name"], one["status"]) for one in document["checks"]}
 
 
-def test_a_run_without_its_log_says_what_was_not_checked(mapa: Mapa, tmp_path: Path) -> None:
-    path = logged_run(tmp_path, keep=False)
+@pytest.mark.parametrize("left", [False, True])
+def test_a_run_without_its_log_says_what_was_not_checked(mapa: Mapa, tmp_path: Path, left: bool) -> None:
+    """A cloud that was killed at the very end leaves the last segments of a log that is not kept."""
+    path = logged_run(tmp_path, keep=False, records={"keep_gradients": False})
     assert not (path / "log").exists()
+    if left:
+        (path / "log").mkdir()
+        (path / "log" / "000003.seg").write_bytes(b"")
     code, document = verified(mapa, path)
     assert code == 0
     assert of_status(document, "not checked") >= {"log", "model"}
+
+
+def test_versions_that_are_not_the_run_s_are_found(mapa: Mapa, bundle: Path) -> None:
+    code, document = verified(mapa, rewritten(bundle, lambda _: None, versions={"numpy": "1"}))
+    assert code == 1
+    assert "versions" in failures(document)["manifest.json"]
+
+
+def test_releases_that_the_statement_does_not_count_are_said(mapa: Mapa, bundle: Path) -> None:
+    """They may be of a later run of the name, which has the same account: no failure, and not passed over."""
+
+    def more(value: dict[str, Any]) -> None:
+        value.update(releases=value["releases"] + 5, charges=value["charges"] + 5)
+
+    path = rewritten(bundle, lambda parts: edit_json(parts, "ledgers/000001.json", more))
+    code, document = verified(mapa, path)
+    assert code == 0
+    said = [one["detail"] for one in document["checks"] if one["part"] == "ledgers/000001.json"]
+    assert len(said) == 1
+    assert "this run's ε does not count" in said[0]
 
 
 def test_ledgers_that_stayed_on_their_edges_are_not_checked(mapa: Mapa, bundle: Path) -> None:

@@ -88,10 +88,12 @@ def test_clipping_bounds_the_l1_norm(how: Clipping, form: str) -> None:
     gradients = OuterGradients(d, x) if form == "outer" else RowGradients(rows)
     norms = np.abs(rows).sum(axis=1)
     np.testing.assert_allclose(gradients.l1_norms(), norms, rtol=1e-5)
-    bound = float(np.median(norms)) if how is Clipping.PER_SAMPLE else 1.0
+    bound = 1.0 if how is Clipping.BATCH_MEAN else float(np.median(norms))
     clipped = clip(gradients, how, bound, 6, Norm.L1)
     if how is Clipping.PER_SAMPLE:
         expected = (rows * np.minimum(1, bound / norms)[:, None]).sum(axis=0) / 6
+    elif how is Clipping.NORMALISED:
+        expected = (rows * (bound / norms)[:, None]).sum(axis=0) / 6
     else:
         mean = rows.mean(axis=0)
         expected = mean * min(1, bound / np.abs(mean).sum())
@@ -108,12 +110,12 @@ def test_one_sample_moves_the_mean_by_no_more_than_its_sensitivity_in_l1(how: Cl
     moved = clip(RowGradients(rows), how, 1.0, 4, Norm.L1) - clip(RowGradients(zeroed), how, 1.0, 4, Norm.L1)
     allowed = Mechanism(how, Scope.ALL, Sampling.POISSON, 4).sensitivity_over_clip(Adjacency.ZERO_OUT)
     assert np.abs(moved).sum() <= allowed * (1 + 1e-5)
-    if how is Clipping.PER_SAMPLE:  # clipping in L2 would let it move by up to √N times that
+    if how is not Clipping.BATCH_MEAN:  # clipping in L2 would let it move by up to √N times that
         in_l2 = clip(RowGradients(rows), how, 1.0, 4) - clip(RowGradients(zeroed), how, 1.0, 4)
         assert np.abs(in_l2).sum() > 3 * allowed
 
 
-@pytest.mark.parametrize("clipping", ["per-sample", "batch-mean"])
+@pytest.mark.parametrize("clipping", ["per-sample", "normalised", "batch-mean"])
 def test_a_worker_clips_in_the_norm_of_its_law(clipping: str) -> None:
     released = [_released(noise, clipping) for noise in ("laplace", "gamma-norm")]
     assert np.abs(released[0]).sum() <= 0.05 * (1 + 1e-3)
@@ -128,7 +130,7 @@ def _released(noise: str, clipping: str) -> Any:
     return worker.gradient(np.zeros(worker.model.dimension, np.float32), sensitivity, 1)
 
 
-@pytest.mark.parametrize("clipping", ["per-sample", "batch-mean"])
+@pytest.mark.parametrize("clipping", ["per-sample", "normalised", "batch-mean"])
 def test_the_engines_agree_on_it(clipping: str) -> None:
     privacy = {"noise": "laplace", "epsilon": 5.0, "clipping": clipping}
     world = small_world(privacy=privacy, delays={"kind": "cyclic"})

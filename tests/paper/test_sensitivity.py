@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from common.models.gradients import OuterGradients, RowGradients
 from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
-from edge.privacy import clip, clip_batch_mean, clip_per_sample
+from edge.privacy import clip, clip_batch_mean, clip_per_sample, normalise_per_sample
 
 Rows = npt.NDArray[np.float32]
 ROUNDING = 1 + 1e-5  # of float32
@@ -103,18 +103,38 @@ def test_gradients_within_the_bound_are_averaged_as_they_are(case: tuple[Rows, R
     bound = float(np.linalg.norm(batch.astype(np.float64), axis=1).max()) * 1.01 + 1
     mean = batch.astype(np.float64).sum(axis=0) / b
     scale = np.abs(batch).max() + 1
-    for how in Clipping:
+    for how in (Clipping.PER_SAMPLE, Clipping.BATCH_MEAN):
         np.testing.assert_allclose(clip(RowGradients(batch), how, bound, b), mean, atol=1e-5 * scale)
+
+
+@given(neighbours())
+def test_normalised_samples_all_have_the_length_of_the_bound(case: tuple[Rows, Rows, int, float]) -> None:
+    """And so one of them moves the mean by C/b where it is zeroed, and by 2C/b where it is replaced."""
+    batch, other, place, sensitivity = case
+    bound = len(batch) * sensitivity / 2
+    for row in batch:
+        length = float(np.linalg.norm(row.astype(np.float64)))
+        scaled = np.linalg.norm(
+            clip(RowGradients(row[None]), Clipping.NORMALISED, bound, 1).astype(np.float64)
+        )
+        assert scaled <= bound * (1 + 1e-5)
+        if length == 0 or length > 1e-8:
+            assert scaled == pytest.approx(bound if length else 0, rel=1e-5)
+    zeroed = batch.copy()
+    zeroed[place] = 0
+    assert moved(batch, zeroed, sensitivity, Clipping.NORMALISED) <= sensitivity / 2 * ROUNDING
+    assert moved(batch, other, sensitivity, Clipping.NORMALISED) <= sensitivity * ROUNDING
 
 
 @pytest.mark.parametrize("how", list(Clipping))
 @pytest.mark.parametrize("present", [0, 1, 3, 9])
 def test_under_poisson_the_sum_is_divided_by_the_configured_b(how: Clipping, present: int) -> None:
     rows = np.ones((present, 2), np.float32)
-    np.testing.assert_allclose(clip(RowGradients(rows), how, 1e9, 4), np.full(2, present / 4), rtol=1e-6)
+    bound = 2**0.5 if how is Clipping.NORMALISED else 1e9  # that leaves them as they are
+    np.testing.assert_allclose(clip(RowGradients(rows), how, bound, 4), np.full(2, present / 4), rtol=1e-6)
 
 
-@pytest.mark.parametrize("clip_batch", [clip_per_sample, clip_batch_mean])
+@pytest.mark.parametrize("clip_batch", [clip_per_sample, normalise_per_sample, clip_batch_mean])
 def test_an_empty_batch_gives_zero_in_either_form_of_gradients(clip_batch: object) -> None:
     assert callable(clip_batch)
     for gradients in (

@@ -1,0 +1,107 @@
+"""mapa dashboard: a page of all runs, live and ended."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.errors import ConfigurationError
+from mapa.commands import options
+from mapa.dashboard.address import bind, is_loopback, page_address
+
+_LEAST_TOKEN = 16  # characters
+
+
+def dashboard_command(
+    runs: options.RunsDir = Path("runs"),
+    host: Annotated[
+        str, typer.Option(help="address to listen on; any but loopback asks every viewer for a token")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="port; default: 8080, or the next free one")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="file whose first line is the token; default: one is made where one is needed"),
+    ] = None,
+    published_on_loopback: Annotated[
+        bool,
+        typer.Option(
+            "--published-on-loopback",
+            help="for a container whose port is published on the host's loopback alone: no token there either",
+        ),
+    ] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+) -> None:
+    """Serve a live page of the runs in a folder. It reads records and changes nothing."""
+    try:
+        import uvicorn
+
+        from mapa.dashboard.server import make_app
+        from mapa.dashboard.stream import Following
+    except ImportError as error:
+        raise ConfigurationError(
+            "mapa dashboard needs starlette and uvicorn: pip install 'mapa-testbed[dashboard]'"
+        ) from error
+    if not runs.is_dir():
+        raise ConfigurationError(f"--runs-dir {str(runs)!r}: no such folder; a first run makes it")
+    token = _token(token_file)
+    if token is None and not is_loopback(host) and not published_on_loopback:
+        token = secrets.token_urlsafe(32)
+    listener = bind(host, port)
+    address = page_address(host, listener.getsockname()[1])
+    _say(
+        f"dashboard of {runs} at {address}{f'?token={token}' if token is not None and token_file is None else ''}"
+    )
+    if token is not None:
+        kept = "it is not shown again" if token_file is None else f"the first line of {token_file}"
+        _say(f"every viewer needs the token ({kept}); the connection is not encrypted")
+    elif not is_loopback(host):
+        _say("no token: whoever reaches this port sees every run; publish it on 127.0.0.1 alone")
+    following = Following()
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await following.end()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
+        make_app(runs, token, following),
+        log_level="warning",
+        access_log=False,  # addresses with a token in them belong in no log
+        server_header=False,
+        timeout_graceful_shutdown=3,
+        limit_concurrency=256,
+    )
+    if open_browser:
+        webbrowser.open(f"{address}?token={token}" if token is not None else address)
+    try:
+        Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        pass  # the way to end it
+    finally:
+        listener.close()
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        first = file.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--token-file {str(file)!r}: {error}") from error
+    if len(first) < _LEAST_TOKEN or not first.isascii() or not first.isprintable() or " " in first:
+        raise ConfigurationError(
+            f"--token-file {str(file)!r}: its first line must be at least {_LEAST_TOKEN} ASCII characters, no spaces"
+        )
+    return first
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,117 @@
+"""The folder of runs: which names in it are runs, and a line for each. Nothing outside it is ever opened."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigurationError
+from mapa.dashboard.reading import JsonFile
+from mapa.dashboard.sections import plain, rows, table
+from mapa.unfinished import unfinished
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+QUIET = 15.0  # seconds without a change after which a run without a summary is not called live
+_MOST = 500  # runs in the list, the newest
+
+
+@dataclass(slots=True)
+class RunsFolder:
+    """runs/, as it is now."""
+
+    path: Path
+    _manifests: dict[str, JsonFile] = field(default_factory=dict)
+    _summaries: dict[str, JsonFile] = field(default_factory=dict)
+
+    def find(self, name: str) -> Path | None:
+        """Return the folder of a run by its name; None: no folder of `runs`, whatever the name says."""
+        if not NAME.fullmatch(name):
+            return None
+        path = self.path / name
+        try:
+            if path.is_symlink() or not path.is_dir() or path.resolve().parent != self.path.resolve():
+                return None
+            files = [path / "manifest.json", path / "events.jsonl"]
+            return path if any(file.is_file() and not file.is_symlink() for file in files) else None
+        except OSError:
+            return None
+
+    def names(self) -> list[str]:
+        """Return the names of all runs, the newest first."""
+        try:
+            found = [path for one in self.path.iterdir() if (path := self.find(one.name)) is not None]
+            return [path.name for path in sorted(found, key=_began, reverse=True)]
+        except OSError as error:
+            raise ConfigurationError(f"--runs-dir {self.path}: {error}") from error
+
+    def lines(self) -> dict[str, Any]:
+        """Return a line for each run."""
+        names = self.names()
+        for known in (self._manifests, self._summaries):
+            for name in known.keys() - set(names[:_MOST]):
+                del known[name]
+        return {"runs": [self._line(name) for name in names[:_MOST]], "hidden": max(0, len(names) - _MOST)}
+
+    def _line(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        manifest = self._manifests.setdefault(name, JsonFile(path / "manifest.json")).look()
+        summary = self._summaries.setdefault(name, JsonFile(path / "summary.json")).look()
+        scenario = table(manifest, "scenario")
+        metrics = rows(summary, "metrics")
+        first = metrics[0] if metrics else {}
+        updates = plain(summary.get("updates")) if summary else _updates(path)
+        return {
+            "run": name,
+            "state": state_of(path, summary),
+            "name": plain(manifest.get("name")),
+            "engine": plain(manifest.get("engine")),
+            "started": plain(manifest.get("started")),
+            "algorithm": plain(table(scenario, "algorithm").get("name")),
+            "model": plain(table(scenario, "model").get("name")),
+            "data": plain(table(scenario, "data").get("set")),
+            "edges": plain(scenario.get("edges")),
+            "iterations": plain(scenario.get("iterations")),
+            "updates": updates,
+            "reason": plain(summary.get("reason")),
+            "metric": plain(dict(first)),
+            "final": plain(summary.get(f"final_{first.get('name')}")),
+            "epsilon": plain(table(summary, "privacy").get("epsilon")),
+        }
+
+
+def state_of(path: Path, summary: dict[str, Any], halted: str = "") -> str:
+    """Return `ended`, `live`, or `quiet`: without a summary, and nothing was written for a while."""
+    if summary:
+        return "ended"
+    ages = []
+    for name in ("events.jsonl", "manifest.json"):
+        try:
+            ages.append(time.time() - (path / name).stat().st_mtime)
+        except OSError:
+            continue
+    recent = bool(ages) and min(ages) < QUIET
+    return "ending" if recent and halted else "live" if recent else "quiet"
+
+
+def _updates(path: Path) -> int | None:
+    """Return t of the last update on record of a run without a summary."""
+    if (path / "events.jsonl").is_symlink():
+        return None
+    try:
+        left = unfinished(path)
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):  # records of somebody else
+        return None
+    return None if left is None else left.updates
+
+
+def _began(path: Path) -> tuple[float, str]:
+    """Sort by when the manifest was written: at the run's beginning, and never again."""
+    for file in (path / "manifest.json", path / "events.jsonl"):
+        try:
+            return file.stat().st_mtime, path.name
+        except OSError:
+            continue
+    return 0.0, path.name

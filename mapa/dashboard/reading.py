@@ -1,0 +1,101 @@
+"""Files of a run that somebody else writes: events from where the last look ended, JSON only when it changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CHUNK = 1 << 21  # bytes of one look: about 10,000 events
+LONGEST = 1 << 20  # bytes of one line; a longer one is none of ours
+LARGEST = 1 << 26  # bytes of a JSON file
+
+
+@dataclass(slots=True)
+class Tail:
+    """events.jsonl read on as it grows. A line that is being written comes with a later look."""
+
+    path: Path
+    offset: int = 0  # bytes taken, whole lines only
+    unreadable: int = 0  # lines that were no records
+    behind: bool = False  # more is there than the last look took
+    _identity: tuple[int, int] | None = None  # device and inode of what was read
+    _skipping: bool = False  # within a line that is too long
+
+    def look(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Return the records since the last look; True before them: the file is another, or was cut."""
+        try:
+            with open(self.path, "rb", opener=_no_links) as stream:
+                seen = os.fstat(stream.fileno())
+                identity, began = (seen.st_dev, seen.st_ino), self._identity
+                anew = began is not None and (identity != began or seen.st_size < self.offset)
+                if anew:
+                    self.offset, self.unreadable, self._skipping = 0, 0, False
+                self._identity = identity
+                stream.seek(self.offset)
+                content = stream.read(CHUNK)
+                self.behind = seen.st_size > self.offset + len(content)
+        except OSError:  # not there yet, or gone for a moment while it is replaced
+            self.behind = False
+            return False, []
+        return anew, self._records(content)
+
+    def _records(self, content: bytes) -> list[dict[str, Any]]:
+        end = content.rfind(b"\n") + 1
+        if not end:
+            if len(content) > LONGEST or self._skipping:
+                self._skipping = True
+                self.offset += len(content)
+            return []
+        self.offset += end
+        lines = content[: end - 1].split(b"\n")
+        if self._skipping:  # the end of a line whose beginning was left out
+            self._skipping = False
+            self.unreadable += 1
+            lines = lines[1:]
+        records = []
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if isinstance(record, dict):
+                records.append(record)
+            else:
+                self.unreadable += 1
+        return records
+
+
+def _no_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+@dataclass(slots=True)
+class JsonFile:
+    """A JSON object in a file, read again when the file has changed; {}: none, or none that can be read."""
+
+    path: Path
+    value: dict[str, Any] = field(default_factory=dict)
+    version: int = 0  # goes up with each change
+    _seen: tuple[int, int, int] | None = None
+
+    def look(self) -> dict[str, Any]:
+        try:
+            with open(self.path, "rb", opener=_no_links) as stream:
+                stat = os.fstat(stream.fileno())
+                seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+                if seen == self._seen or stat.st_size > LARGEST:
+                    return self.value
+                content = stream.read(LARGEST)
+        except OSError:
+            return self.value
+        self._seen = seen
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError):
+            value = {}
+        self.value = value if isinstance(value, dict) else {}
+        self.version += 1
+        return self.value

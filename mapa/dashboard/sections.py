@@ -1,0 +1,222 @@
+"""The sections of a run's page as plain values: from what was gathered, its manifest and its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.metrics import Metric
+from common.records.tally import staleness_summary
+from mapa.dashboard.gathered import Gathered, Lane, metric_named, number
+from mapa.dashboard.plan import planned
+
+LANES = 500  # edges shown one by one
+_BINS = 200  # bars of the histogram
+_HEAD = ("name", "engine", "algorithm", "model", "data", "seed", "batch_size", "parameters")
+
+
+def metrics_of(gathered: Gathered, summary: Mapping[str, Any]) -> list[Metric]:
+    """Return the metrics, the headline metric first."""
+    try:
+        declared = [Metric.from_dict(fields) for fields in summary.get("metrics", [])]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        declared = []
+    return declared or [metric_named(name) for name in gathered.latest.get("values", {})]
+
+
+def head(
+    run: str, state: str, gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]
+) -> dict[str, Any]:
+    scenario = table(manifest, "scenario")
+    names = {
+        "name": manifest.get("name"),
+        "engine": manifest.get("engine"),
+        "algorithm": table(scenario, "algorithm").get("name"),
+        "model": table(scenario, "model").get("name"),
+        "data": table(scenario, "data").get("set"),
+        "seed": scenario.get("seed"),
+        "batch_size": scenario.get("batch_size"),
+        "parameters": None,
+    }
+    metrics = metrics_of(gathered, summary)
+    first = metrics[0].name if metrics else ""
+    best = gathered.best if gathered.best is not None else (None, None)
+    span = _span(gathered)
+    return {
+        "run": run,
+        "state": state,
+        **{key: plain(summary.get(key, names[key])) for key in _HEAD},
+        "started": plain(manifest.get("started")),
+        "reason": plain(summary.get("reason", gathered.halted or None)),
+        "updates": summary.get("updates", gathered.updates),
+        "iterations": plain(summary.get("iterations", scenario.get("iterations"))),
+        "edges": plain(scenario.get("edges")),
+        "edges_seen": len(gathered.lanes),
+        "stage": gathered.stages[-1]["stage"] if gathered.stages else None,
+        "sensitivity": gathered.stages[-1]["sensitivity"] if gathered.stages else None,
+        "learning_rate": gathered.stages[-1]["learning_rate"] if gathered.stages else None,
+        "metrics": [metric.as_dict() for metric in metrics],
+        "latest": gathered.latest,
+        "best": plain(summary.get(f"best_{first}", best[0])),
+        "best_at": plain(summary.get(f"best_{first}_at", best[1])),
+        "seconds": plain(summary.get("seconds", span)),
+        "updates_per_second": plain(
+            summary.get("iterations_per_second", gathered.updates / span if span else None)
+        ),
+        "timed": gathered.first_time is not None,
+        "resumed": gathered.resumed,
+        "unreadable": gathered.unreadable,
+        "warning": plain(summary.get("warning")),
+    }
+
+
+def fleet(
+    live: bool, gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]
+) -> dict[str, Any]:
+    links = table(manifest, "scenario").get("links")
+    links = links if isinstance(links, list) else []
+    network = {row.get("edge"): row for row in rows(summary, "network")}
+    stated = {row.get("edge"): row for row in rows(table(summary, "privacy"), "edges")}
+    counted = {row.get("edge"): row for row in rows(summary, "edges")}
+    everyone = sorted({*gathered.lanes, *(k for k in counted if type(k) is int)})
+    lanes = []
+    for k in everyone[:LANES]:
+        lane = gathered.lanes.get(k)
+        row = counted.get(k) or _counted(lane)
+        measured = network.get(k, {})
+        link = measured.get("link") or (links[k % len(links)] if links else None)
+        lanes.append(
+            {
+                "edge": k,
+                **{
+                    key: plain(row.get(key))
+                    for key in ("edge_id", "applied", "joins", "gone", "last_sequence")
+                },
+                "staleness_mean": plain(row.get("staleness_mean")),
+                "staleness_max": plain(row.get("staleness_max")),
+                "staleness_last": None if lane is None else lane.last_staleness,
+                "share": (row.get("applied") or 0) / gathered.updates if gathered.updates else None,
+                "pace": None if lane is None else lane.pace,
+                "silent": _silent(lane, gathered) if live else None,
+                "link": plain(link),
+                "round_trip_ms": plain(measured.get("round_trip_ms")),
+                "epsilon": plain(stated.get(k, {}).get("epsilon")),
+                "strip": [] if lane is None else list(lane.strip.counts),
+                "strip_width": 1.0 if lane is None else lane.strip.width,
+            }
+        )
+    return {
+        "edges": lanes,
+        "hidden": max(0, len(everyone) - LANES),
+        "budget": plain(table(table(manifest, "scenario"), "privacy").get("total_epsilon")),
+        "timed": gathered.first_time is not None,
+    }
+
+
+def training(gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    names = [metric.name for metric in metrics_of(gathered, summary)]
+    curves = {}
+    for name in [*names, *(name for name in gathered.metrics if name not in names)]:
+        points = gathered.metrics[name].points() if name in gathered.metrics else []
+        curves[name] = {
+            "t": [point[0] for point in points],
+            "seconds": [point[2] for point in points],
+            "value": [point[1] for point in points],
+        }
+    scenario = table(manifest, "scenario")
+    return {"curves": curves, "stages": gathered.stages, "plan": planned(scenario, gathered.stages)}
+
+
+def staleness(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
+    counts, heat = gathered.staleness, gathered.heat
+    width = max(1, -(-(max(counts, default=0) + 1) // _BINS))
+    bins = [0] * (max(counts, default=-1) // width + 1)
+    for value, count in counts.items():
+        bins[value // width] += count
+    return {
+        "summary": table(summary, "staleness") or staleness_summary(counts),
+        "bins": bins,
+        "bin_width": width,
+        "beyond": gathered.stale_beyond,
+        "heat": {"width": heat.width, "height": heat.height, "cells": heat.cells},
+    }
+
+
+def traffic(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
+    refused = table(summary, "refused") if "refused" in summary else dict(gathered.refused)
+    return {
+        "width": gathered.rate.width,
+        "applied": list(gathered.rate.counts),
+        "refused": {key: plain(count) for key, count in refused.items()},
+        "refused_exact": "refused" in summary,  # of one edge only the first hundred are written line by line
+        "refused_over": {
+            reason: {"width": counts.width, "counts": list(counts.counts)}
+            for reason, counts in gathered.refused_over.items()
+        },
+        "dropped": {str(key): plain(count) for key, count in table(summary, "dropped").items()},
+        "trips": [
+            {key: plain(row.get(key)) for key in ("edge", "edge_id", "asked_delay_ms", "round_trip_ms")}
+            for row in rows(summary, "network")[:LANES]
+        ],
+    }
+
+
+def from_summary(gathered: Gathered, summary: Mapping[str, Any]) -> None:
+    """Take evaluations and stages from the summary, of a run without events."""
+    for row in rows(summary, "evaluations"):
+        values = {key: number(value) for key, value in row.items() if key not in ("updates", "stage")}
+        if type(row.get("updates")) is int:
+            gathered.add_evaluation(row["updates"], values, None)
+    gathered.take({**stage, "event": "stage_opened"} for stage in rows(summary, "stages"))
+    updates = summary.get("updates")
+    gathered.updates = updates if type(updates) is int else 0
+
+
+def table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a table within a table; {} where there is none."""
+    found = values.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def rows(values: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = values.get(key)
+    return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
+
+
+def plain(value: object) -> Any:
+    """Return what JSON can hold: a number that is not finite is None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return value if value is None or isinstance(value, str | bool) else number(value)
+
+
+def _counted(lane: Lane | None) -> dict[str, Any]:
+    if lane is None:
+        return {}
+    tally = lane.tally
+    return {
+        "edge_id": tally.edge_id,
+        "applied": tally.applied,
+        "last_sequence": tally.last_sequence,
+        "staleness_mean": tally.staleness_sum / tally.applied if tally.applied else None,
+        "staleness_max": tally.staleness_max,
+        "joins": tally.joins,
+        "gone": tally.gone,
+    }
+
+
+def _silent(lane: Lane | None, gathered: Gathered) -> float | None:
+    """Return for how long an edge has sent nothing, where that is long for it; None: it speaks."""
+    if lane is None or not lane.recent or gathered.last_time is None or lane.tally.gone:
+        return None
+    quiet = gathered.last_time - lane.recent[-1]
+    usual = 1 / lane.pace if lane.pace else 1.0
+    return quiet if quiet > max(3.0, 10 * usual) else None
+
+
+def _span(gathered: Gathered) -> float | None:
+    if gathered.first_time is None or gathered.last_time is None:
+        return None
+    return gathered.last_time - gathered.first_time

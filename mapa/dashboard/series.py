@@ -1,0 +1,125 @@
+"""Curves and counts of any length in bounded memory: pure downsampling, one value at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Point = tuple[float, float, float | None]  # x, y, seconds
+
+
+@dataclass(slots=True)
+class Envelope:
+    """The least and the largest y of each bucket of points, the first and the last point; x never falls.
+
+    At most 2·`buckets` + 2 points whatever was added, and every point as it was while they fit. A full one has each
+    two neighbours merged, so a bucket holds twice as many points as before.
+    """
+
+    buckets: int
+    _extrema: list[tuple[Point, Point]] = field(default_factory=list)  # (least, largest) of whole buckets
+    _width: int = 1  # points in a bucket
+    _open: tuple[Point, Point] | None = None  # the bucket that is being filled
+    _filled: int = 0
+    _first: Point | None = None
+    _last: Point | None = None
+
+    def add(self, x: float, y: float, seconds: float | None = None) -> None:
+        point = (x, y, seconds)
+        if self._first is None:
+            self._first = point
+        self._last = point
+        self._open = (point, point) if self._open is None else _joined(self._open, (point, point))
+        self._filled += 1
+        if self._filled < self._width:
+            return
+        self._extrema.append(self._open)
+        self._open, self._filled = None, 0
+        if len(self._extrema) >= self.buckets:
+            self._halve()
+
+    def points(self) -> list[Point]:
+        """Return what is kept, in the order in which it was added."""
+        kept: list[Point] = []
+        for least, largest in [*self._extrema, *([] if self._open is None else [self._open])]:
+            kept += [least] if least is largest else sorted((least, largest), key=_x)
+        if self._first is not None and kept[0] is not self._first:
+            kept.insert(0, self._first)
+        if self._last is not None and kept[-1] is not self._last:
+            kept.append(self._last)
+        return kept
+
+    def _halve(self) -> None:
+        pairs = list(zip(self._extrema[::2], self._extrema[1::2], strict=False))
+        if len(self._extrema) % 2:  # the odd one is half of a new bucket
+            self._open, self._filled = self._extrema[-1], self._width
+        self._extrema = [_joined(one, other) for one, other in pairs]
+        self._width *= 2
+
+
+def _x(point: Point) -> float:
+    return point[0]
+
+
+def _joined(one: tuple[Point, Point], other: tuple[Point, Point]) -> tuple[Point, Point]:
+    least = other[0] if other[0][1] < one[0][1] else one[0]
+    largest = other[1] if other[1][1] > one[1][1] else one[1]
+    return least, largest
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many fell into each of at most `buckets` stretches of [0, ∞), which double when something lies beyond."""
+
+    buckets: int
+    width: float = 1.0
+    counts: list[int] = field(default_factory=list)
+
+    def add(self, x: float, count: int = 1) -> None:
+        place = int(max(0.0, x) / self.width)
+        while place >= self.buckets:
+            self.counts = _paired(self.counts)
+            self.width *= 2
+            place = int(max(0.0, x) / self.width)
+        if place >= len(self.counts):
+            self.counts += [0] * (place + 1 - len(self.counts))
+        self.counts[place] += count
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+
+def _paired(counts: Sequence[int]) -> list[int]:
+    return [sum(counts[i : i + 2]) for i in range(0, len(counts), 2)]
+
+
+@dataclass(slots=True)
+class HeatMap:
+    """Counts over two axes, both of [0, ∞) in doubling stretches: columns of x, and in each, rows of y."""
+
+    columns: int
+    rows: int
+    width: float = 1.0  # of a column
+    height: int = 1  # of a row
+    cells: list[list[int]] = field(default_factory=list)  # by column; a short one has zeros above
+
+    def add(self, x: float, y: int) -> None:
+        while y // self.height >= self.rows:
+            self.cells = [_paired(column) for column in self.cells]
+            self.height *= 2
+        while int(x / self.width) >= self.columns:
+            self.cells = [_summed(self.cells[i : i + 2]) for i in range(0, len(self.cells), 2)]
+            self.width *= 2
+        column, row = int(x / self.width), y // self.height
+        while column >= len(self.cells):
+            self.cells.append([])
+        counts = self.cells[column]
+        if row >= len(counts):
+            counts += [0] * (row + 1 - len(counts))
+        counts[row] += 1
+
+
+def _summed(columns: Sequence[Sequence[int]]) -> list[int]:
+    longest = max(map(len, columns))
+    return [sum(column[row] for column in columns if row < len(column)) for row in range(longest)]

@@ -1,0 +1,86 @@
+// Elements and texts. Whatever comes from records is set as text, never as markup.
+
+export function make(tag, fields = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(fields)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key === "class") element.className = value;
+    else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value === true) element.setAttribute(key, "");
+    else element.setAttribute(key, String(value));
+  }
+  for (const child of children.flat()) {
+    if (child === null || child === undefined) continue;
+    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+  return element;
+}
+
+export function put(parent, ...children) {
+  parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+}
+
+const NONE = "–";
+
+export function whole(value) {
+  return value === null || value === undefined ? NONE : Number(value).toLocaleString("en");
+}
+
+export function short(value, digits = 4) {
+  if (value === null || value === undefined) return NONE;
+  const number = Number(value);
+  if (number === 0) return "0";
+  const size = Math.abs(number);
+  if (size >= 1e6 || size < 1e-4) return number.toExponential(2);
+  return String(Number(number.toPrecision(digits)));
+}
+
+// An ε as a person reads it: rounded up, as in the statement; a figure below the guarantee would claim too much.
+export function upward(value, digits = 4) {
+  if (value === null || value === undefined) return NONE;
+  if (!(value > 0)) return short(value);
+  const unit = 10 ** (digits - 1 - Math.floor(Math.log10(value)));
+  return String(Number((Math.ceil(value * unit * (1 - 1e-12)) / unit).toPrecision(digits)));
+}
+
+export function percent(value, digits = 1) {
+  return value === null || value === undefined ? NONE : `${(value * 100).toFixed(digits)} %`;
+}
+
+export function metricText(metric, value) {
+  if (value === null || value === undefined) return NONE;
+  return metric && metric.share ? `${(value * 100).toFixed(2)} %` : short(value);
+}
+
+export function clock(seconds) {
+  if (seconds === null || seconds === undefined) return NONE;
+  if (seconds < 120) return `${seconds.toFixed(1)} s`;
+  const minutes = Math.floor(seconds / 60);
+  return minutes < 120 ? `${minutes} min ${Math.round(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
+export function moment(text) {
+  const date = new Date(text);
+  return text && !Number.isNaN(date.getTime()) ? date.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }) : NONE;
+}
+
+export function described(value) {
+  if (value === null || value === undefined) return NONE;
+  if (typeof value !== "object") return String(value);
+  return Object.entries(value).map(([key, one]) => `${key.replaceAll("_", " ")} ${described(one)}`).join(", ") || NONE;
+}
+
+export function table(headings, rows, caption) {
+  const head = make("tr", {}, headings.map((one) => make("th", { scope: "col", class: one.right ? "right" : null, title: one.title }, one.text ?? one)));
+  const body = rows.map((cells) => make("tr", {}, cells.map((cell, i) => make("td", { class: headings[i].right ? "right" : null }, cell))));
+  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, body)));
+}
+
+export function tile(label, value, note) {
+  return make("div", { class: "tile" }, make("span", { class: "label" }, label), make("strong", {}, value), note ? make("span", { class: "note" }, note) : null);
+}
+
+export function card(title, note, ...children) {
+  return make("section", { class: "card" }, make("h2", {}, title), note ? make("p", { class: "note" }, note) : null, ...children);
+}

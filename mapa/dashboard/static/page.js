@@ -1,0 +1,151 @@
+// The page: which view is shown, the stream of the run that is watched, keys and looks.
+import { forgetCharts, resetZoom } from "./charts.js";
+import { make, put } from "./dom.js";
+import * as views from "./views.js";
+
+const OF_A_RUN = [["fleet", "Fleet"], ["training", "Training"], ["staleness", "Staleness"], ["privacy", "Privacy"], ["traffic", "Traffic"], ["events", "Events"]];
+const main = document.getElementById("main"), head = document.getElementById("run"), nav = document.getElementById("views");
+const connection = document.getElementById("connection"), pause = document.getElementById("pause"), theme = document.getElementById("theme"), keys = document.getElementById("keys");
+let run = "", view = "runs", compared = [], sections = {}, show = null, stream = null, paused = false, timer = 0, waiting = 0;
+
+function place() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").map(decodeURIComponent);
+  if (parts[0] === "run" && parts[1]) return { view: OF_A_RUN.some(([key]) => key === parts[2]) ? parts[2] : "training", run: parts[1] };
+  if (parts[0] === "compare") return { view: "compare", run: "", names: new URLSearchParams(query).getAll("run") };
+  return { view: "runs", run: "" };
+}
+
+function open() {
+  const wanted = place();
+  forgetCharts();
+  clearTimeout(timer);
+  if (wanted.run !== run) { leave(); sections = {}; }
+  run = wanted.run;
+  view = wanted.view;
+  compared = wanted.names ?? [];
+  show = null;
+  head.hidden = !run;
+  document.title = run ? `${run} – mapa` : "mapa";
+  links();
+  put(main, make("p", { class: "quiet" }, "Loading…"));
+  if (run) {
+    if (!stream) watch();
+    draw();
+  } else {
+    leave();
+    poll();
+  }
+}
+
+function links() {
+  const entries = [["#/runs", "Runs", view === "runs"]];
+  if (run) for (const [key, title] of OF_A_RUN) entries.push([`#/run/${encodeURIComponent(run)}/${key}`, title, view === key]);
+  if (view === "compare") entries.push([location.hash, "Compare", true]);
+  put(nav, entries.map(([href, title, current]) => make("a", { href, "aria-current": current ? "page" : null }, title)));
+}
+
+function watch() {
+  const mine = new EventSource(`/api/runs/${encodeURIComponent(run)}/stream`);
+  stream = mine;
+  say("connecting");
+  mine.onopen = () => say("");
+  mine.onmessage = (message) => {
+    const { version, ...changed } = JSON.parse(message.data);
+    sections = { ...sections, ...changed };
+    if (!paused && !waiting) waiting = requestAnimationFrame(draw);
+  };
+  mine.onerror = () => {
+    say(mine.readyState === EventSource.CLOSED ? "no such run, or not allowed" : "connection lost; trying again");
+  };
+}
+
+function leave() {
+  if (stream) stream.close();
+  stream = null;
+  say("");
+}
+
+function draw() {
+  waiting = 0;
+  if (!run || !sections.head || !sections.events) return;
+  views.runHead(head, sections.head);
+  if (!show) {
+    const body = make("div", { class: "view" });
+    put(main, body);
+    show = views[view](body, run);
+  }
+  show(sections);
+}
+
+async function poll() {
+  const address = view === "compare" ? `/api/compare?${compared.map((name) => `run=${encodeURIComponent(name)}`).join("&")}` : "/api/runs";
+  const asked = view, body = make("div", { class: "view" });
+  async function once() {
+    try {
+      const answer = await fetch(address);
+      if (!answer.ok) throw new Error(await answer.text());
+      const found = await answer.json();
+      if (view !== asked || paused) return;
+      if (!show) {
+        put(main, body);
+        show = asked === "compare" ? views.compare(body) : views.runs(body, (names) => { location.hash = `#/compare?${names.map((name) => `run=${encodeURIComponent(name)}`).join("&")}`; });
+      }
+      if (asked === "compare" || !body.contains(document.activeElement)) show(found);
+      say("");
+    } catch (error) {
+      say(error instanceof TypeError ? "connection lost; trying again" : error.message);
+    }
+  }
+  await once();
+  if (view === asked && !run) timer = setTimeout(function again() { once().finally(() => { if (view === asked && !run) timer = setTimeout(again, 2000); }); }, 2000);
+}
+
+function say(text) { connection.textContent = text; }
+
+function setPaused(now) {
+  paused = now;
+  pause.setAttribute("aria-pressed", String(now));
+  pause.textContent = now ? "Go on" : "Pause";
+  if (!now) draw();
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  theme.textContent = name === "dark" ? "Light" : "Dark";
+  if (show) open();
+}
+
+function switchTheme() {
+  const name = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  try { localStorage.setItem("theme", name); } catch { /* a browser that keeps nothing */ }
+  setTheme(name);
+}
+
+function help() {
+  const rows = [["1 – 6", "views of a run"], ["0", "all runs"], ["p", "pause, go on"], ["z", "zoom out; or double-click a chart"], ["d", "dark or light"], ["?", "this list"]];
+  put(keys, make("h2", { id: "keys-title" }, "Keys"), make("dl", {}, rows.flatMap(([key, text]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, text)])),
+    make("p", {}, "Drag across a chart to zoom in. Point at it for exact values. Click a name in the legend to hide its line."), make("button", { type: "button", onclick: () => keys.close() }, "Close"));
+  keys.showModal();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
+  const number = Number(event.key);
+  if (event.key === "p") setPaused(!paused);
+  else if (event.key === "d") switchTheme();
+  else if (event.key === "z") resetZoom();
+  else if (event.key === "?") help();
+  else if (event.key === "0") location.hash = "#/runs";
+  else if (run && number >= 1 && number <= OF_A_RUN.length) location.hash = `#/run/${encodeURIComponent(run)}/${OF_A_RUN[number - 1][0]}`;
+});
+pause.addEventListener("click", () => setPaused(!paused));
+theme.addEventListener("click", switchTheme);
+document.getElementById("help").addEventListener("click", help);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let kept = null;
+try { kept = localStorage.getItem("theme"); } catch { /* a browser that keeps nothing */ }
+setTheme(kept === "dark" || kept === "light" ? kept : dark.matches ? "dark" : "light");
+dark.addEventListener("change", () => { if (!kept) setTheme(dark.matches ? "dark" : "light"); });
+addEventListener("hashchange", open);
+open();

@@ -1,0 +1,324 @@
+// The views of one run. Each returns a function that shows the sections as they are now.
+import { Chart, Heat, compact, joined, strip } from "./charts.js";
+import { card, clock, described, make, metricText, moment, percent, put, short, table, tile, upward, whole } from "./dom.js";
+
+const T = { label: "update t", text: whole };
+const SECONDS = { label: "time since the first update", unit: "s", text: (v) => `${short(v, 6)} s` };
+const NO_TIMES = "This engine records no times: only updates can be the axis.";
+
+export function fleet(root) {
+  const summary = make("div", { class: "tiles" }), lanes = make("div", { class: "lanes" });
+  put(root, summary, lanes);
+  return ({ head, fleet: f }) => {
+    const states = f.edges.map((edge) => state(edge, head));
+    const count = (name) => states.filter((one) => one.kind === name).length;
+    put(summary,
+      tile("edges seen", whole(head.edges_seen), `of ${whole(head.edges)} configured`),
+      tile("at work", whole(count("ok"))), tile("silent", whole(count("silent"))), tile("gone", whole(count("gone"))),
+      tile("ended", whole(count("ended"))));
+    const width = Math.max(1, ...f.edges.map((edge) => edge.strip.length)), unit = f.timed ? "s" : "updates";
+    const wide = Math.max(1, ...f.edges.map((edge) => edge.strip_width));
+    const strips = f.edges.map((edge) => widened(edge.strip, wide / edge.strip_width));
+    const buckets = Math.max(1, ...strips.map((one) => one.length)), most = Math.max(1, ...strips.flat());
+    const headings = [{ text: "k", right: true }, "edge", "state", { text: "link", title: "what the scenario asks for; measured round trip after the run" },
+      { text: "pace (updates/s)", right: true }, { text: "staleness mean / max / last", right: true }, { text: "applied", right: true }, { text: "share", right: true },
+      { text: f.budget ? `ε spent of ${short(f.budget)}` : "ε spent", right: true }, `updates over time (a bar: ${short(wide)} ${unit})`];
+    const drawn = [];
+    const rows = f.edges.map((edge, i) => {
+      const canvas = make("canvas", { class: "strip", role: "img", "aria-label": `${edge.applied} updates over time` });
+      drawn.push([canvas, strips[i]]);
+      const trip = edge.round_trip_ms === null ? "" : ` · round trip ${short(edge.round_trip_ms, 3)} ms`;
+      return [whole(edge.edge), edge.edge_id ?? "", make("span", { class: `state ${states[i].kind}` }, states[i].text), link(edge.link) + trip,
+        short(edge.pace, 3), `${short(edge.staleness_mean, 3)} / ${whole(edge.staleness_max)} / ${whole(edge.staleness_last)}`, whole(edge.applied), percent(edge.share),
+        spent(edge, f.budget), canvas];
+    });
+    const hidden = f.hidden ? `; ${whole(f.hidden)} more edges are not shown` : "";
+    put(lanes, table(headings, rows, `A lane for each edge${hidden}`));
+    for (const [canvas, counts] of drawn) strip(canvas, counts, Math.max(buckets, width), most);
+  };
+}
+
+function link(asked) {
+  if (!asked) return "–";
+  const { name, ...rest } = asked;
+  const given = Object.entries(rest).filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length));
+  return [name, given.length ? described(Object.fromEntries(given)) : null].filter(Boolean).join(", ") || "–";
+}
+
+function widened(counts, factor) {
+  if (factor <= 1) return counts;
+  const wide = new Array(Math.ceil(counts.length / factor)).fill(0);
+  counts.forEach((count, i) => { wide[Math.floor(i / factor)] += count; });
+  return wide;
+}
+
+function state(edge, head) {
+  if (edge.gone) return { kind: "gone", text: `gone: ${edge.gone}` };
+  if (head.state === "ended") return { kind: "ended", text: "run ended" };
+  if (head.state === "quiet") return { kind: "wait", text: "no news of the run" };
+  if (edge.silent !== null) return { kind: "silent", text: `silent ${short(edge.silent, 3)} s` };
+  return edge.applied ? { kind: "ok", text: "at work" } : { kind: "wait", text: "joined" };
+}
+
+function exponent(value) {
+  return value === null ? "–" : value < 0.01 ? Number(value).toExponential() : String(value);
+}
+
+function spent(edge, budget) {
+  if (edge.epsilon === null) return "–";
+  const of = edge.epsilon_of === null ? "" : `after ${whole(edge.epsilon_of)} releases`;
+  const bar = budget ? make("meter", { min: 0, max: budget, value: Math.min(edge.epsilon, budget), "aria-label": `${upward(edge.epsilon)} of ${budget}` }) : null;
+  return make("span", { class: "spent" }, upward(edge.epsilon), bar, of ? make("small", {}, of) : null);
+}
+
+export function training(root) {
+  let signature = "", charts = {}, schedule = null, axis = "t", last = null;
+  const choice = make("div", { class: "choice", role: "group", "aria-label": "Axis" });
+  const grid = make("div", { class: "grid" });
+  put(root, choice, grid);
+  const buttons = [["t", "over updates"], ["seconds", "over seconds"]].map(([key, text]) =>
+    make("button", { type: "button", onclick: () => { axis = key; signature = ""; if (last) show(last); } }, text));
+  put(choice, buttons);
+  function show(sections) {
+    last = sections;
+    const { head, training: t } = sections, names = Object.keys(t.curves);
+    if (axis === "seconds" && !head.timed) axis = "t";
+    buttons[0].setAttribute("aria-pressed", axis === "t");
+    buttons[1].setAttribute("aria-pressed", axis === "seconds");
+    buttons[1].disabled = !head.timed;
+    buttons[1].title = head.timed ? "" : NO_TIMES;
+    const now = JSON.stringify([axis, names, t.stages.length > 0, t.plan.length > 0]);
+    if (now !== signature) {
+      signature = now;
+      for (const chart of Object.values(charts)) chart.destroy();
+      charts = {};
+      const cards = names.map((name) => {
+        const metric = head.metrics.find((one) => one.name === name);
+        const text = (v) => (metric?.share ? `${(v * 100).toFixed(2)} %` : short(v, 7));
+        charts[name] = new Chart({ x: axis === "t" ? T : SECONDS, y: { label: name, share: metric?.share, text }, lines: [{ label: name, place: names.indexOf(name) }], sync: "training",
+          marks: axis === "t" ? () => last.training.stages.slice(1).map((stage) => ({ at: stage.t })) : undefined });
+        return card(name, axis === "t" && t.stages.length > 1 ? "Vertical lines: a stage opened." : null, charts[name].element);
+      });
+      if (t.stages.length) {
+        for (const [key, title] of [["sensitivity", "ΔS"], ["learning_rate", "γ"]]) {
+          const lines = [{ label: `${title} of the run`, steps: true, points: false }];
+          if (t.plan.length) lines.push({ label: `${title} by theory`, steps: true, points: false, dash: [6, 4], place: 1 });
+          charts[key] = new Chart({ x: T, y: { label: title, log: key === "sensitivity" }, lines, sync: "training", marks: () => last.training.plan.slice(1).map((stage) => ({ at: stage.t, dashed: true })) });
+          cards.push(card(key === "sensitivity" ? "Sensitivity ΔS" : "Learning rate γ", t.plan.length ? "Dashed: the schedule that follows from the first stage by theory." : null, charts[key].element));
+        }
+        schedule = make("div");
+        cards.push(make("section", { class: "card wide" }, schedule));
+      }
+      if (!cards.length) cards.push(make("p", { class: "quiet" }, "No evaluation is on record yet."));
+      put(grid, cards);
+    }
+    for (const name of names) charts[name].set([t.curves[name][axis], t.curves[name].value]);
+    if (t.stages.length) {
+      const end = Math.max(head.updates, t.stages.at(-1).t);
+      for (const key of ["sensitivity", "learning_rate"]) {
+        const curves = [stepped(t.stages, key, end)];
+        if (t.plan.length) curves.push(stepped(t.plan, key, Math.max(end, head.iterations ?? 0)));
+        charts[key].set(filled(joined(curves)));
+      }
+      const planned = new Map(t.plan.map((stage) => [stage.stage, stage]));
+      const right = (text) => ({ text, right: true });
+      put(schedule, table([right("stage"), right("first update"), right("by theory"), right("ΔS"), right("γ"), right("T_s"), right("by theory"), right("τ_max"), ""],
+        t.stages.map((stage) => [whole(stage.stage), whole(stage.t), whole(planned.get(stage.stage)?.t), short(stage.sensitivity), short(stage.learning_rate), whole(stage.length), whole(planned.get(stage.stage)?.length), whole(stage.tau_max), stage.reopened ? "reopened" : ""]),
+        "Stages beside the theoretical schedule"));
+    }
+  }
+  return show;
+}
+
+function stepped(stages, key, end) {
+  const xs = stages.map((stage) => stage.t), ys = stages.map((stage) => stage[key]);
+  if (xs.length && end > xs.at(-1)) { xs.push(end); ys.push(ys.at(-1)); }
+  return [xs, ys];
+}
+
+// A stepped line holds its value between its own places; after its end it has none.
+function filled([xs, ...columns]) {
+  return [xs, ...columns.map((column) => {
+    const end = column.findLastIndex((value) => value !== null);
+    let value = null;
+    return column.map((one, i) => { if (one !== null) value = one; return i <= end ? value : null; });
+  })];
+}
+
+export function staleness(root) {
+  const tiles = make("div", { class: "tiles" });
+  const bars = new Chart({ x: { label: "staleness τ", text: (v) => short(v) }, y: { label: "updates", least: 0, text: whole }, lines: [{ label: "updates", bars: true }] });
+  const heat = new Heat({ title: "Staleness over updates", x: "update t", y: "staleness τ" });
+  put(root, tiles, make("div", { class: "grid" }, card("Histogram", "τ = t − the version that the edge read.", bars.element), card("Over time", "Each column: a stretch of updates. The stronger the colour, the more updates of this staleness.", heat.element)));
+  return ({ staleness: s }) => {
+    const m = s.summary;
+    put(tiles, tile("mean", short(m.mean)), tile("median", whole(m.p50)), tile("90 %", whole(m.p90)), tile("99 %", whole(m.p99)), tile("max", whole(m.max)));
+    bars.set([s.bins.map((_, i) => i * s.bin_width), s.bins]);
+    heat.set(s.heat);
+  };
+}
+
+export function privacy(root) {
+  let signature = "", chart = null, axis = "t";
+  const words = make("div"), place = make("div"), edges = make("div");
+  put(root, make("section", { class: "card statement" }, make("h2", {}, "Statement"), words), place, edges);
+  return ({ privacy: p }) => {
+    put(words, p.words.map((line) => make("p", {}, line)));
+    const now = JSON.stringify([p.curves.map((one) => one.edge), p.budget]);
+    if (now !== signature) {
+      signature = now;
+      if (chart) chart.destroy();
+      const lines = p.curves.map((one) => ({ label: one.edge_id || `edge ${one.edge}`, points: p.curves.length < 9 }));
+      if (p.budget) lines.push({ label: "budget", dash: [4, 4], points: false, place: 7 });
+      chart = new Chart({ x: T, y: { label: "ε", least: 0, text: (v) => upward(v, 6) }, lines }, 300);
+      put(place, p.curves.length
+        ? card("ε of each edge over updates", `At δ = ${exponent(p.delta)}, ${p.adjacency} adjacency, of this run's releases alone; computed at 1, 2, 3, 4, 6, 8, … releases, the last point from the statement. An edge whose releases differ in kind has none.`, chart.element)
+        : make("p", { class: "quiet" }, "No ε over time: none is guaranteed, or it is being computed."));
+    }
+    if (p.curves.length) {
+      const values = joined(p.curves.map((one) => [one[axis], one.epsilon]));
+      if (p.budget) values.push(values[0].map(() => p.budget));
+      chart.set(values);
+    }
+    const right = (text) => ({ text, right: true });
+    put(edges, p.edges.length ? table([right("k"), "edge", right("n_k"), right("releases"), "release", "sampler", right("ε"), right("ε replace-one"), "method"],
+      p.edges.map((edge) => [whole(edge.edge), edge.edge_id ?? "", whole(edge.shard_size), whole(edge.releases), edge.release ?? "–", edge.sampler ?? "–", edge.epsilon === null ? edge.reason ?? "none" : upward(edge.epsilon, 6), upward(edge.epsilon_replace_one, 6), edge.method ?? ""]),
+      `Each edge's records at δ = ${exponent(p.delta)}`) : null);
+  };
+}
+
+export function traffic(root) {
+  const tiles = make("div", { class: "tiles" }), tables = make("div", { class: "grid" });
+  const rate = new Chart({ x: SECONDS, y: { label: "updates", unit: "1/s", least: 0 }, lines: [{ label: "applied", steps: true, points: false }] });
+  const refusals = make("div");
+  let signature = "", refused = null;
+  const over = card("Updates a second", null, rate.element);
+  put(root, tiles, over, refusals, tables);
+  return ({ head, traffic: f }) => {
+    const total = Object.values(f.refused).reduce((sum, one) => sum + (one ?? 0), 0), lost = Object.values(f.dropped).reduce((sum, one) => sum + (one ?? 0), 0);
+    put(tiles, tile("updates", whole(head.updates), `of ${whole(head.iterations)}`), tile("updates/s", short(head.updates_per_second, 4), "whole run"), tile("refused", whole(total), f.refused_exact ? "" : "on record so far"), tile("dropped", f.refused_exact ? whole(lost) : "–", "messages that could not be read"), tile("duration", clock(head.seconds)));
+    over.hidden = !f.applied.length;
+    const n = Math.max(0, f.applied.length - (head.state === "ended" ? 0 : 1)); // the last stretch is not over yet
+    if (n) rate.set(perSecond(f.applied.slice(0, n), f.width));
+    const reasons = Object.keys(f.refused_over).sort(), now = JSON.stringify(reasons);
+    if (now !== signature) {
+      signature = now;
+      if (refused) refused.destroy();
+      refused = reasons.length ? new Chart({ x: SECONDS, y: { label: "refused", unit: "1/s", least: 0 }, lines: reasons.map((label) => ({ label, steps: true, points: false })) }) : null;
+      put(refusals, refused ? card("Refusals a second, by reason", "Of one edge only the first hundred are written line by line.", refused.element) : null);
+    }
+    if (refused) refused.set(joined(reasons.map((key) => perSecond(f.refused_over[key].counts, f.refused_over[key].width))));
+    const right = (text) => ({ text, right: true });
+    put(tables,
+      card("Refusals by reason", f.refused_exact ? null : "On record so far; the summary at the end has all.", Object.keys(f.refused).length ? table(["reason", right("gradients")], Object.entries(f.refused).map(([reason, count]) => [reason, whole(count)]), "Refused gradients") : make("p", { class: "quiet" }, "None.")),
+      card("Round trips", "Measured by the cloud; written when the run has ended.", f.trips.length ? table([right("k"), "edge", right("asked one-way delay (ms)"), right("round trip (ms)")], f.trips.map((row) => [whole(row.edge), row.edge_id ?? "", short(row.asked_delay_ms), short(row.round_trip_ms)]), "Mean round trip of each edge") : make("p", { class: "quiet" }, "Not recorded.")),
+      Object.keys(f.dropped).length ? card("Dropped messages", null, table(["reason", right("messages")], Object.entries(f.dropped).map(([reason, count]) => [reason, whole(count)]), "Dropped messages")) : null);
+  };
+}
+
+// A step for each stretch, the last one with its end.
+function perSecond(counts, width) {
+  const rates = counts.map((count) => count / width);
+  return [[...rates, 0].map((_, i) => i * width), [...rates, rates.at(-1)]];
+}
+
+export function events(root, run) {
+  const kind = make("select", { "aria-label": "Event" }), edge = make("input", { placeholder: "edge or its id", "aria-label": "Edge", maxlength: 200 }), text = make("input", { placeholder: "text", "aria-label": "Text", maxlength: 200 });
+  const list = make("div", { class: "tall" }), said = make("p", { class: "note" });
+  put(root, make("div", { class: "filters" }, kind, edge, text), said, list);
+  let names = "", number = -1, asked = 0, timer = 0, seen = {}, shown = 0;
+  async function load() {
+    timer = 0;
+    asked = Date.now();
+    const mine = ++shown;
+    const query = new URLSearchParams({ event: kind.value, edge: edge.value.trim(), text: text.value.trim() });
+    let found;
+    try {
+      const answer = await fetch(`/api/runs/${encodeURIComponent(run)}/events?${query}`);
+      if (!answer.ok) return;
+      found = await answer.json();
+    } catch { return; }
+    if (mine !== shown || !root.isConnected) return;
+    const right = (title) => ({ text: title, right: true });
+    const rows = found.events.map(({ number: n, event, t, time, edge: k, edge_id: id, ...rest }) => [whole(n), event ?? "", whole(t), time === undefined ? "–" : short(time, 7), k === undefined ? id ?? "" : `${k} ${id ?? ""}`, described(rest)]);
+    put(list, table([right("no."), "event", right("t"), right("time (s)"), "edge", "fields"], rows, "Events, newest first"));
+    said.textContent = `${whole(found.total)} events on record; searched are the last 500 updates and the last 2,000 others${found.more ? "; the newest 300 of what fits are shown" : ""}.`;
+  }
+  const soon = () => { if (!timer) timer = setTimeout(load, Math.max(0, 1000 - (Date.now() - asked))); };
+  for (const input of [kind, edge, text]) input.addEventListener("input", () => { asked = 0; clearTimeout(timer); timer = setTimeout(load, 200); });
+  return ({ events: e }) => {
+    seen = e.seen;
+    const now = Object.keys(seen).join();
+    if (now !== names) {
+      names = now;
+      const before = kind.value;
+      put(kind, make("option", { value: "" }, "all events"), Object.keys(seen).map((name) => make("option", { value: name }, name)));
+      kind.value = before;
+    }
+    if (e.number !== number) { number = e.number; soon(); }
+  };
+}
+
+export function runHead(root, head) {
+  const first = head.metrics[0], latest = head.latest.values ?? {}, done = head.iterations ? Math.min(1, head.updates / head.iterations) : 0;
+  const names = { live: "live", ending: "ending", quiet: "no news", ended: head.reason ?? "ended" };
+  put(root,
+    make("div", { class: "title" }, make("h1", {}, head.run), make("span", { class: `badge ${head.state}` }, names[head.state] ?? head.state),
+      make("span", { class: "note" }, [`${head.algorithm ?? "?"} ${head.model ?? ""} on ${head.data ?? "?"}`, `engine ${head.engine ?? "?"}`, `began ${moment(head.started)}`, head.behind ? "reading…" : null, head.resumed ? `resumed ${head.resumed}×` : null, head.unreadable ? `${whole(head.unreadable)} unreadable lines` : null].filter(Boolean).join(" · "))),
+    make("progress", { max: 1, value: done, "aria-label": "updates done" }),
+    make("div", { class: "tiles" },
+      tile("update t", whole(head.updates), `of ${whole(head.iterations)}`),
+      first ? tile(first.name, metricText(first, latest[first.name]), `best ${metricText(first, head.best)} at ${whole(head.best_at)}`) : null,
+      ...head.metrics.slice(1, 3).map((metric) => tile(metric.name, metricText(metric, latest[metric.name]), head.latest.t === undefined ? "" : `at ${whole(head.latest.t)}`)),
+      head.stage === null ? null : tile("stage", whole(head.stage), `ΔS ${short(head.sensitivity)} · γ ${short(head.learning_rate)}`),
+      tile("updates/s", short(head.updates_per_second, 4)), tile("edges", whole(head.edges_seen), `of ${whole(head.edges)}`)),
+    head.warning ? make("p", { class: "warning" }, head.warning) : null);
+}
+
+export function runs(root, choose) {
+  const chosen = new Set();
+  const button = make("button", { type: "button", disabled: true, onclick: () => choose([...chosen]) }, "Compare");
+  const place = make("div");
+  put(root, make("div", { class: "title" }, make("h1", {}, "Runs"), button, make("span", { class: "note" }, "Tick up to eight runs to compare them.")), place);
+  return ({ runs: found, hidden }) => {
+    const right = (text) => ({ text, right: true });
+    const rows = found.map((run) => {
+      const box = make("input", { type: "checkbox", "aria-label": `compare ${run.run}`, onchange: (event) => {
+        if (event.target.checked && chosen.size >= 8) event.target.checked = false;
+        else if (event.target.checked) chosen.add(run.run);
+        else chosen.delete(run.run);
+        button.disabled = chosen.size < 1;
+      } });
+      box.checked = chosen.has(run.run);
+      const text = { live: "live", quiet: "no news", ended: run.reason ?? "ended" }[run.state];
+      return [box, make("a", { href: `#/run/${encodeURIComponent(run.run)}/training` }, run.run), make("span", { class: `badge ${run.state}` }, text), run.metric?.name ? `${metricText(run.metric, run.final)} ${run.metric.name}` : "–", upward(run.epsilon), `${whole(run.updates)} of ${whole(run.iterations)}`, whole(run.edges), run.algorithm ?? "–", `${run.model ?? "–"} on ${run.data ?? "–"}`, run.engine ?? "–", moment(run.started)];
+    });
+    put(place, rows.length ? table(["", "run", "state", right("result"), right("ε"), right("updates"), right("edges"), "algorithm", "model", "engine", "began"], rows, hidden ? `The newest ${found.length}; ${hidden} more are not shown` : "Newest first")
+      : make("p", { class: "quiet" }, "No runs yet. Start one: mapa run quickstart"));
+  };
+}
+
+export function compare(root, names) {
+  let axis = "t", metric = "", found = null;
+  const choice = make("div", { class: "filters" }), place = make("div");
+  put(root, make("h1", {}, "Compare"), choice, place);
+  let chart = null;
+  function show() {
+    const metrics = [...new Map(found.flatMap((run) => run.head.metrics).map((one) => [one.name, one])).values()];
+    if (!metric) metric = metrics[0]?.name ?? "";
+    const timed = found.every((run) => run.head.timed), about = metrics.find((one) => one.name === metric);
+    if (!timed) axis = "t";
+    const select = make("select", { "aria-label": "Metric", onchange: (event) => { metric = event.target.value; show(); } }, metrics.map((one) => make("option", { value: one.name, selected: one.name === metric }, one.name)));
+    put(choice, select, [["t", "over updates"], ["seconds", "over seconds"]].map(([key, text]) => make("button", { type: "button", "aria-pressed": String(axis === key), disabled: key === "seconds" && !timed, title: key === "seconds" && !timed ? NO_TIMES : null, onclick: () => { axis = key; show(); } }, text)));
+    if (chart) chart.destroy();
+    const text = (v) => (about?.share ? `${(v * 100).toFixed(2)} %` : short(v, 7));
+    chart = new Chart({ x: axis === "t" ? T : SECONDS, y: { label: metric, share: about?.share, text }, lines: found.map((run) => ({ label: run.head.run })) }, 360);
+    const right = (title) => ({ text: title, right: true });
+    const rows = found.map(({ head, privacy: p }) => [make("a", { href: `#/run/${encodeURIComponent(head.run)}/training` }, head.run), make("span", { class: `badge ${head.state}` }, head.reason ?? head.state), head.algorithm ?? "–", `${head.model ?? "–"} on ${head.data ?? "–"}`, whole(head.edges), whole(head.updates), metricText(about, head.latest.values?.[metric]), metricText(head.metrics[0], head.best), upward(p.epsilon), short(head.updates_per_second, 4)]);
+    put(place, card(`${metric} ${axis === "t" ? "over updates" : "over seconds"}`, null, chart.element),
+      table(["run", "state", "algorithm", "model", right("edges"), right("updates"), right(`last ${metric}`), right("best headline"), right("ε"), right("updates/s")], rows, "The runs side by side"));
+    draw();
+  }
+  function draw() { chart.set(joined(found.map((run) => [run.training.curves[metric]?.[axis] ?? [], run.training.curves[metric]?.value ?? []]))); }
+  return ({ runs: now }) => { const before = found; found = now; if (!before) show(); else draw(); };
+}

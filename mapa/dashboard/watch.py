@@ -1,0 +1,189 @@
+"""One run as its page shows it: read on, gathered once, and encoded once for all who watch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.accounting.releases import ReleaseKind
+from common.noise.mechanism import Sampling
+from mapa.dashboard import sections
+from mapa.dashboard.folder import state_of
+from mapa.dashboard.gathered import Gathered, Lane, number
+from mapa.dashboard.reading import JsonFile, Tail
+from mapa.dashboard.spending import MOST_KINDS, epsilon, release_kind, shard_size
+
+_CURVES = 50  # edges whose ε is drawn over time
+_LISTED = 300  # events in one answer
+_AT_END = "The statement in words is written when the run has ended. Until then: ε of the releases on record."
+
+
+@dataclass(slots=True)
+class Watch:
+    """A run that somebody looks at. Its methods are called by one thread at a time."""
+
+    path: Path
+    gathered: Gathered = field(default_factory=Gathered)
+    version: int = 0  # goes up when a section has changed
+    encoded: dict[str, tuple[int, str]] = field(default_factory=dict)  # by section: version and JSON
+    _computed: dict[tuple[ReleaseKind, int], float | None] = field(default_factory=dict)  # ε
+    _tail: Tail = field(init=False)
+    _manifest: JsonFile = field(init=False)
+    _summary: JsonFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tail = Tail(self.path / "events.jsonl")
+        self._manifest = JsonFile(self.path / "manifest.json")
+        self._summary = JsonFile(self.path / "summary.json")
+
+    @property
+    def behind(self) -> bool:
+        """Whether more is on disk than was read."""
+        return self._tail.behind
+
+    def read(self) -> None:
+        """Take what was written since the last time, at most one chunk."""
+        anew, records = self._tail.look()
+        if anew:  # rotated or cut: what was counted is no longer on record
+            self.gathered = Gathered()
+        self.gathered.take(records)
+
+    def refresh(self) -> None:
+        """Encode every section anew; the version of one that has not changed stays."""
+        manifest, summary = self._manifest.look(), self._summary.look()
+        gathered = self.gathered
+        if summary and not gathered.number and not gathered.metrics:
+            sections.from_summary(gathered, summary)
+        state = state_of(self.path, summary, gathered.halted)
+        head = sections.head(self.path.name, state, gathered, manifest, summary)
+        head["unreadable"] += self._tail.unreadable
+        head["behind"] = self.behind
+        self._put("head", head)
+        self._put("fleet", self._with_epsilon(sections.fleet(state == "live", gathered, manifest, summary)))
+        self._put("training", sections.training(gathered, manifest, summary))
+        self._put("staleness", sections.staleness(gathered, summary))
+        self._put("privacy", self._privacy(manifest, summary))
+        self._put("traffic", sections.traffic(gathered, summary))
+        self._put("events", {"number": gathered.number, "seen": dict(sorted(gathered.seen.items()))})
+
+    def changed_since(self, version: int) -> str:
+        """Return the sections that have changed since a version, as JSON; '' where none has."""
+        new = [f'"{name}":{text}' for name, (at, text) in self.encoded.items() if at > version]
+        return f'{{"version":{self.version},{",".join(new)}}}' if new else ""
+
+    def unaccounted(self) -> Iterator[tuple[ReleaseKind, int]]:
+        """Yield kinds and numbers of releases whose ε is not computed yet."""
+        wanted: dict[ReleaseKind, set[int]] = {}
+        for k, lane in list(self.gathered.lanes.items())[: sections.LANES]:
+            kind = self._kind(k, lane)
+            if kind is not None and (kind in wanted or len(wanted) < MOST_KINDS):
+                wanted.setdefault(kind, set()).update(mark[0] for mark in lane.marks)
+        for kind, counts in wanted.items():
+            yield from ((kind, n) for n in sorted(counts) if (kind, n) not in self._computed)
+
+    def account(self, kind: ReleaseKind, releases: int) -> None:
+        """Compute one ε; parts of a second."""
+        self._computed[kind, releases] = epsilon(kind, releases, self._delta)
+
+    def listed(self, *, event: str = "", edge: str = "", text: str = "", before: int = 0) -> dict[str, Any]:
+        """Return the newest events that fit, newest first; of updates and of the rest only so many are kept."""
+        gathered = self.gathered
+        kept = sorted([*gathered.events, *gathered.last_updates], key=lambda one: one[0], reverse=True)
+        found = [
+            {"number": number, **sections.plain(record)}
+            for number, record in kept
+            if (not before or number < before)
+            and (not event or record.get("event") == event)
+            and (not edge or edge in (str(record.get("edge")), record.get("edge_id")))
+            and (not text or text.lower() in json.dumps(record, ensure_ascii=False).lower())
+        ]
+        return {"events": found[:_LISTED], "more": len(found) > _LISTED, "total": gathered.number}
+
+    @property
+    def _delta(self) -> float:
+        scenario = sections.table(self._manifest.value, "scenario")
+        found = sections.table(scenario, "privacy").get("total_delta")
+        return found if isinstance(found, float) and 0 < found < 1 else 1e-5
+
+    def _kind(self, edge: int, lane: Lane) -> ReleaseKind | None:
+        """Return how an edge releases; None where its count alone does not say what its releases cost."""
+        manifest = self._manifest.value
+        kind = release_kind(sections.table(manifest, "scenario"), shard_size(manifest, edge), lane.joined)
+        if kind is None or lane.mixed:
+            return None
+        anew = kind.mechanism.sampling is Sampling.SHUFFLED and lane.tally.joins > 1  # epochs began anew
+        return None if anew else kind
+
+    def _spent(self, edge: int) -> list[tuple[int, int, float | None, float]]:
+        """Return (releases, t, seconds, ε) of an edge, as far as it is computed."""
+        lane = self.gathered.lanes.get(edge)
+        kind = None if lane is None else self._kind(edge, lane)
+        if lane is None or kind is None:
+            return []
+        found = ((n, t, seconds, self._computed.get((kind, n))) for n, t, seconds in lane.marks)
+        return [(n, t, seconds, value) for n, t, seconds, value in found if value is not None]
+
+    def _spent_in_all(
+        self, edge: int, stated: Mapping[str, Any]
+    ) -> list[tuple[int, int, float | None, float]]:
+        """Return the same with the statement's figure as its last point, where there is a statement."""
+        spent, last = self._spent(edge), self.gathered.lanes[edge].last
+        releases, value = stated.get("releases"), number(stated.get("epsilon"))
+        if not spent or last is None or value is None or type(releases) is not int:
+            return spent
+        return [*(point for point in spent if point[0] < releases), (releases, *last, value)]
+
+    def _with_epsilon(self, fleet: dict[str, Any]) -> dict[str, Any]:
+        """Add what each edge has spent: the statement's figure, else the last one computed, of so many releases."""
+        for row in fleet["edges"]:
+            row["epsilon_exact"] = row["epsilon"] is not None
+            row["epsilon_of"] = None
+            if row["epsilon"] is None and (spent := self._spent(row["edge"])):
+                row["epsilon_of"], row["epsilon"] = spent[-1][0], spent[-1][3]
+        return fleet
+
+    def _privacy(self, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+        stated = sections.table(summary, "privacy")
+        words = stated.get("words")
+        privacy = sections.table(sections.table(manifest, "scenario"), "privacy")
+        by_edge = {row.get("edge"): row for row in sections.rows(stated, "edges")}
+        curves: list[dict[str, Any]] = []
+        for k in sorted(self.gathered.lanes):
+            if len(curves) < _CURVES and (spent := self._spent_in_all(k, by_edge.get(k, {}))):
+                columns = zip(*spent, strict=True)
+                named = dict(zip(("releases", "t", "seconds", "epsilon"), map(list, columns), strict=True))
+                curves.append({"edge": k, "edge_id": self.gathered.lanes[k].tally.edge_id, **named})
+        keys = (
+            "edge",
+            "edge_id",
+            "releases",
+            "shard_size",
+            "release",
+            "sampler",
+            "epsilon",
+            "epsilon_replace_one",
+            "method",
+            "reason",
+        )
+        return {
+            "words": sections.plain(words) if isinstance(words, list) else [_AT_END],
+            "stated": bool(stated),
+            "delta": sections.plain(stated.get("delta", self._delta)),
+            "epsilon": sections.plain(stated.get("epsilon")),
+            "adjacency": "zero-out",
+            "budget": sections.plain(privacy.get("total_epsilon")),
+            "edges": [
+                {key: sections.plain(row.get(key)) for key in keys}
+                for row in sections.rows(stated, "edges")[: sections.LANES]
+            ],
+            "curves": curves,
+        }
+
+    def _put(self, name: str, value: object) -> None:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        if name not in self.encoded or self.encoded[name][1] != text:
+            self.version += 1
+            self.encoded[name] = (self.version, text)

@@ -1,0 +1,49 @@
+"""A run's records as the tests of the dashboard write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mapa.face import simulate
+
+
+def applied(t: int, edge: int = 0, staleness: int = 0, time: float | None = None) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "event": "gradient_applied",
+        "edge": edge,
+        "edge_id": f"edge-{edge}",
+        "sequence": t,
+        "version": max(1, t - staleness),
+        "t": t,
+        "staleness": staleness,
+        "stage": 1,
+        "sensitivity": 0.5,
+    }
+    return record if time is None else {**record, "time": time}
+
+
+def lines(*records: dict[str, Any]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def write_live_run(runs: Path, name: str = "first", *records: dict[str, Any]) -> Path:
+    """Write a run that has not ended."""
+    path = runs / name
+    path.mkdir(parents=True)
+    manifest = {
+        "format": 1,
+        "run": name,
+        "name": name,
+        "engine": "processes",
+        "scenario": {"edges": 2, "iterations": 100},
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (path / "events.jsonl").write_text(lines(*records), encoding="utf-8")
+    return path
+
+
+def simulated(runs: Path, **changes: Any) -> Path:
+    """Simulate a small run, return its folder."""
+    return simulate("quickstart", seed=1, runs_dir=runs, progress=False, **changes).path

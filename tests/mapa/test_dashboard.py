@@ -1,0 +1,305 @@
+"""The dashboard over HTTP: read-only, strict headers, no way out of the folder; and a stream that tells what is new."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.testclient import TestClient
+
+from common.errors import ConfigurationError
+from mapa.dashboard.address import bind, is_loopback, page_address
+from mapa.dashboard.folder import RunsFolder
+from mapa.dashboard.server import FILES, STATIC, make_app
+from tests.dashboard_support import applied, lines, simulated, write_live_run
+from tests.program_support import run_mapa, start_mapa
+
+TOKEN = "correct-horse-battery-staple"
+HERE = "http://127.0.0.1"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    write_live_run(tmp_path / "runs", "first", applied(1), applied(2))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def client(runs: Path) -> Iterator[TestClient]:
+    with TestClient(make_app(runs), base_url=HERE) as found:
+        yield found
+
+
+@pytest.fixture
+def served(runs: Path) -> Iterator[str]:
+    """The address of a real server: a stream has no end, and only a socket can be left in the middle."""
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(make_app(runs), log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/static/page.js", "/api/runs", "/api/runs/first", "/none", "/api/runs/none"]
+)
+def test_every_answer_carries_the_strict_headers(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["img-src"] == "'self' data:"
+    assert policy["frame-ancestors"] == "'none'"
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"])
+def test_there_is_no_way_to_write(client: TestClient, method: str) -> None:
+    for path in ("/", "/api/runs", "/api/runs/first", "/static/page.js"):
+        answer = client.request(method, path)
+        assert answer.status_code == 405
+        assert answer.headers["allow"] == "GET, HEAD"
+        assert "content-security-policy" in answer.headers
+
+
+def test_a_head_has_no_body(client: TestClient) -> None:
+    answer = client.head("/")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "%2e%2e",
+        "..%2f..%2fsecret",
+        "%2fetc",
+        "out",
+        "inside",
+        "file",
+        ".hidden",
+        "first%00",
+        "a" * 300,
+        "first%2f..",
+        "first\\",
+    ],
+)
+def test_only_folders_of_the_runs_directory_are_runs(runs: Path, client: TestClient, name: str) -> None:
+    outside = write_live_run(runs.parent, "secret", applied(1))
+    (runs / "out").symlink_to(outside)
+    (runs / "inside").symlink_to(runs / "first")
+    (runs / "file").write_text("not a run")
+    write_live_run(runs, ".hidden", applied(1))
+    assert all(
+        RunsFolder(runs).find(odd) is None for odd in ("", ".", "..", "../secret", "/etc", "first/", "out")
+    )
+    for rest in ("", "/stream", "/events"):
+        assert client.get(f"/api/runs/{name}{rest}").status_code == 404
+    assert client.get("/api/compare", params={"run": name}).status_code == 404
+    assert [run["run"] for run in client.get("/api/runs").json()["runs"]] == ["first"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../server.py", "%2e%2e/server.py", "..%2fserver.py", "uplot/../../server.py", "", "uplot"]
+)
+def test_only_the_listed_files_are_served(client: TestClient, name: str) -> None:
+    assert client.get(f"/static/{name}").status_code == 404
+
+
+def test_every_file_of_the_page_is_there_and_none_is_inline_or_from_elsewhere(client: TestClient) -> None:
+    there = {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file()}
+    assert there == set(FILES)
+    for name, kind in FILES.items():
+        answer = client.get(f"/static/{name}")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
+    index = client.get("/").text
+    assert not re.search(r"<style|style=|\son\w+=|<script(?![^>]*\ssrc=)", index)
+    for name in FILES:
+        if name.startswith("uplot/") or name == "icon.svg":
+            continue
+        source = (STATIC / name).read_text(encoding="utf-8")
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", source
+        ), name
+        assert not re.search(r"https?://|//cdn", source), name
+    assert "MIT" in client.get("/static/uplot/LICENSE").text
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8080", "", "localhost.evil"]
+)
+def test_a_name_that_was_made_to_point_here_is_not_answered(client: TestClient, host: str) -> None:
+    assert client.get("/api/runs", headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "[::1]:8080", "LOCALHOST"])
+def test_the_names_of_loopback_are_answered(client: TestClient, host: str) -> None:
+    assert client.get("/api/runs", headers={"host": host}).status_code == 200
+
+
+def test_with_a_token_nothing_is_shown_without_it(runs: Path) -> None:
+    with TestClient(make_app(runs, TOKEN), base_url="http://vm.example", follow_redirects=False) as client:
+        for path in (
+            "/",
+            "/api/runs",
+            "/static/page.js",
+            "/api/runs/first/stream",
+            "/?token=wrong",
+            "/?token=",
+        ):
+            answer = client.get(path)
+            assert answer.status_code == 401
+            assert TOKEN not in answer.text
+        bearer = {"authorization": f"Bearer {TOKEN}"}
+        assert client.get("/api/runs", headers=bearer).status_code == 200
+        assert (
+            client.get("/api/runs", headers={"authorization": "Bearer é".encode("latin-1")}).status_code
+            == 401
+        )
+        assert client.get(f"/api/runs?token={TOKEN}").status_code == 401  # in the first address alone
+        first = client.get(f"/?token={TOKEN}")
+        assert (first.status_code, first.headers["location"]) == (303, "/")
+        assert {"HttpOnly", "SameSite=strict"} <= set(first.headers["set-cookie"].split("; "))
+        assert client.get("/api/runs").status_code == 200  # by the cookie
+        assert client.post("/api/runs", headers=bearer).status_code == 405
+
+
+def test_compare_takes_one_to_eight_runs(client: TestClient, runs: Path) -> None:
+    write_live_run(runs, "second", applied(1), {"event": "evaluated", "t": 1, "accuracy": 0.5, "loss": 1.25})
+    found = client.get("/api/compare", params={"run": ["second", "first"]}).json()["runs"]
+    assert [run["head"]["run"] for run in found] == ["second", "first"]
+    assert found[0]["training"]["curves"]["loss"]["value"] == [1.25]
+    assert client.get("/api/compare").status_code == 400
+    many = [f"run-{k}" for k in range(9)]
+    assert client.get("/api/compare", params={"run": many}).status_code == 400
+
+
+def test_the_events_of_a_run(client: TestClient) -> None:
+    found = client.get("/api/runs/first/events", params={"event": "gradient_applied", "edge": "0"}).json()
+    assert [row["t"] for row in found["events"]] == [2, 1]
+    assert client.get("/api/runs/first/events", params={"before": "-1"}).status_code == 400
+    assert client.get("/api/runs/first/events", params={"before": "9" * 400}).status_code == 400
+
+
+def test_a_stream_tells_what_is_appended_and_only_what_has_changed(served: str, runs: Path) -> None:
+    file = runs / "first" / "events.jsonl"
+    with httpx.stream("GET", f"{served}/api/runs/first/stream", timeout=120) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        told = messages(answer)
+        first = next(told)
+        assert first["head"]["updates"] == 2
+        assert set(first) == {
+            "version",
+            "head",
+            "fleet",
+            "training",
+            "staleness",
+            "privacy",
+            "traffic",
+            "events",
+        }
+        with file.open("a") as stream:
+            stream.write(lines(applied(3, 1, 1)))
+            stream.write(json.dumps(applied(4))[:20])  # torn
+        change = next(told)
+        assert change["head"]["updates"] == 3
+        assert [lane["applied"] for lane in change["fleet"]["edges"]] == [2, 1]
+        assert not {"privacy", "training", "traffic"} & set(change)
+        with file.open("a") as stream:
+            stream.write(json.dumps(applied(4))[20:] + "\n")
+        assert next(told)["head"]["updates"] == 4
+
+
+def test_two_viewers_see_the_same(served: str) -> None:
+    address = f"{served}/api/runs/first/stream"
+    with httpx.stream("GET", address, timeout=120) as one, httpx.stream("GET", address, timeout=120) as other:
+        assert next(messages(one)) == next(messages(other))
+    assert httpx.get(f"{served}/api/runs/first", timeout=120).json()["head"]["updates"] == 2
+
+
+def messages(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in answer.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+@pytest.mark.slow
+def test_a_list_has_the_figures_of_the_summaries(tmp_path: Path) -> None:
+    path = simulated(tmp_path, iterations=20)
+    summary = json.loads((path / "summary.json").read_text())
+    with TestClient(make_app(tmp_path), base_url=HERE) as client:
+        (line,) = client.get("/api/runs").json()["runs"]
+    assert (line["state"], line["reason"], line["updates"]) == ("ended", "finished", summary["updates"])
+    assert line["final"] == summary["final_accuracy"]
+    assert line["epsilon"] == summary["privacy"]["epsilon"]
+
+
+def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for() -> None:
+    taken = bind("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    try:
+        with pytest.raises(ConfigurationError, match=str(port)):
+            bind("127.0.0.1", port)
+    finally:
+        taken.close()
+    first, second = bind("127.0.0.1", None), bind("127.0.0.1", None)
+    try:
+        assert first.getsockname()[1] != second.getsockname()[1]
+    finally:
+        first.close()
+        second.close()
+
+
+def test_what_is_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "vm.example.org", "")))
+    assert page_address("::1", 80) == "http://[::1]:80/"
+
+
+@pytest.mark.slow
+def test_wrong_options_end_before_anything_is_served(tmp_path: Path) -> None:
+    weak = tmp_path / "token"
+    weak.write_text("short\n")
+    for words, said in (
+        (["--runs-dir", str(tmp_path / "none")], "no such folder"),
+        (["--runs-dir", str(tmp_path), "--token-file", str(weak)], "at least 16"),
+        (["--runs-dir", str(tmp_path), "--host", "no.such.host.invalid"], "--host"),
+    ):
+        done = run_mapa("dashboard", *words)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_with_0_and_no_error_while_somebody_watches(runs: Path) -> None:
+    started = start_mapa(
+        "dashboard", "--runs-dir", str(runs), "--port", "0", stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert started.stderr is not None
+        found = re.search(r"http://\S+", started.stderr.readline())
+        assert found is not None
+        with httpx.stream("GET", f"{found[0]}api/runs/first/stream", timeout=120) as answer:
+            told = messages(answer)
+            next(told)
+            started.terminate()
+            list(told)  # to its end
+        _, said = started.communicate(timeout=120)
+        assert (started.returncode, said) == (0, "")
+    finally:
+        started.kill()
+        started.wait()

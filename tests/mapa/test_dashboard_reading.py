@@ -1,0 +1,246 @@
+"""What the dashboard reads while others write: torn lines, rotation, hostile records; the summary's own numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mapa.dashboard import reading
+from mapa.dashboard.folder import RunsFolder
+from mapa.dashboard.gathered import Gathered
+from mapa.dashboard.reading import JsonFile, Tail
+from mapa.dashboard.spending import release_kind
+from mapa.dashboard.watch import Watch
+from tests.dashboard_support import applied, lines, simulated, write_live_run
+
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    ["edge", "edge_id", "t", "staleness", "sequence", "time", "reason", "stage", "sensitivity", "accuracy"]
+)
+EVENTS = st.sampled_from(
+    [
+        "gradient_applied",
+        "edge_joined",
+        "edge_gone",
+        "evaluated",
+        "stage_opened",
+        "gradient_refused",
+        "halted",
+        "x",
+    ]
+)
+
+
+def sections(watch: Watch) -> dict[str, Any]:
+    watch.read()
+    while watch.behind:
+        watch.read()
+    watch.refresh()
+    return json.loads(watch.changed_since(-1))  # type: ignore[no-any-return]
+
+
+def test_a_torn_line_waits_and_no_line_comes_twice(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    tail = Tail(file)
+    assert tail.look() == (False, [])  # not there yet
+    text = lines(applied(1), applied(2))
+    file.write_text(text[:-10])
+    assert tail.look() == (False, [applied(1)])
+    assert tail.look() == (False, [])
+    file.write_text(text)
+    assert tail.look() == (False, [applied(2)])
+
+
+def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_text(lines(applied(1), applied(2)))
+    tail = Tail(file)
+    tail.look()
+    file.write_text(lines(applied(7)))
+    assert tail.look() == (True, [applied(7)])
+    other = tmp_path / "other"
+    other.write_text(lines(*(applied(t) for t in range(1, 5))))
+    other.replace(file)
+    anew, records = tail.look()
+    assert anew
+    assert [record["t"] for record in records] == [1, 2, 3, 4]
+
+
+def test_a_large_file_comes_in_chunks_and_a_line_without_end_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK", 400)
+    monkeypatch.setattr(reading, "LONGEST", 300)
+    file = tmp_path / "events.jsonl"
+    file.write_text(lines(applied(1)) + "x" * 1000 + "\n[1]\nnonsense\n" + lines(applied(2), applied(3)))
+    tail, records = Tail(file), []
+    for _ in range(20):
+        records += tail.look()[1]
+    assert [record["t"] for record in records] == [1, 2, 3]
+    assert tail.unreadable == 3
+    assert not tail.behind
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.jsonl"
+    secret.write_text(lines(applied(1)))
+    (tmp_path / "events.jsonl").symlink_to(secret)
+    (tmp_path / "summary.json").symlink_to(secret)
+    assert Tail(tmp_path / "events.jsonl").look() == (False, [])
+    assert JsonFile(tmp_path / "summary.json").look() == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(EVENTS, st.dictionaries(KEYS, ANYTHING, max_size=8)), max_size=12))
+def test_hostile_records_are_counted_and_never_break_a_page(
+    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, dict[str, Any]]]
+) -> None:
+    gathered = Gathered()
+    gathered.take([applied(1), *({**fields, "event": event} for event, fields in records)])
+    assert gathered.applied >= 1
+    watch = Watch(tmp_path_factory.getbasetemp() / "none")
+    watch.gathered = gathered
+    watch.refresh()  # raises where something is not JSON
+    watch.listed()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(["scenario", "shard_sizes", "name", "started"]), ANYTHING), ANYTHING)
+def test_a_hostile_manifest_and_summary_never_break_a_page(
+    tmp_path_factory: pytest.TempPathFactory, manifest: dict[str, Any], value: Any
+) -> None:
+    path = tmp_path_factory.mktemp("run")
+    keys = (
+        "metrics",
+        "edges",
+        "network",
+        "privacy",
+        "refused",
+        "dropped",
+        "staleness",
+        "evaluations",
+        "stages",
+        "updates",
+    )
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "summary.json").write_text(json.dumps(dict.fromkeys(keys, value)))
+    (path / "events.jsonl").write_text(lines(applied(1)))
+    sections(Watch(path))
+    RunsFolder(path.parent).lines()
+
+
+def test_code_that_records_name_is_not_loaded() -> None:
+    scenario = {
+        "privacy": {"clipping": "per-sample", "scope": "all"},
+        "data": {"sampler": "poisson"},
+        "batch_size": 8,
+    }
+    joined = {"noise": "tests.no_such_module:Law", "noise_multiplier": 4.0}
+    assert release_kind(scenario, 100, joined) is None
+    assert release_kind(scenario, 100, {**joined, "noise": "gaussian"}) is not None
+
+
+@pytest.mark.slow
+def test_the_page_has_the_numbers_of_the_summary(tmp_path: Path) -> None:
+    path = simulated(tmp_path, iterations=300, delays={"kind": "exponential"})
+    summary = json.loads((path / "summary.json").read_text())
+    whole = sections(Watch(path))
+    (path / "summary.json").rename(tmp_path / "kept.json")
+    live = sections(Watch(path))  # the events alone
+    for page in (whole, live):
+        head = page["head"]
+        assert head["updates"] == summary["updates"]
+        assert head["best"] == summary["best_accuracy"]
+        assert head["best_at"] == summary["best_accuracy_at"]
+        assert head["latest"]["values"] == {name: summary[f"final_{name}"] for name in ("accuracy", "loss")}
+        assert page["staleness"]["summary"] == summary["staleness"]
+        assert page["training"]["stages"] == summary["stages"]
+        curve = page["training"]["curves"]["accuracy"]
+        assert curve["t"] == [row["updates"] for row in summary["evaluations"]]
+        assert curve["value"] == [row["accuracy"] for row in summary["evaluations"]]
+        for lane, row in zip(page["fleet"]["edges"], summary["edges"], strict=True):
+            assert {key: lane[key] for key in row} == row
+    assert (whole["head"]["state"], live["head"]["state"]) == ("ended", "ending")
+    assert whole["privacy"]["words"] == summary["privacy"]["words"]
+    for lane, row in zip(whole["fleet"]["edges"], summary["privacy"]["edges"], strict=True):
+        assert lane["epsilon"] == row["epsilon"]
+
+
+@pytest.mark.slow
+def test_the_stages_of_a_run_follow_the_plan_that_is_shown(tmp_path: Path) -> None:
+    """In the simulation τ_max is configured and no edge joins later: theory and run are one."""
+    page = sections(Watch(simulated(tmp_path, iterations=300)))
+    stages, plan = page["training"]["stages"], page["training"]["plan"]
+    assert len(stages) == len(plan) > 1
+    for stage, planned in zip(stages, plan, strict=True):
+        assert (stage["t"], stage["length"]) == (planned["t"], planned["length"])
+        assert stage["learning_rate"] == pytest.approx(planned["learning_rate"], rel=1e-12)
+
+
+@pytest.mark.slow
+def test_epsilon_over_releases_ends_where_the_statement_does(tmp_path: Path) -> None:
+    path = simulated(tmp_path, iterations=4, edges=1, algorithm={"tau_max": 1})
+    stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
+    watch = Watch(path)
+    sections(watch)
+    missing = list(watch.unaccounted())
+    assert [releases for _, releases in missing] == [1, 2, 3, 4]
+    for kind, releases in missing:
+        watch.account(kind, releases)
+    assert not list(watch.unaccounted())
+    curve = sections(watch)["privacy"]["curves"][0]
+    assert curve["epsilon"] == sorted(curve["epsilon"])
+    assert curve["epsilon"][-1] == stated["epsilon"]
+    assert curve["releases"][-1] == stated["releases"]
+
+
+def test_memory_and_answers_stay_bounded_whatever_the_length() -> None:
+    """So many edges and updates as fit, and the sections of a page grow no further."""
+    sizes = []
+    for updates in (20_000, 80_000):
+        watch = Watch(Path("no-such-run"))
+        watch.gathered.take(applied(t, t % 20, t % 7, t / 1000) for t in range(1, updates + 1))
+        watch.gathered.take({"event": "evaluated", "t": t, "accuracy": t % 13 / 13} for t in range(updates))
+        watch.refresh()
+        sizes.append(len(watch.changed_since(-1)))
+        kept = watch.gathered
+        assert len(kept.events) + len(kept.last_updates) <= 2500
+    assert max(sizes) < 200_000
+    assert sizes[1] < 1.5 * sizes[0]
+
+
+def test_who_is_silent_and_who_is_gone(tmp_path: Path) -> None:
+    joined = [
+        {"event": "edge_joined", "edge": k, "edge_id": f"edge-{k}", "t": 1, "noise": "none"} for k in range(3)
+    ]
+    updates = [applied(t, 0 if t > 20 else t % 2, 1, t / 2) for t in range(1, 60)]
+    gone = {"event": "edge_gone", "edge": 2, "edge_id": "edge-2", "t": 59, "reason": "lost"}
+    path = write_live_run(tmp_path, "first", *joined, *updates, gone)
+    page = sections(Watch(path))
+    lanes = page["fleet"]["edges"]
+    assert page["head"]["state"] == "live"
+    assert lanes[0]["silent"] is None
+    assert lanes[0]["pace"] == pytest.approx(2.0)
+    assert lanes[1]["silent"] == pytest.approx((59 - 19) / 2)
+    assert (lanes[2]["gone"], lanes[2]["applied"]) == ("lost", 0)
+
+
+def test_events_are_found_by_kind_edge_and_text(tmp_path: Path) -> None:
+    refused = {"event": "gradient_refused", "edge_id": "edge-9", "sequence": 4, "t": 3, "reason": "norm"}
+    watch = Watch(write_live_run(tmp_path, "first", applied(1), applied(2, 1), refused))
+    sections(watch)
+    assert [row["number"] for row in watch.listed()["events"]] == [3, 2, 1]
+    assert watch.listed(event="gradient_refused")["events"] == [{"number": 3, **refused}]
+    assert [row["t"] for row in watch.listed(edge="1")["events"]] == [2]
+    assert [row["t"] for row in watch.listed(edge="edge-0")["events"]] == [1]
+    assert [row["t"] for row in watch.listed(text="NORM")["events"]] == [3]
+    assert [row["number"] for row in watch.listed(before=2)["events"]] == [1]
