@@ -118,6 +118,8 @@ class _Way:
             await self._writer.drain()
 
     def _pass(self, packet: bytes) -> None:
+        if self._writer.is_closing():
+            return  # whoever was to read it has gone
         disorder = self._relay.disorder
         if packet[0] >> 4 == _PUBLISH and disorder is not None:
             for delay, copy in disorder.copies(packet):

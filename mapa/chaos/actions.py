@@ -14,7 +14,11 @@ from mapa.chaos.programs import Program
 from mapa.chaos.schedule import BROKER, CLOUD, Fault, Kind
 
 _ROOM = 2000  # bytes that a log may still grow: less than a record, so that one is torn
-_TOLD_EARLY = (-int(signal.SIGTERM), 130)  # exit codes of an edge that is told to go while it starts
+_TOLD_EARLY = (
+    -int(signal.SIGTERM),
+    -int(signal.SIGINT),
+    130,
+)  # of an edge that is told to go while it starts
 _FAILED = 1  # exit code of a program that cannot write
 
 

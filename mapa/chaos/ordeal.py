@@ -26,6 +26,7 @@ from mapa.local_run import edge_arguments
 _LOOK_EVERY = 0.01  # seconds
 _STALL = 240.0  # seconds without an update and without a fault: it hangs
 _GOODBYE = 120.0  # seconds for edges to end after the run
+_LATEST = 0.95  # share of T: a broker that is lost later may take the halt with it, and nobody says it again
 _OVER = ("the run has ended", "the run had ended")  # what an edge says that heard of the end
 
 
@@ -58,6 +59,7 @@ class Ordeal:
     )  # place → fault, its end
     _skipped: list[str] = field(default_factory=list)
     _wrong: list[str] = field(default_factory=list)
+    _closing: bool = False
 
     def undergo(self) -> Outcome:
         """Run to the end, and judge it."""
@@ -90,6 +92,8 @@ class Ordeal:
         return self._judged(watch, time.monotonic() - began)
 
     def _start(self, name: str) -> None:
+        if self._closing:
+            return
         scenario, broker = self.plan.scenario, self._addresses[name]
         if name == CLOUD:
             words = [*self.plan.program, "cloud", "--broker", broker]
@@ -131,6 +135,9 @@ class Ordeal:
                 if fault.place in self._active:
                     continue  # it has one already: afterwards
                 waiting.remove(fault)
+                if watch.newest > _LATEST * self.plan.scenario.iterations:
+                    self._skipped.append(f"{fault}: t = {watch.newest}, the run is about to end")
+                    continue
                 if (why := actions.begin(fault)) is not None:
                     self._skipped.append(f"{fault}: {why}")
                     continue
@@ -162,7 +169,8 @@ class Ordeal:
         return False
 
     def _close(self, actions: Actions) -> None:
-        """End every fault, and let those who were away hear how it ended."""
+        """End every fault, and let those who run hear how it ended; who was killed or sent away stays away."""
+        self._closing = True
         until = time.monotonic() + _GOODBYE
         for fault, _ in list(self._active.values()):
             while not actions.end(fault) and time.monotonic() < until:

@@ -17,7 +17,13 @@ from mapa.chaos.schedule import parse_schedule
 from tests.program_support import run_mapa as mapa
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
-QUICK = ("testbed.silent_after=1", "testbed.resend_after=0.3", "evaluation.every=0")
+# a link gives every machine about the same pace: else a fast one is done before anybody has come back
+QUICK = (
+    "testbed.silent_after=1",
+    "testbed.resend_after=0.3",
+    "evaluation.every=0",
+    "links=[{delay_ms = 10.0}]",
+)
 BROKEN = Path(__file__).parent / "broken_cloud.py"
 
 
@@ -34,8 +40,9 @@ def chaos(tmp_path: Path, *words: str) -> tuple[int, str]:
 
 
 def test_two_seeded_runs_come_through(tmp_path: Path) -> None:
+    """Of all seeds these two have every kind of fault and take the least time."""
     code, said = chaos(
-        tmp_path, "--edges", "2", "--iterations", "250", "--seed", "5", "--runs", "2", "--count", "5"
+        tmp_path, "--edges", "2", "--iterations", "250", "--seed", "49", "--runs", "2", "--count", "5"
     )
     assert code == 0, said
     assert "2 runs came through" in said
