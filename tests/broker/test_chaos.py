@@ -66,5 +66,7 @@ def test_a_cloud_that_applies_a_repeat_is_found_out(tmp_path: Path) -> None:
 
 def test_a_cloud_that_loses_what_it_answered_is_found_out(tmp_path: Path) -> None:
     outcome = broken(tmp_path, "forget", "kill cloud at t=80 for 0.2s")
-    assert outcome.wrong
-    assert any("x_" in line and "different bytes" in line for line in outcome.wrong), outcome.wrong
+    # by the log fewer came than were applied; a cloud that goes on all the same sends another x_t than before
+    told = ("different bytes", "received ")
+    assert any(words in line for words in told for line in outcome.wrong), outcome.wrong
+    assert not any("traceback" in line for line in outcome.wrong), outcome.wrong
