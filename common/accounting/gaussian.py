@@ -141,14 +141,23 @@ def _upwards(epsilon: float) -> float:
     return epsilon * (1 + 1e-9) + 1e-11 if epsilon else 0.0
 
 
+_NEARLY_ONE = 1 - 1e-9
+
+
 @functools.lru_cache(maxsize=32)
 def _pld_of_one(noise_multiplier: float, rate: float, adjacency: Adjacency) -> Any:
     library = dp_accounting()
     relation = library.NeighboringRelation
-    return library.pld.privacy_loss_distribution.from_gaussian_mechanism(
+    make = functools.partial(
+        library.pld.privacy_loss_distribution.from_gaussian_mechanism,
         noise_multiplier,
-        sampling_prob=rate,
         neighboring_relation=(
             relation.REPLACE_SPECIAL if adjacency is Adjacency.ZERO_OUT else relation.REPLACE_ONE
         ),
     )
+    try:
+        return make(sampling_prob=rate)
+    except ValueError:  # the library cannot resolve a rate this close to 1; without sampling it is a bound
+        if rate < _NEARLY_ONE:
+            raise
+        return make(sampling_prob=1.0)

@@ -176,6 +176,7 @@ def test_a_damaged_cifar_file_is_refused(tmp_path: Path, content: bytes) -> None
 @pytest.mark.parametrize(
     ("name", "directory"),
     [
+        ("mnist-5k", Path("nowhere")),  # always there; the others where MAPA_DATA_DIR has them
         *(("fashion-mnist", one) for one in real_directories("fashion-mnist/train-images-idx3-ubyte.gz")),
         *(("cifar-10", one) for one in real_directories("cifar-10/data_batch_1.bin")),
     ],
