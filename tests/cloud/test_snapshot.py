@@ -126,6 +126,7 @@ def bytes_of(server: CloudServer, scenario: Scenario) -> tuple[bytes, bytes]:
     return pack(server_state(server, type(algorithm_for(scenario))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 @given(steps=STEPS, cut=st.integers(0, 60), at_least=st.sampled_from([1, 3, 99]))
 def test_a_snapshot_anywhere_and_the_events_since_make_the_same_state(

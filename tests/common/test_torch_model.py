@@ -80,6 +80,7 @@ def one_by_one(model: TorchModel, x: np.ndarray, features: np.ndarray, targets: 
     return np.array(rows)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -120,6 +121,7 @@ def test_losses_of_real_targets(loss: Any) -> None:
         assert evaluated["loss"] == pytest.approx(losses.mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_papers_cnn_is_the_projects_own_within_float32() -> None:
     own = Cnn(shape=(28, 28), classes=10)
     model = TorchModel(paper_module, "cross-entropy", shape=(28, 28), classes=10)

@@ -104,6 +104,7 @@ def test_the_example_scenario_simulates(tmp_path: Path) -> None:
 OWN = EXAMPLE.with_name("own.toml")
 
 
+@pytest.mark.slow
 def test_a_model_a_data_set_and_an_algorithm_are_one_short_file(tmp_path: Path) -> None:
     """tests/broker and tests/stack run the very same file over MQTT and in containers."""
     assert len(OWN.with_suffix(".py").read_text(encoding="utf-8").splitlines()) < 60

@@ -113,6 +113,7 @@ def test_hostile_records_are_counted_and_never_break_a_page(
     watch.listed()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(["scenario", "shard_sizes", "name", "started"]), ANYTHING), ANYTHING)
 def test_a_hostile_manifest_and_summary_never_break_a_page(
@@ -203,6 +204,7 @@ def test_epsilon_over_releases_ends_where_the_statement_does(tmp_path: Path) -> 
     assert curve["releases"][-1] == stated["releases"]
 
 
+@pytest.mark.slow
 def test_memory_and_answers_stay_bounded_whatever_the_length() -> None:
     """So many edges and updates as fit, and the sections of a page grow no further."""
     sizes = []

@@ -260,6 +260,7 @@ def _restore(channel: MemoryChannel) -> None:
         channel.restore()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_late_doubled_and_old_messages_end_nobody_and_lose_or_double_nothing(part: int) -> None:
     counts: Counter[str] = Counter()

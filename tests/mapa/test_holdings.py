@@ -49,6 +49,7 @@ def test_local_data_are_never_shown(mapa: Mapa, tmp_path: Path) -> None:
     assert "would leak" in done.err
 
 
+@pytest.mark.slow
 def test_a_comparison_draws_every_cut_once(mapa: Mapa, tmp_path: Path) -> None:
     simulate = ("simulate", "quickstart", "--runs-dir", str(tmp_path), "--iterations", "20", "--seed", "1")
     for partition in ("iid", "iid", "label"):

@@ -142,6 +142,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clipping", ["per-sample", "batch-mean"])
 @pytest.mark.parametrize(("sampler", "batch", "shard", "releases", "epsilon", "delta"), CASES)
 def test_a_printed_multiplier_keeps_the_budget_when_it_is_typed_in_again(
