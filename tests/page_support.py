@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "your-own-model.md"
+from tests.pages_support import blocks
+
+PAGE = "your-own-model.md"
 COLOUR = '''
 import hashlib
 import numpy as np
@@ -26,15 +27,9 @@ class Tints:
 '''
 
 
-def block(kind: str) -> str:
-    found = re.search(rf"```{kind}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
 def write_project(folder: Path) -> Path:
     """Write what the page prints, and a data set of colour images."""
-    (folder / "my_model.py").write_text(block("python"))
+    (folder / "my_model.py").write_text(blocks(PAGE, "python")[0])
     (folder / "my_data.py").write_text(COLOUR)
-    (folder / "my.toml").write_text(block("toml"))
+    (folder / "my.toml").write_text(blocks(PAGE, "toml")[0])
     return folder

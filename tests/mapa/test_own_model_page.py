@@ -11,7 +11,8 @@ import pytest
 
 from mapa.commands.containers import image_for
 from mapa.scenario_files import load_scenario
-from tests.page_support import block, write_project
+from tests.page_support import PAGE, write_project
+from tests.pages_support import blocks
 from tests.program_support import run_mapa
 
 SHORT = ("--set", "iterations=30", "--set", "privacy.releases=20", "--set", "evaluation.every=0", "--json")
@@ -34,9 +35,9 @@ def summary(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_the_pages_file_is_short_and_its_network_twelve_lines() -> None:
-    lines = block("python").splitlines()
-    assert len(lines) + len(block("toml").splitlines()) < 40
-    network = block("python").partition("def cnn")[2].partition("\n\n")[0]
+    lines = blocks(PAGE, "python")[0].splitlines()
+    assert len(lines) + len(blocks(PAGE, "toml")[0].splitlines()) < 40
+    network = blocks(PAGE, "python")[0].partition("def cnn")[2].partition("\n\n")[0]
     assert len(network.splitlines()) <= 12
 
 
@@ -66,7 +67,7 @@ def test_the_same_file_takes_colour_images(project: Path) -> None:
 
 @pytest.mark.slow
 def test_with_batch_norm_it_ends_with_2_and_the_layers_name(project: Path) -> None:
-    source = block("python")
+    source = blocks(PAGE, "python")[0]
     assert "nn.GroupNorm(4, width)" in source
     (project / "my_model.py").write_text(source.replace("nn.GroupNorm(4, width)", "nn.BatchNorm2d(width)"))
     done = mapa(project, "simulate")
@@ -84,7 +85,7 @@ def test_it_runs_between_processes(project: Path) -> None:
 
 
 def test_a_scenario_of_a_torch_model_asks_for_the_image_with_all_of_torch(project: Path) -> None:
-    (project / "named_model.py").write_text(block("python"))
+    (project / "named_model.py").write_text(blocks(PAGE, "python")[0])
     _, own = load_scenario(str(project / "my.toml"), ["model.name=named_model:Cnn"])
     assert image_for(own) == "mapa-edge-torch"
     _, quick = load_scenario("quickstart")
