@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from common.datasets.dataset import Dataset, Samples
 from common.errors import ConfigurationError, RemoteProtocolError
 from common.messages import Welcome
-from common.models import scattering_softmax
+from common.models import likeness
 from common.models.registry import make_model
 from common.quantities import EdgeId, RunId
 from common.scenario import explanation
@@ -164,7 +164,7 @@ def test_a_link_that_would_stop_an_edge_is_refused(link: dict[str, Any]) -> None
 
 
 def test_too_many_landmarks_are_refused_before_any_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scattering_softmax, "_view", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr(likeness, "draw_landmarks", lambda *_: pytest.fail("drawn"))
     for shape, landmarks in (((28, 28), 4000), ((28, 28), 2001), ((256, 256), 1000)):
         with (
             allocating_at_most(64 * MB if shape == (256, 256) else MB),
