@@ -49,8 +49,9 @@ def check_pixels(scenario: Scenario, rows: int, pixels: int) -> None:
 def check_model(scenario: Scenario, model: Model, images: Images) -> None:
     """Refuse a model that takes more than the limit with the features of this shard and with one batch.
 
-    A model may say how large its features are; of any other one record tells. A model that is linear in its scores never forms the
-    b × N matrix of a batch's gradients; a torch model says what it takes; of any other b × N is assumed.
+    A model may say how large its features are; of any other one record tells. A model that is linear in its
+    scores never forms the b × N matrix of a batch's gradients; a torch model says what it takes; of any other
+    b × N is assumed.
     """
     rows, batch = len(images), min(scenario.batch_size, len(images))
     vectors = _COPIES * _FLOAT * model.dimension

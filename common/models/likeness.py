@@ -14,7 +14,7 @@ from common.errors import ConfigurationError
 from common.models.colour import COLOURS, in_colour
 from common.models.landmarks import LANDMARKS, draw_landmarks
 from common.models.model import Images
-from common.models.scattering import CHANNELS, STRIDE, Scattering, group_normalised, mirrored
+from common.models.scattering import CHANNELS, SCALES, STRIDE, Scattering, group_normalised, mirrored
 
 GROUPS = 27  # of three channels each, in every plane, as in Tramèr and Boneh 2021
 _POWER = 0.75  # ½ would keep all directions as they are, 1 make them equal
@@ -78,13 +78,23 @@ class Seeing:
         return self.planes * CHANNELS * (self.sides[0] // STRIDE) * (self.sides[1] // STRIDE)
 
     @property
+    def kept(self) -> int:
+        """How many numbers are left of φ: with the mirror one of two that change sides, and those that stay."""
+        columns = self.sides[1] // STRIDE
+        if not self.mirror:
+            return self.coefficients
+        staying = (
+            1 + SCALES * 2 + 4
+        )  # channels whose angles are 0 or a right one, so that they mirror themselves
+        middle = self.planes * staying * (self.sides[0] // STRIDE) * (columns % 2)
+        return (self.coefficients + middle) // 2
+
+    @property
     def view_bytes(self) -> int:
         """Estimate the memory of `view` at its peak: S twice in float32, a part of it and four n × n in float64."""
         if not self.landmarks:
             return 0
-        kept = self.coefficients
-        if self.mirror:  # a middle column has no other side
-            kept -= kept // (self.sides[1] // STRIDE) * (self.sides[1] // STRIDE // 2)
+        kept = self.kept
         product = 16 * min(kept, _COLUMNS) + 16 * self.landmarks
         powers = 4 * kept + 32 * self.landmarks
         return self.landmarks * (4 * kept + max(product, powers))
@@ -124,19 +134,22 @@ def view(seeing: Seeing) -> tuple[Matrix, Matrix]:
     S has a landmark in each row. A power of a symmetric matrix is unique, which its eigenvectors are not:
     every party gets the same features.
     """
-    drawn = draw_landmarks(seeing.landmarks_of, seeing.landmarks, seeing.sides).reshape(seeing.landmarks, -1)
-    landmarks: Matrix | None = None
-    for rows, found in seen(drawn, seeing, Scattering(seeing.sides)):
-        if landmarks is None:
-            landmarks = np.empty((seeing.landmarks, found.shape[1]), np.float32)
-        landmarks[rows] = found
-    assert landmarks is not None
+    landmarks = _scattered(seeing)
     centre = landmarks.mean(axis=0)
     landmarks -= centre
     eigenvalues, vectors = np.linalg.eigh(_products(landmarks))
     powers = (np.maximum(eigenvalues, 0) + _FLOOR * eigenvalues.mean()) ** -_POWER
     likeness: Matrix = landmarks.T @ ((vectors * powers) @ vectors.T).astype(np.float32)
     return centre, likeness
+
+
+def _scattered(seeing: Seeing) -> Matrix:
+    """Return S, before its mean is taken off."""
+    drawn = draw_landmarks(seeing.landmarks_of, seeing.landmarks, seeing.sides).reshape(seeing.landmarks, -1)
+    landmarks = np.empty((seeing.landmarks, seeing.kept), np.float32)
+    for rows, found in seen(drawn, seeing, Scattering(seeing.sides)):
+        landmarks[rows] = found
+    return landmarks
 
 
 def _products(landmarks: Matrix) -> npt.NDArray[np.float64]:

@@ -22,7 +22,7 @@ STRIDE = 2**SCALES
 _MARGIN = 2  # pixels mirrored around the image, for the filters go round its edges
 CHUNK = 128  # images at a time: bounds the memory
 _CHUNK_PIXELS = CHUNK * 36**2  # of larger images fewer at a time
-_COPIES = 96  # bytes that a pixel takes on the way, for every filter: spectra, products, moduli
+_COPIES = 32  # bytes that a pixel takes on the way, for every filter: spectra, products, moduli
 
 Planes = npt.NDArray[np.float32]  # … × height × width
 Spectra = npt.NDArray[np.complex64]

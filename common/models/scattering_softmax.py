@@ -53,13 +53,9 @@ class ScatteringSoftmax(Softmax):
         # to a linear model these are what pixels are to softmax: a row of numbers
         inputs = landmarks or self._seeing.coefficients
         self._length = np.float32(math.sqrt(inputs))
+        self.feature_length = math.sqrt(landmarks) if landmarks else None
         self._constant = np.float32(1 if bias is None else _checked(bias, landmarks) * math.sqrt(inputs))
         super().__init__(shape=(1, inputs), classes=classes)
-
-    @property
-    def feature_length(self) -> float | None:
-        """ℓ: how long every feature vector is without the constant; None: they differ."""
-        return math.sqrt(self._seeing.landmarks) if self._seeing.landmarks else None
 
     @property
     def feature_key(self) -> str:
