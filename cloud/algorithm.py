@@ -53,6 +53,7 @@ class Algorithm:
     centralised: ClassVar[bool] = False  # one worker holds all data
     needs_constants: ClassVar[bool] = True  # L, σ, R and f₀; without them it runs on any model and data set
     requires: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that must be given
+    clipping: ClassVar[str | None] = None  # the privacy.clipping that it needs; None: any but `quantile`
 
     def begin(self, problem: Problem, moment: float) -> Self:  # noqa: ARG002
         """Return the algorithm at t = 1; `moment` is v, the largest relative noise variance of the edges."""
