@@ -72,6 +72,12 @@ class Scenario(Table):
         for key in described.requires:
             if getattr(self.algorithm, key, None) is None:
                 raise ValueError(f"algorithm.{key}: needed with algorithm.name = {described.name!r}")
+        clipping = self.privacy.clipping
+        if described.clipping is not None and clipping != described.clipping:
+            raise ValueError(
+                f"privacy.clipping = {clipping!r}: must be {described.clipping!r} with algorithm.name ="
+                f" {described.name!r}"
+            )
         for option in described.options:
             if option.name in AlgorithmTable.model_fields:
                 raise ValueError(

@@ -68,8 +68,10 @@ def test_every_algorithm_can_have_an_average_and_edges_get_the_same_models(name:
     own: dict[str, Any] = {"name": name}
     if any(option.name == "rate" for option in describe(name).options):
         own["rate"] = 0.2
-    plain = simulate(small_world(algorithm=own))
-    world = small_world(algorithm={**own, "average": average})
+    clipping = {"clipping": describe(name).clipping or "per-sample"}
+    privacy = {"noise": "exponential-norm", "epsilon": 1.0, **clipping}
+    plain = simulate(small_world(algorithm=own, privacy=privacy))
+    world = small_world(algorithm={**own, "average": average}, privacy=privacy)
     outcome = simulate(world)
     assert outcome.reason == "finished"
     assert not np.array_equal(outcome.x, plain.x)
