@@ -35,7 +35,7 @@ class Description:
     centralised: bool  # one worker holds all data
     needs_constants: bool  # L, σ, R and f₀
     requires: tuple[str, ...]  # keys of [algorithm] that must be given
-    clipping: str | None  # the privacy.clipping that it needs
+    clipping: str | None  # the only privacy.clipping that it works with
     options: tuple[Option, ...]
     made: type
 

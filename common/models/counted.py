@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.models.linear import LinearModel
-from common.models.model import Block, Features, Images, Labels, Model, Targets
+from common.models.model import Block, Features, Images, Labels, Model, Targets, feature_length
 from common.quantities import PerSampleGradients, Vector
 
 COUNT = "clipping-count"  # name of the coordinate's block
@@ -52,6 +52,7 @@ class Counted:
         self.layout = (*inner.layout, Block(COUNT, (1,), inner.dimension))
         self.first_layer = inner.first_layer
         self.metrics = inner.metrics
+        self.feature_length = feature_length(inner)
 
     def initial(self, rng: np.random.Generator) -> Vector:
         return np.append(self._inner.initial(rng), np.float32(0))

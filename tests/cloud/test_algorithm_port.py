@@ -84,6 +84,7 @@ def test_every_file_is_an_algorithm_and_says_whether_it_is_private() -> None:
         "mapa",
         "momentum",
         "quantile",
+        "tuning-free",
     }
     assert {name: one.private for name, one in found.items()} == {
         **dict.fromkeys(bare, False),
