@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from cloud.algorithm import Algorithm
+from cloud.algorithm import Algorithm, PublicNumbers
 from cloud.averaging import averaged
 from cloud.server import CloudServer
 from cloud.terms import BelowFloorError, Terms
 from common.errors import ConfigurationError
-from common.models.model import Model
+from common.models.model import Model, feature_length
 from common.noise.law import TAIL_NATS, NoiseLaw
 from common.noise.mechanism import Sampling
 from common.problem import Problem
@@ -60,6 +60,42 @@ def algorithm_for(scenario: Scenario) -> Algorithm:
     """Return the scenario's algorithm with its options, before it begins; an average comes with `begin`."""
     made: Algorithm = scenario.described.make(scenario.algorithm.options)
     return made
+
+
+def settled(scenario: Scenario, model: Model) -> Scenario:
+    """Return the scenario with the algorithm's open options filled in, once its noise is known.
+
+    They are part of the scenario from then on, so records, a cloud that is brought back and a replay have them.
+    """
+    made = algorithm_for(scenario)
+    settle = getattr(made, "settled", None)  # a class of one's own need not have it
+    if settle is None or not scenario.private:
+        return scenario
+    filled = settle(public_numbers(scenario, model))
+    if filled is made:
+        return scenario
+    table = scenario.algorithm
+    options = {one.name: getattr(filled, one.name) for one in scenario.described.options}
+    checked = scenario.described.resolve(options)
+    values = {**table.model_dump(exclude=set(table.options)), **checked}
+    return scenario.model_copy(update={"algorithm": type(table).model_validate(values)})
+
+
+def explained(scenario: Scenario, model: Model) -> str:
+    """Say which rate is in force where it follows from public numbers; '' where it does not."""
+    explain = getattr(algorithm_for(scenario), "explained", None)
+    return "" if explain is None or not scenario.private else str(explain(public_numbers(scenario, model)))
+
+
+def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
+    """Return what anybody may know of the run. z of a law is that of Gaussian noise of the same second moment."""
+    dimension = noised_dimension(scenario, model)
+    laws = [scenario.law(k) for k in range(scenario.workers)]
+    moments = [law.relative_second_moment(dimension) for law in laws if law is not None]
+    z = 2 * math.sqrt(sum(moments) / (len(moments) * dimension))
+    return PublicNumbers(
+        scenario.batch_size, scenario.iterations, z, feature_length(model), scenario.model.name
+    )
 
 
 def begin(scenario: Scenario, moment: float, problem: Problem | None = None) -> Algorithm:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cloud.assembly import algorithm_for, begun, server_for
+from cloud.assembly import algorithm_for, begun, explained, server_for
 from cloud.history import History
 from cloud.probe import SizeProbe
 from cloud.revival import begin_history, revive
@@ -224,6 +224,8 @@ def open_cloud(
         channel.close()  # with a goodbye: our last will would say that the run's cloud is away
         loop.close()
         raise
+    if words := explained(scenario, setting.model):
+        view.say(words)
     service.start()
     started.append(service)
     beat(loop, lambda: channel.connected)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cloud.assembly import explained
 from cloud.lives import Lives
 from cloud.service import CloudService
 from cloud.terms import EdgeAccount
@@ -342,6 +343,8 @@ def summarise(
         "iterations_per_second": tally.updates / seconds if seconds > 0 else None,
         "diagnostics": scenario.records.diagnostics,
     }
+    if rate := explained(scenario, model):
+        summary["rate"] = rate
     if scenario.records.diagnostics:
         summary["warning"] = (
             "diagnostics were on: the records hold gradient norms before noise, which are not private"

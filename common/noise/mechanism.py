@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -24,12 +25,27 @@ class Clipping(Enum):
 
     D-02: line 5 of algorithm:MAPA clips the batch mean, whose sensitivity is then bΔS.
     Only clipping each sample first makes it ΔS, or scaling each to the length C whatever it was: g·C/‖g‖, where 0
-    stays 0.
+    stays 0. `quantile` clips each sample, too, and counts in one coordinate more how many were short enough; see
+    `parts_of_bound`.
     """
 
     PER_SAMPLE = "per-sample"
     NORMALISED = "normalised"
+    QUANTILE = "quantile"
     BATCH_MEAN = "batch-mean"
+
+
+COUNT_SHARE = 0.1  # κ: how long a sample's count is, over its clipped gradient
+
+
+def parts_of_bound(bound: float, norm: Norm) -> tuple[float, float]:
+    """Return what C is divided into where samples are counted, too: the gradient's bound, and a count's length.
+
+    A sample's release is its clipped gradient and ±κ times that bound, together C long at most. So noise of multiplier
+    z on the whole is z√(1+κ²) on the gradient and z√(1+κ⁻²) on the count, whose inverse squares add up to z⁻².
+    """
+    of_gradient = bound / (math.sqrt(1 + COUNT_SHARE**2) if norm is Norm.L2 else 1 + COUNT_SHARE)
+    return of_gradient, COUNT_SHARE * of_gradient
 
 
 class Scope(Enum):
@@ -66,9 +82,9 @@ class Mechanism:
     def sensitivity_over_clip(self, adjacency: Adjacency) -> float:
         """Return the true sensitivity of the released mean, in the norm that is clipped and in units of C.
 
-        Samples that are clipped or normalised move it by C/b (zero-out) or 2C/b = ΔS (replace-one) for each place
-        that a record fills; sampling with replacement lets one record fill all b of them. A clipped batch
-        mean can go anywhere in its ball whatever the adjacency: 2C = bΔS.
+        Samples that are clipped, counted or not, or normalised move it by C/b (zero-out) or 2C/b = ΔS (replace-one)
+        for each place that a record fills; sampling with replacement lets one record fill all b of them. A clipped
+        batch mean can go anywhere in its ball whatever the adjacency: 2C = bΔS.
         """
         if self.clipping is Clipping.BATCH_MEAN:
             return 2.0

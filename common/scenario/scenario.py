@@ -72,6 +72,7 @@ class Scenario(Table):
         for key in described.requires:
             if getattr(self.algorithm, key, None) is None:
                 raise ValueError(f"algorithm.{key}: needed with algorithm.name = {described.name!r}")
+        self._check_clipping(described)
         for option in described.options:
             if option.name in AlgorithmTable.model_fields:
                 raise ValueError(
@@ -100,6 +101,19 @@ class Scenario(Table):
         if self.algorithm.first_clip is None and not self.algorithm.sigma:
             raise ValueError("algorithm.sigma = 0.0: must be greater than 0 where no first_clip is given")
         return WorkTable(private=described.private, centralised=described.centralised)
+
+    def _check_clipping(self, described: Description) -> None:
+        """Refuse an algorithm without the clipping that it reads, and a count that no algorithm reads."""
+        given, needed = self.privacy.clipping, described.clipping
+        if needed is not None and given != needed:
+            raise ValueError(
+                f"privacy.clipping = {given!r}: must be {needed!r} with algorithm.name = {described.name!r}"
+            )
+        if needed is None and given == Clipping.QUANTILE.value:
+            raise ValueError(
+                f"privacy.clipping = {given!r}: needs an algorithm that reads the count, such as"
+                f" algorithm.name = 'quantile', not {described.name!r}"
+            )
 
     # -- what the core asks for -----------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ class PrivacyTable(Table):
     )
     epsilon: PerEdge | None = Field(None, description="ε_k of one release; a list is cycled over edges")
     noise_multiplier: PerEdge | None = Field(None, description="z_k of the gaussian law, instead of epsilon")
-    clipping: Literal["per-sample", "normalised", "batch-mean"] = "per-sample"
+    clipping: Literal["per-sample", "normalised", "quantile", "batch-mean"] = "per-sample"
     scope: Literal["all", "first-conv"] = "all"
     total_epsilon: Positive | None = Field(
         None, le=LARGEST_PARAMETER, description="budget of each edge for the whole run"

@@ -51,6 +51,12 @@ SCENARIOS = {
     "adam-tail": small_scenario(
         edges=3, iterations=25, algorithm={"name": "adam", "average": "tail", "average_from": 0.1, **RATE}
     ),
+    "tuning-free": small_scenario(
+        edges=3,
+        iterations=25,
+        algorithm={"name": "tuning-free", "rate": 0.3},
+        privacy={"noise": "gaussian", "noise_multiplier": 1.0, "clipping": "normalised"},
+    ),
     "mapa-ema": small_scenario(
         edges=3, iterations=25, algorithm={"theta": 0.9, "tau_max_from": "measured", "average": "ema"}
     ),
