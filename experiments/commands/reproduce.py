@@ -201,8 +201,8 @@ def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         print(table.files[1].read_text(encoding="utf-8"))
-        said = f"{table.runs} runs, {table.cached} from the cache; {table.looks} looks at held-out records; {table.files[0]}"
-        console.print(said, soft_wrap=True, markup=False)
+        counts = f"{table.runs} runs, {table.cached} from the cache; {table.looks} looks at held-out records"
+        console.print(f"{counts}; {table.files[0]}", soft_wrap=True, markup=False)
         for name, error in table.failures.items():
             console.print(f"failed: {name}: {error}", style="red", markup=False, soft_wrap=True)
     return 1 if table.failures else 0
