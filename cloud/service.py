@@ -531,6 +531,9 @@ class CloudService:
         if self.history is not None:
             self.release()
             self.history.checkpoint_if_due()
+        limit, first = self.scenario.time_limit, self.first_update
+        if limit is not None and first is not None and self.loop.now() - first >= limit:
+            self.halt("time-limit")
         if self._halt is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
@@ -552,7 +555,7 @@ class CloudService:
         self._idle = self._idle + passed if spent and self.channel.connected else 0.0
         patience = self.scenario.testbed.silent_after * (_RETURN if spent == "away" else 1)
         if spent and self._idle > patience:
-            self.halt("no-budget")
+            self.halt(self.server.spent_reason)
 
 
 def _fail(error: BaseException) -> None:

@@ -11,7 +11,7 @@ from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.messages import Hello
 from common.noise.law import NoiseLaw
-from common.noise.registry import describe_law, law_names, noise_law
+from common.noise.registry import describe_law, law_names, noise_law, paced_law
 from common.quantities import EdgeId
 
 FOR_GOOD = (
@@ -50,6 +50,11 @@ class Terms:
         math.inf
     )  # that a batch holds but for a probability below 1e-12; ∞: lengths are not checked
     regularization: float = 0.0  # λ
+    caps: Sequence[int] = ()  # R_k, cycled over k; none: no edge has a pace of its own
+
+    def cap(self, index: int) -> float:
+        """Return how many gradients of edge k the run takes."""
+        return self.caps[index % len(self.caps)] if self.caps else math.inf
 
     def law(self, hello: Hello, index: int) -> NoiseLaw:
         """Return how edge k will noise: by its own hello, else as the run's scenario says."""
@@ -58,6 +63,9 @@ class Terms:
             raise ConfigurationError(
                 f"noise = {name!r}: allowed are {', '.join(law_names())} or the run's law"
             )
+        if self.caps:
+            own = {key: values[index % len(values)] for key, values in self.parameters.items()}
+            return paced_law(noise_law(self.noise, own), name, hello.parameters)
         parameters = hello.parameters
         if not parameters and name == self.noise:
             parameters = {key: values[index % len(values)] for key, values in self.parameters.items()}

@@ -93,6 +93,11 @@ def check_synchronous(world: World) -> None:
     kind = world.scenario.delays.kind
     if kind in ("cyclic", "recorded"):
         raise ConfigurationError(f"delays.kind = {kind!r}: a synchronous round needs drawn times")
+    if world.scenario.weighted or world.scenario.privacy.pace == "own":
+        raise ConfigurationError(
+            "engine = 'synchronous': in a round every edge takes part once, so neither privacy.pace = 'own' nor"
+            " algorithm.weights = 'noise'; use the events engine"
+        )
     if any(cap is not None and cap < _rounds(world) for cap in world.caps):
         raise ConfigurationError(
             "engine = 'synchronous': an edge's budget ends before T; use the events engine"
