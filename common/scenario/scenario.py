@@ -26,6 +26,7 @@ from common.scenario.tables import (
     DelaysTable,
     EvaluationTable,
     LinkTable,
+    LocalTable,
     ModelTable,
     PrivacyTable,
     RecordsTable,
@@ -46,6 +47,7 @@ class Scenario(Table):
     model: ModelTable = ModelTable()
     algorithm: AlgorithmTable = AlgorithmTable()
     privacy: PrivacyTable = Field(default_factory=lambda: PrivacyTable(noise_multiplier=[1.0]))
+    local: LocalTable = LocalTable()
     delays: DelaysTable = DelaysTable()
     evaluation: EvaluationTable = EvaluationTable()
     records: RecordsTable = RecordsTable()
@@ -63,6 +65,11 @@ class Scenario(Table):
             raise ValueError(
                 f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
                 "the number of edges, or the run would never begin"
+            )
+        if self.local.steps > 1 and not self.private:
+            raise ValueError(
+                f"local.steps = {self.local.steps}: needs an algorithm whose edges clip and noise, and"
+                " this one's do not"
             )
         return self
 
@@ -164,7 +171,13 @@ class Scenario(Table):
     @property
     def mechanism(self) -> Mechanism:
         p = self.privacy
-        return Mechanism(Clipping(p.clipping), Scope(p.scope), Sampling(self.data.sampler), self.batch_size)
+        return Mechanism(
+            Clipping(p.clipping),
+            Scope(p.scope),
+            Sampling(self.data.sampler),
+            self.batch_size,
+            self.local.steps,
+        )
 
     def law(self, index: int) -> NoiseLaw | None:
         """Return how edge k noises; None where the algorithm never does."""
@@ -183,6 +196,8 @@ class Scenario(Table):
             values["privacy"][key] = [given[index % len(given)]]
         if self.links:
             values["links"] = [values["links"][index % len(self.links)]]
+        if not self.local.given:
+            del values["local"]
         return values
 
     def canonical(self) -> dict[str, Any]:
@@ -190,6 +205,8 @@ class Scenario(Table):
         values = self.model_dump(mode="json")
         values["algorithm"] = self.algorithm.recorded() | self.described.recorded(self.algorithm.options)
         values["records"] = self.records.recorded()
+        if not self.local.given:
+            del values["local"]
         return values
 
     def resolved(self) -> dict[str, Any]:
