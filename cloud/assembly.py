@@ -15,7 +15,7 @@ from cloud.weighting import WithWeights, effective_multiplier, noise_weights
 from common.errors import ConfigurationError
 from common.models.model import Model, feature_length
 from common.noise.law import TAIL_NATS, NoiseLaw
-from common.noise.mechanism import Sampling
+from common.noise.mechanism import Mechanism, Sampling
 from common.noise.registry import noise_law
 from common.problem import Problem
 from common.quantities import Vector
@@ -44,19 +44,28 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluation.every,
         fifo_capacity=fifo_capacity(scenario.workers, model.dimension),
-        most_samples=most_samples(Sampling(scenario.data.sampler), scenario.batch_size),
+        most_samples=most_samples(scenario.mechanism),
         regularization=scenario.model.regularization,
+        batch_size=scenario.batch_size,
+        steps=scenario.local.steps,
+        local_rate=scenario.local.rate or 0.0,
         caps=tuple(privacy.release_caps or ()),
     )
 
 
-def most_samples(sampling: Sampling, batch_size: int) -> float:
-    """Return how many samples a batch holds: b, and of Poisson's more with a probability below 1e-12 only."""
-    if sampling is not Sampling.POISSON:
+def most_samples(mechanism: Mechanism) -> float:
+    """Return how many samples a batch holds: b, and of Poisson's more with a probability below 1e-12 only.
+
+    The same for each of the batches of local steps.
+    """
+    batch_size = mechanism.batch_size
+    if mechanism.sampling not in (Sampling.POISSON, Sampling.TRUNCATED_POISSON):
         return batch_size
     # Bernstein: a binomial of mean b exceeds b + x with probability exp(−x²/(2b + 2x/3)) at most
-    third = TAIL_NATS / 3
-    return batch_size + third + math.sqrt(third * third + 2 * batch_size * TAIL_NATS)
+    nats = TAIL_NATS + math.log(mechanism.steps)
+    third = nats / 3
+    most = batch_size + third + math.sqrt(third * third + 2 * batch_size * nats)
+    return most if mechanism.largest_batch is None else min(most, mechanism.largest_batch)
 
 
 def algorithm_for(scenario: Scenario) -> Algorithm:
@@ -95,7 +104,8 @@ def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
     dimension = noised_dimension(scenario, model)
     laws = [scenario.law(k) for k in range(scenario.workers)]
     moments = [law.relative_second_moment(dimension) for law in laws if law is not None]
-    multipliers = [2 * math.sqrt(moment / dimension) for moment in moments]
+    # the mean of E releases, which a message is, has v/E
+    multipliers = [2 * math.sqrt(moment / (scenario.local.steps * dimension)) for moment in moments]
     releases = shares(scenario)
     weights = weights_of(scenario)[0] if scenario.weighted else (1.0,) * len(releases)
     z = effective_multiplier(multipliers, weights, releases)
@@ -151,10 +161,11 @@ def begun(scenario: Scenario, model: Model) -> Algorithm:
 
 
 def own_moment(scenario: Scenario, model: Model) -> float:
-    """Return v, the largest v_k of the scenario's own edges."""
+    """Return v, the largest v_k of the scenario's own edges; the mean of E releases has v/E."""
     laws = {scenario.law(k) for k in range(scenario.workers)}
     dimension = noised_dimension(scenario, model)
-    return max((law.relative_second_moment(dimension) for law in laws if law is not None), default=0.0)
+    moments = (law.relative_second_moment(dimension) for law in laws if law is not None)
+    return max(moments, default=0.0) / scenario.local.steps
 
 
 def check_own_edges(scenario: Scenario, model: Model) -> None:

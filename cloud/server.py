@@ -356,7 +356,8 @@ class CloudServer:
         if account.openings.stage_of(version, sensitivity) is None:
             return "sensitivity"
         if account.reach < math.inf:
-            honest = account.reach * sensitivity + 1.001 * self.terms.regularization * self.longest
+            regular = self.terms.regular_part(account.law, sensitivity, self.longest)
+            honest = account.reach * sensitivity + regular
             norm = length(arrived.gradient) if arrived.norm is None else arrived.norm
             if not norm <= honest:  # NaN fails too
                 return "norm"

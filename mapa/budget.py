@@ -64,7 +64,7 @@ def _paced(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
         if key not in found:
             found[key] = calibrate(
                 budget,
-                releases=key[0],
+                releases=key[0] * scenario.local.steps,
                 batch_size=scenario.batch_size,
                 shard_size=key[1],
                 sampling=Sampling(scenario.data.sampler),
@@ -77,16 +77,16 @@ def _paced(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
 
 
 def releases_of_an_edge(scenario: Scenario) -> int:
-    """Return an even share of T, and the gradient in flight when the run ends."""
-    return -(-scenario.iterations // scenario.workers) + 1
+    """Return an even share of T, and the message in flight when the run ends, of E releases each."""
+    return scenario.local.steps * (-(-scenario.iterations // scenario.workers) + 1)
 
 
 def release_caps(scenario: Scenario, shard_sizes: Sequence[int]) -> list[int | None]:
-    """Return how many gradients each edge's budget permits; None: no budget."""
+    """Return how many messages each edge's budget permits; None: no budget."""
     privacy = scenario.privacy
     if not scenario.private or privacy.total_epsilon is None:
         return [None] * len(shard_sizes)
-    from common.accounting.budget import keeps, max_releases
+    from common.accounting.budget import keeps, max_messages
 
     budget = Budget(privacy.total_epsilon, privacy.total_delta)
     mechanism = scenario.mechanism
@@ -100,6 +100,6 @@ def release_caps(scenario: Scenario, shard_sizes: Sequence[int]) -> list[int | N
                 )
         return own
     return [
-        max_releases(budget, ReleaseKind(scenario.law(k), mechanism, size))
+        max_messages(budget, ReleaseKind(scenario.law(k), mechanism, size))
         for k, size in enumerate(shard_sizes)
     ]

@@ -20,7 +20,7 @@ _NEEDED = (
 
 
 def planned_releases(scenario: Scenario) -> list[int]:
-    """Return R_k of every edge: what it makes within the time limit, or its share of T by its pace."""
+    """Return R_k of every edge, in messages: what it makes within the time limit, or its share of T by its pace."""
     given = scenario.privacy.gradients_per_second
     if given is None:
         return shared_out(scenario.iterations, declared_paces(scenario))

@@ -26,6 +26,7 @@ from common.scenario.tables import (
     DelaysTable,
     EvaluationTable,
     LinkTable,
+    LocalTable,
     ModelTable,
     Positive,
     PrivacyTable,
@@ -50,6 +51,7 @@ class Scenario(Table):
     model: ModelTable = ModelTable()
     algorithm: AlgorithmTable = AlgorithmTable()
     privacy: PrivacyTable = Field(default_factory=lambda: PrivacyTable(noise_multiplier=[1.0]))
+    local: LocalTable = LocalTable()
     delays: DelaysTable = DelaysTable()
     evaluation: EvaluationTable = EvaluationTable()
     records: RecordsTable = RecordsTable()
@@ -72,6 +74,11 @@ class Scenario(Table):
             raise ValueError("time_limit: needed with privacy.gradients_per_second")
         if self.privacy.pace == "own" and not self.private:
             raise ValueError("privacy.pace = 'own': needs an algorithm whose edges clip and noise")
+        if self.local.steps > 1 and not self.private:
+            raise ValueError(
+                f"local.steps = {self.local.steps}: needs an algorithm whose edges clip and noise, and"
+                " this one's do not"
+            )
         return self
 
     def _resolve_algorithm(self) -> WorkTable:
@@ -80,12 +87,7 @@ class Scenario(Table):
         for key in described.requires:
             if getattr(self.algorithm, key, None) is None:
                 raise ValueError(f"algorithm.{key}: needed with algorithm.name = {described.name!r}")
-        clipping = self.privacy.clipping
-        if described.clipping is not None and clipping != described.clipping:
-            raise ValueError(
-                f"privacy.clipping = {clipping!r}: must be {described.clipping!r} with algorithm.name ="
-                f" {described.name!r}"
-            )
+        self._check_clipping(described)
         for option in described.options:
             if option.name in AlgorithmTable.model_fields:
                 raise ValueError(
@@ -114,6 +116,19 @@ class Scenario(Table):
         if self.algorithm.first_clip is None and not self.algorithm.sigma:
             raise ValueError("algorithm.sigma = 0.0: must be greater than 0 where no first_clip is given")
         return WorkTable(private=described.private, centralised=described.centralised)
+
+    def _check_clipping(self, described: Description) -> None:
+        """Refuse an algorithm without the clipping that it reads, and a count that no algorithm reads."""
+        given, needed = self.privacy.clipping, described.clipping
+        if needed is not None and given != needed:
+            raise ValueError(
+                f"privacy.clipping = {given!r}: must be {needed!r} with algorithm.name = {described.name!r}"
+            )
+        if needed is None and given == Clipping.QUANTILE.value:
+            raise ValueError(
+                f"privacy.clipping = {given!r}: needs an algorithm that reads the count, such as"
+                f" algorithm.name = 'quantile', not {described.name!r}"
+            )
 
     # -- what the core asks for -----------------------------------------------------------------------
 
@@ -164,7 +179,13 @@ class Scenario(Table):
     @property
     def mechanism(self) -> Mechanism:
         p = self.privacy
-        return Mechanism(Clipping(p.clipping), Scope(p.scope), Sampling(self.data.sampler), self.batch_size)
+        return Mechanism(
+            Clipping(p.clipping),
+            Scope(p.scope),
+            Sampling(self.data.sampler),
+            self.batch_size,
+            self.local.steps,
+        )
 
     def law(self, index: int) -> NoiseLaw | None:
         """Return how edge k noises; None where the algorithm never does."""
@@ -194,6 +215,8 @@ class Scenario(Table):
             privacy.pop(key, None)  # of all edges: no business of this one
         if self.links:
             values["links"] = [values["links"][index % len(self.links)]]
+        if not self.local.given:
+            del values["local"]
         return values
 
     def canonical(self) -> dict[str, Any]:
@@ -204,6 +227,8 @@ class Scenario(Table):
         values["privacy"] = self.privacy.recorded(values["privacy"])
         if self.time_limit is None:
             del values["time_limit"]
+        if not self.local.given:
+            del values["local"]
         return values
 
     def resolved(self) -> dict[str, Any]:

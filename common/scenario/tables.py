@@ -10,7 +10,7 @@ from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.registry import MODELS
 from common.noise.law import LARGEST_PARAMETER, LEAST_PARAMETER
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND
+from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, MOST_STEPS
 from common.noise.registry import LawDescription, describe_law, laws_with
 from common.transport.link import LEAST_RATE_KBPS, LONGEST_DELAY_MS, MOST_PARTITIONS, link_profile
 
@@ -130,6 +130,28 @@ class WorkTable(Table):
     centralised: bool = Field(..., description="whether one worker holds all data")
 
 
+class LocalTable(Table):
+    """[local]: E noised steps of an edge on its own before it sends their mean."""
+
+    steps: int = Field(1, ge=1, le=MOST_STEPS, description="E; each is charged as a release")
+    rate: Positive | None = Field(
+        None, le=1e6, description="ρ_local: a local step is ρ_local/C times a noised gradient"
+    )
+
+    @model_validator(mode="after")
+    def _rate(self) -> Self:
+        if self.steps > 1 and self.rate is None:
+            raise ValueError(f"local.rate: needed with local.steps = {self.steps}")
+        if self.steps == 1 and self.rate is not None:
+            raise ValueError(f"local.rate = {self.rate}: means nothing with local.steps = 1")
+        return self
+
+    @property
+    def given(self) -> bool:
+        """Whether it says anything: a key that came later is written down only where it does."""
+        return self.steps > 1
+
+
 _OF_PACE = ("paces", "gradients_per_second", "release_caps")
 
 
@@ -149,14 +171,17 @@ class PrivacyTable(Table):
     )
     epsilon: PerEdge | None = Field(None, description="ε_k of one release; a list is cycled over edges")
     noise_multiplier: PerEdge | None = Field(None, description="z_k of the gaussian law, instead of epsilon")
-    clipping: Literal["per-sample", "normalised", "batch-mean"] = "per-sample"
+    clipping: Literal["per-sample", "normalised", "quantile", "batch-mean"] = "per-sample"
     scope: Literal["all", "first-conv"] = "all"
     total_epsilon: Positive | None = Field(
         None, le=LARGEST_PARAMETER, description="budget of each edge for the whole run"
     )
     total_delta: Fraction = Field(1e-5, description="the privacy δ")
     releases: int | None = Field(
-        None, ge=1, le=1_000_000_000, description="gradients of one edge that total_epsilon must cover"
+        None,
+        ge=1,
+        le=1_000_000_000,
+        description="noised gradients of one edge that total_epsilon must cover: with local steps, messages × E",
     )
     epsilon_floor: NonNegative = Field(0.0, description="the cloud refuses a hello with a smaller ε_k")
     noise_multiplier_ceiling: Positive | None = Field(None, description="likewise for z_k")

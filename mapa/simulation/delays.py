@@ -66,23 +66,23 @@ class TimedArrivals:
         return due, arrived
 
 
-def arrivals_for(table: DelaysTable, streams: CounterStreams) -> Arrivals:
+def arrivals_for(table: DelaysTable, streams: CounterStreams, steps: int = 1) -> Arrivals:
     if table.kind == "cyclic":
         return CyclicArrivals()
     if table.kind == "recorded":
         assert table.file is not None
         return TimedArrivals(recorded_trips(Path(table.file)))
-    return TimedArrivals(drawn_trips(table, streams))
+    return TimedArrivals(drawn_trips(table, streams, steps))
 
 
-def drawn_trips(table: DelaysTable, streams: CounterStreams) -> Callable[[int, int], Trip]:
-    """Return the law of an edge's n-th trip; every kind has the configured mean."""
+def drawn_trips(table: DelaysTable, streams: CounterStreams, steps: int = 1) -> Callable[[int, int], Trip]:
+    """Return the law of an edge's n-th trip; every kind has the configured mean, of a gradient for each local step."""
     factor = _factor(table)
 
     def trip(edge: int, n: int) -> Trip:
         speed = table.speeds[edge % len(table.speeds)]
         down = table.network * factor(streams.at(edge, Purpose.DOWNLINK_TIME, n))
-        compute = table.compute / speed * factor(streams.at(edge, Purpose.COMPUTE_TIME, n))
+        compute = steps * table.compute / speed * factor(streams.at(edge, Purpose.COMPUTE_TIME, n))
         up = table.network * factor(streams.at(edge, Purpose.UPLINK_TIME, n))
         return down, compute, up
 

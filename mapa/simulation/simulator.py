@@ -151,7 +151,7 @@ class _Simulation:
                 worker.diagnose = partial(self.records.diagnosed, worker.index)
         self.by_id = {worker.edge_id: worker for worker in self.workers}
         self.server = server_for(world.scenario, world.model, world.streams, edges_at_least=len(self.workers))
-        self.arrivals = arrivals_for(world.scenario.delays, world.streams)
+        self.arrivals = arrivals_for(world.scenario.delays, world.streams, world.scenario.local.steps)
         self.timed = world.scenario.delays.kind != "cyclic"
         self.now = 0.0
         self.halt: Halt | None = None

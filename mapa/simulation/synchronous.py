@@ -49,7 +49,7 @@ def simulate_synchronously(
     workers = world.workers()
     count, rounds = len(workers), _rounds(world)
     schedule = _schedule(world, count)
-    trip = drawn_trips(scenario.delays, world.streams)
+    trip = drawn_trips(scenario.delays, world.streams, scenario.local.steps)
     x = first_model(model, world.streams)
     records, now = Recorder(journal), 0.0
     _joined(records, workers)
