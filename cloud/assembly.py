@@ -44,6 +44,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         fifo_capacity=fifo_capacity(scenario.workers, model.dimension),
         most_samples=most_samples(Sampling(scenario.data.sampler), scenario.batch_size),
         regularization=scenario.model.regularization,
+        devices=[device.name or "custom" for device in scenario.devices],
     )
 
 

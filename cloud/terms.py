@@ -50,6 +50,7 @@ class Terms:
         math.inf
     )  # that a batch holds but for a probability below 1e-12; ∞: lengths are not checked
     regularization: float = 0.0  # λ
+    devices: Sequence[str] = ()  # names, cycled over k; none: nothing is said of devices
 
     def law(self, hello: Hello, index: int) -> NoiseLaw:
         """Return how edge k will noise: by its own hello, else as the run's scenario says."""
@@ -82,6 +83,10 @@ class Terms:
                 f" by this run's privacy.{' and '.join(describe_law(self.noise).limits)}"
             )
         return moment
+
+    def device(self, index: int) -> str | None:
+        """Name the device of edge k."""
+        return self.devices[index % len(self.devices)] if self.devices else None
 
     def reach(self, law: NoiseLaw | None) -> float:
         """Return ‖g̃‖/ΔS, the regulariser's part left out, that no honest edge exceeds; ∞ where nothing is clipped.
