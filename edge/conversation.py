@@ -165,7 +165,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Reroute:
-    """End the connection and make another: through the link, under the new id, or after an absence, as a new process."""
+    """End the connection and make another: through the link, under the new id, or after an absence as a new process."""
 
     returned: bool = False  # after an absence: whatever was said before it is of another process
 

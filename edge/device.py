@@ -68,6 +68,13 @@ def emulated(
 
 def gradient_seconds(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> float:
     """Return what a gradient of b made-up rows takes: the least of a few, since other programs only lengthen it."""
+    return min(gradient_times(worker, _REPEATS, _ENOUGH, clock))
+
+
+def gradient_times(
+    worker: EdgeWorker, repeats: int, enough: float, clock: Callable[[], float] = perf_counter
+) -> list[float]:
+    """Measure gradients on made-up rows, so many, or fewer once they have taken enough seconds."""
     made_up = replace(
         worker, shard=_made_up(worker), streams=CounterStreams.seeded(0), sequence=0, diagnose=None
     )
@@ -75,11 +82,11 @@ def gradient_seconds(worker: EdgeWorker, clock: Callable[[], float] = perf_count
     received = ModelReceived(worker.edge_id, 1, 2 / worker.recipe.batch_size, 0, x)
     made_up.receive(received)  # the first one warms up
     taken: list[float] = []
-    while len(taken) < _REPEATS and sum(taken) < _ENOUGH:
+    while len(taken) < repeats and sum(taken) < enough:
         began = clock()
         made_up.receive(received)
         taken.append(clock() - began)
-    return min(taken)
+    return taken
 
 
 def _made_up(worker: EdgeWorker) -> Shard:

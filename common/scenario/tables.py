@@ -381,7 +381,10 @@ class DeviceTable(Table):
             for index in range(phases):
                 self.profile(index)
         except ConfigurationError as error:
-            raise ValueError(str(error).removeprefix("device: ")) from error
+            text = str(error).removeprefix("device: ")
+            raise ValueError(
+                text if text.startswith("device") else f"device {self.name!r}: {text}"
+            ) from error
         return self
 
     def profile(self, index: int) -> DeviceProfile:
