@@ -21,6 +21,7 @@ from common.transport.channel import Loop, Timer
 from edge.conversation import CameBack, WentAway
 from edge.worker import EdgeWorker, Shard
 
+LONGEST_WAIT = 3600.0  # seconds before a gradient, whatever a welcome and a draw say
 _REPEATS = 5
 _ENOUGH = 2.0  # seconds: a slow gradient is measured fewer times
 _LONGEST_TIMER = 3600.0  # seconds until a long absence is looked at again
@@ -44,7 +45,7 @@ class EmulatedDevice:
     def wait(self, sequence: int) -> float:
         """Return the seconds to wait before the gradient of this sequence is made; drawn from (seed, k, n) alone."""
         factor = self.profile.factor(self.streams.at(self.index, Purpose.DEVICE, sequence))
-        return max(0.0, factor * self.reference - self.own)
+        return min(max(0.0, factor * self.reference - self.own), LONGEST_WAIT)
 
     def attendance(self) -> Attendance | None:
         """Return when it is there, from now on; None: always."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,15 +17,16 @@ from common.messages import GradientApplied
 from common.randomness import CounterStreams
 from common.records.journal import Journal
 from common.records.recorder import Recorder
-from common.scenario.scenario import Scenario
+from common.scenario.scenario import Scenario, parse_scenario
 from edge.device import EmulatedDevice, gradient_seconds
 from edge.ledger import MemoryLedger
 from edge.worker import EdgeWorker
 from mapa.simulation import simulator
 from mapa.simulation.simulator import check_world, simulate
 from mapa.simulation.synchronous import simulate_synchronously
-from tests.core_support import small_scenario, small_world
+from tests.core_support import CONSTANTS, small_scenario, small_world
 from tests.mapa.test_conversation import Talk
+from tests.pages_support import blocks
 
 SPEEDS = [{"slowdown": slowdown, "reference_ms": 200.0} for slowdown in (10.0, 5.0, 2.5, 1.25, 1.0)]
 TIMED = {"kind": "constant", "network": 0.0}
@@ -179,6 +181,21 @@ def test_records_name_the_device_of_an_edge_that_joins() -> None:
         named = [part for line in lines for part in ("pi4", "custom") if f'"device": "{part}"' in line]
         assert named == wanted
         assert any('"device"' in line for line in lines) == bool(devices)
+
+
+def test_the_scenarios_of_the_page_train_in_the_simulator() -> None:
+    world = small_world()
+    for text in blocks("devices.md", "toml"):
+        values = {
+            **tomllib.loads(text),
+            "batch_size": 5,
+            "seed": 1,
+            "algorithm": {**CONSTANTS, "first_clip": 2.0},
+        }
+        outcome = simulate(type(world).on(parse_scenario(values), world.dataset))
+        assert outcome.reason == "finished"
+        assert outcome.tally.updates == values["iterations"]
+        assert all(edge.applied for edge in outcome.tally.edges.values())
 
 
 # -- what an edge waits for -------------------------------------------------------------------------------
