@@ -47,6 +47,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         batch_size=scenario.batch_size,
         steps=scenario.local.steps,
         local_rate=scenario.local.rate or 0.0,
+        devices=[device.name or "custom" for device in scenario.devices],
     )
 
 
