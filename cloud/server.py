@@ -149,6 +149,13 @@ class CloudServer:
             return ""
         return "gone" if all(e.left in FOR_GOOD for e in edges) else "away"
 
+    @property
+    def spent_reason(self) -> str:
+        """Why a run ends whose budgets are spent: as planned, where each edge has a pace of its own, or too early."""
+        edges = self.edges.values()
+        planned = bool(self.terms.caps) and len(edges) >= self.terms.edges
+        return "finished" if planned and all(e.left == "budget" for e in edges) else "no-budget"
+
     def begin_with_those_here(self) -> list[Effect]:
         """Start with the edges present; does nothing where the training runs or no edge is present."""
         if self.schedule is not None or self.halted is not None or not self.edges:
@@ -288,7 +295,7 @@ class CloudServer:
         account.left = leave.reason if leave.on_purpose else ""
         yield EdgeGone(account.index, account.edge_id, self.t, leave.reason)
         if len(self.edges) >= self.terms.edges and self.spent() == "gone":  # and nobody else can come
-            yield from self.halt("no-budget")
+            yield from self.halt(self.spent_reason)
 
     def _leaving(self, leave: Leave) -> EdgeAccount | None:
         """Return the account of an edge that goes by this leave; None: it goes by none, or has gone."""
@@ -341,6 +348,8 @@ class CloudServer:
     def _impossible(self, arrived: GradientArrived, account: EdgeAccount) -> str | None:
         """Say why no honest edge can have made this gradient; None: one can."""
         version, sensitivity = arrived.version, arrived.sensitivity
+        if arrived.sequence > self.terms.cap(account.index):
+            return "cap"
         if version > self.t:
             return "future"
         if self.schedule is None or version < 1:

@@ -533,6 +533,9 @@ class CloudService:
         if self.history is not None:
             self.release()
             self.history.checkpoint_if_due()
+        limit, first = self.scenario.time_limit, self.first_update
+        if limit is not None and first is not None and self.loop.now() - first >= limit:
+            self.halt("time-limit")
         if self._halt is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
@@ -557,7 +560,7 @@ class CloudService:
         if spent == "away":
             patience = _RETURN * patience + self.scenario.longest_absence
         if spent and self._idle > patience:
-            self.halt("no-budget")
+            self.halt(self.server.spent_reason)
 
 
 def _fail(error: BaseException) -> None:

@@ -11,7 +11,7 @@ from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.messages import Hello
 from common.noise.law import NoiseLaw
-from common.noise.registry import describe_law, law_names, noise_law
+from common.noise.registry import describe_law, law_names, noise_law, paced_law
 from common.quantities import EdgeId
 
 FOR_GOOD = (
@@ -54,6 +54,11 @@ class Terms:
     steps: int = 1  # E: a message is the mean of so many noised gradients
     local_rate: float = 0.0  # ρ_local between them
     devices: Sequence[str] = ()  # names, cycled over k; none: nothing is said of devices
+    caps: Sequence[int] = ()  # R_k, cycled over k; none: no edge has a pace of its own
+
+    def cap(self, index: int) -> float:
+        """Return how many gradients of edge k the run takes."""
+        return self.caps[index % len(self.caps)] if self.caps else math.inf
 
     def law(self, hello: Hello, index: int) -> NoiseLaw:
         """Return how edge k will noise: by its own hello, else as the run's scenario says."""
@@ -62,6 +67,9 @@ class Terms:
             raise ConfigurationError(
                 f"noise = {name!r}: allowed are {', '.join(law_names())} or the run's law"
             )
+        if self.caps:
+            own = {key: values[index % len(values)] for key, values in self.parameters.items()}
+            return paced_law(noise_law(self.noise, own), name, hello.parameters)
         parameters = hello.parameters
         if not parameters and name == self.noise:
             parameters = {key: values[index % len(values)] for key, values in self.parameters.items()}

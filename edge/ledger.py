@@ -74,6 +74,7 @@ class Account:
     budget: Budget | None = None  # None: count, never refuse
     own_budget: bool = True  # of this edge's operator; False: of the run's scenario
     reproducible: bool = False  # seeded noise: counted, but not private
+    most_releases: int | None = None  # R_k of a run with a pace of its own; None: what the budgets permit
 
     @property
     def operator_budget(self) -> Budget | None:
@@ -219,6 +220,9 @@ class Entry:
         return kind.charges_between(sequence - 1, sequence) - paid
 
     def would_pass_the_cap(self, sequence: int) -> bool:
+        most = self.account.most_releases
+        if most is not None and sequence > most:
+            return True
         return self.cap is not None and self.charges + self.charge_of(sequence) > self.cap
 
     def standing(self) -> Standing:
@@ -405,7 +409,8 @@ def _resume(known: Account, asked: Account, *, replace_budget: bool) -> Account:
     else:
         budget = asked.budget or known.budget
         own = known.own_budget or (asked.budget is not None and asked.own_budget)
-    keys = ("shard", "kind") if replace_budget or known.budget is None else ("shard", "kind", "budget")
+    fixed = ("shard", "kind", "most_releases")
+    keys = fixed if replace_budget or known.budget is None else (*fixed, "budget")
     seeded = asked.reproducible or known.reproducible
     resumed = replace(asked, budget=budget, own_budget=own, reproducible=seeded)
     for key in keys:

@@ -13,7 +13,7 @@ from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import MOST_STEPS, Adjacency
-from common.noise.registry import describe_law, implied_law, noise_law
+from common.noise.registry import describe_law, implied_law, noise_law, paced_law
 from common.transport.link import LinkProfile
 from edge.ledger import ShardIdentity
 
@@ -75,10 +75,15 @@ class Claim:
     budgeted: bool  # an operator's budget is in force for it
 
 
-def law_for(policy: OperatorPolicy, of_run: NoiseLaw | None) -> NoiseLaw | None:
-    """Return how this edge noises: by its operator's word, else as the run does; None: the run never noises."""
+def law_for(policy: OperatorPolicy, of_run: NoiseLaw | None, *, paced: bool = False) -> NoiseLaw | None:
+    """Return how this edge noises: by its operator's word, else as the run does; None: the run never noises.
+
+    Where it has a pace of its own (`paced`), z_k is the run's or its operator's, whichever is larger.
+    """
     if of_run is None or policy.law is None:
         return of_run
+    if paced:
+        return paced_law(of_run, policy.law, policy.parameters)
     if not policy.parameters and policy.law == of_run.name:
         return of_run
     return noise_law(policy.law, policy.parameters)

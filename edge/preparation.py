@@ -85,7 +85,8 @@ def prepare(
     check_data(policy, scenario.data.set)
     dealt = _deal(scenario, shards, index, load) if own is None else _take(scenario, index, policy, own)
     rows, shape = dealt.rows, dealt.shape
-    law = law_for(policy, scenario.law(index))
+    cap = own_pace(scenario)
+    law = law_for(policy, scenario.law(index), paced=cap is not None)
     kind = ReleaseKind(law, scenario.mechanism, len(rows))
     proposal = Proposal(kind=kind, shard=dealt.identity, seed=admission.seed)
     permit(policy, proposal, budget_kept=admission.seed is not None and ledger.keeps_budget(dealt.identity))
@@ -96,6 +97,7 @@ def prepare(
         budget=policy.budget or scenario_budget(scenario),
         own_budget=policy.budget is not None,
         reproducible=admission.seed is not None,
+        most_releases=cap,
     )
     check_pixels(scenario, len(rows), math.prod(shape))
     images, labels = dealt.samples.values(rows), dealt.samples.labels[rows]
@@ -162,6 +164,19 @@ def check_sizes(scenario: Scenario, records: int) -> None:
     if scenario.data.partition == "label":
         pieces = scenario.workers * scenario.data.labels_per_edge
         require(pieces <= records, "edges × data.labels_per_edge", pieces, f"at most the {records} records")
+
+
+def own_pace(scenario: Scenario) -> int | None:
+    """Return R_k, where this edge has a pace of its own; without it no release may be made of such a run."""
+    privacy = scenario.privacy
+    if privacy.pace != "own":
+        return None
+    if privacy.release_caps is None or len(privacy.release_caps) != 1:
+        raise ConfigurationError(
+            f"welcome: privacy.release_caps = {privacy.release_caps}: must have the number of this edge's releases,"
+            " since privacy.pace = 'own'"
+        )
+    return privacy.release_caps[0]
 
 
 def scenario_budget(scenario: Scenario) -> Budget | None:

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,6 +43,14 @@ CREATE TABLE outbox (
   PRIMARY KEY (edge_id, run, sequence)
 ) STRICT;
 """
+# R_k of runs with a pace of its own, beside the accounts: whatever does not know it keeps the budget all the same.
+_CAPS = """
+CREATE TABLE IF NOT EXISTS release_cap (
+  edge_id TEXT NOT NULL, run TEXT NOT NULL, most_releases INTEGER NOT NULL,
+  PRIMARY KEY (edge_id, run)
+) STRICT
+"""
+_KEEP_CAP = "INSERT INTO release_cap VALUES (?, ?, ?) ON CONFLICT (edge_id, run) DO NOTHING"
 # Version 1 did not say whose a budget was, and each one bound at once: so it stays.
 _FROM_VERSION_1 = "ALTER TABLE account ADD COLUMN own_budget INTEGER NOT NULL DEFAULT 1"
 # Version 2 had a column for each parameter that a noise law could have.
@@ -124,7 +133,13 @@ class SqliteLedger(MemoryLedger):
         self._commit([("UPDATE edge SET id = ?", (edge_id,)), ("DELETE FROM outbox", ())])
 
     def _save_terms(self, entries: list[Entry]) -> None:
-        self._commit([(_UPSERT, {"edge_id": entry.edge_id, **_row(entry.account)}) for entry in entries])
+        caps = [(*e.key, e.account.most_releases) for e in entries if e.account.most_releases is not None]
+        self._commit(
+            [
+                *((_UPSERT, {"edge_id": entry.edge_id, **_row(entry.account)}) for entry in entries),
+                *((_KEEP_CAP, cap) for cap in caps),
+            ]
+        )
 
     def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None:
         self._commit(
@@ -154,10 +169,11 @@ class SqliteLedger(MemoryLedger):
             raise LedgerUnavailableError(f"ledger {self.path}: {error}; nothing more is released") from error
 
     def _load(self, connection: sqlite3.Connection) -> None:
+        caps = {(e, run): most for e, run, most in connection.execute("SELECT * FROM release_cap")}
         columns = (*_TERMS, "last_sequence", "charges")
         for row in connection.execute(f"SELECT {', '.join(columns)} FROM account ORDER BY position"):
             fields = dict(zip(columns, row, strict=True))
-            account = _account(fields)
+            account = replace(_account(fields), most_releases=caps.get((fields["edge_id"], fields["run"])))
             entry = Entry(EdgeId(fields["edge_id"]), account, fields["last_sequence"], fields["charges"])
             self._entries[entry.key] = entry
         for edge_id, run, sequence, payload in connection.execute(
@@ -219,6 +235,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             )
         connection.execute("BEGIN IMMEDIATE")
         _migrate(connection, version)
+        connection.execute(_CAPS)
         connection.execute("COMMIT")
         [(verdict, *_)] = connection.execute("PRAGMA quick_check(1)")
         if verdict != "ok":

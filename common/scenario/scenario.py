@@ -30,6 +30,7 @@ from common.scenario.tables import (
     LinkTable,
     LocalTable,
     ModelTable,
+    Positive,
     PrivacyTable,
     RecordsTable,
     Table,
@@ -45,6 +46,9 @@ class Scenario(Table):
     iterations: int = Field(..., ge=1, le=1_000_000_000, description="T: updates of the model")
     batch_size: int = Field(12, ge=1, le=1_000_000, description="b")
     seed: int | None = Field(None, ge=0, lt=2**63, description="absent: secure randomness, not replayable")
+    time_limit: Positive | None = Field(
+        None, le=1e9, description="seconds, virtual in a simulation, after which the run ends; absent: at T"
+    )
     data: DataTable = DataTable()
     model: ModelTable = ModelTable()
     algorithm: AlgorithmTable = AlgorithmTable()
@@ -75,6 +79,14 @@ class Scenario(Table):
             raise ValueError(
                 f"local.steps = {self.local.steps}: needs an algorithm whose edges clip and noise, and"
                 " this one's do not"
+            )
+        if self.privacy.gradients_per_second is not None and self.time_limit is None:
+            raise ValueError("time_limit: needed with privacy.gradients_per_second")
+        if self.privacy.pace == "own" and not self.private:
+            raise ValueError("privacy.pace = 'own': needs an algorithm whose edges clip and noise")
+        if self.privacy.pace == "own" and self.local.steps > 1:
+            raise ValueError(
+                f"local.steps = {self.local.steps}: must be 1 with privacy.pace = 'own', whose caps count releases"
             )
         return self
 
@@ -120,6 +132,10 @@ class Scenario(Table):
         if needed is not None and given != needed:
             raise ValueError(
                 f"privacy.clipping = {given!r}: must be {needed!r} with algorithm.name = {described.name!r}"
+            )
+        if given == Clipping.QUANTILE.value and self.weighted:
+            raise ValueError(
+                f"privacy.clipping = {given!r}: not with weights by noise, which would scale the count, too"
             )
         if needed is None and given == Clipping.QUANTILE.value:
             raise ValueError(
@@ -190,15 +206,26 @@ class Scenario(Table):
             return None
         return self.privacy.described.make(self.privacy.parameters(index), "privacy.")
 
+    @property
+    def weighted(self) -> bool:
+        """Whether gradients weigh by their edges' noise."""
+        weights = self.algorithm.weights
+        return weights == "noise" or (weights is None and self.privacy.pace == "own")
+
     def for_edge(self, index: int) -> dict[str, Any]:
         """Return what edge k needs: its own ε_k and link alone; the seed travels apart, where there is one.
 
         Not the algorithm: of that an edge learns only what to do.
         """
-        left_out = {"seed", "algorithm", "evaluation", "records", "delays"}
+        left_out = {"seed", "algorithm", "evaluation", "records", "delays", "time_limit"}
         values = {**self.model_dump(mode="json", exclude=left_out), "work": self._work.model_dump()}
+        privacy = values["privacy"] = self.privacy.recorded(values["privacy"])
         for key, given in self.privacy.given.items():
-            values["privacy"][key] = [given[index % len(given)]]
+            privacy[key] = [given[index % len(given)]]
+        if self.privacy.release_caps is not None:
+            privacy["release_caps"] = [self.privacy.cap(index)]
+        for key in ("paces", "gradients_per_second"):
+            privacy.pop(key, None)  # of all edges: no business of this one
         if self.links:
             values["links"] = [values["links"][index % len(self.links)]]
         if not self.local.given:
@@ -235,6 +262,9 @@ class Scenario(Table):
             del values["local"]
         if not self.devices:
             del values["devices"]
+        values["privacy"] = self.privacy.recorded(values["privacy"])
+        if self.time_limit is None:
+            del values["time_limit"]
         return values
 
     def resolved(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class ModelTable(Table):
     )
 
 
-_LATER = {"average": "none", "average_decay": None, "average_from": None}
+_LATER = {"average": "none", "average_decay": None, "average_from": None, "weights": None}
 
 
 class AlgorithmTable(Table):
@@ -101,6 +101,11 @@ class AlgorithmTable(Table):
     )
     average_from: float | None = Field(
         None, ge=0, lt=1, allow_inf_nan=False, description="share of T before average = tail; absent: 0.5"
+    )
+
+    weights: Literal["none", "noise"] | None = Field(
+        None,
+        description="noise: gradients weigh ∝ 1/z_k²; absent: so with privacy.pace = own, else all alike",
     )
 
     @model_validator(mode="after")
@@ -155,6 +160,9 @@ class LocalTable(Table):
         return self.steps > 1
 
 
+_OF_PACE = ("paces", "gradients_per_second", "release_caps")
+
+
 class PrivacyTable(Table):
     """[privacy]: how edges clip and noise, and beside that the parameters of the law that is named.
 
@@ -185,6 +193,22 @@ class PrivacyTable(Table):
     )
     epsilon_floor: NonNegative = Field(0.0, description="the cloud refuses a hello with a smaller ε_k")
     noise_multiplier_ceiling: Positive | None = Field(None, description="likewise for z_k")
+    pace: Literal["same", "own"] = Field(
+        "same", description="own: each edge has its own R_k and z_k for total_epsilon; see docs/pacing.md"
+    )
+    paces: Annotated[list[Positive], Field(min_length=1, max_length=100_000)] | None = Field(
+        None, description="with pace = own: how fast edges are beside each other; cycled"
+    )
+    gradients_per_second: Annotated[list[Positive], Field(min_length=1, max_length=100_000)] | None = Field(
+        None,
+        description="with pace = own and time_limit: how fast edges are; cycled; `mapa pace` measures it",
+    )
+    release_caps: (
+        Annotated[
+            list[Annotated[int, Field(ge=1, le=1_000_000_000)]], Field(min_length=1, max_length=100_000)
+        ]
+        | None
+    ) = Field(None, description="with pace = own: R_k beside z_k; filled in when a run is assembled; cycled")
 
     @model_validator(mode="before")
     @classmethod
@@ -215,12 +239,51 @@ class PrivacyTable(Table):
                 f"privacy.releases = {self.releases}: requires privacy.total_epsilon without privacy.{calibrated},"
                 f" which it calibrates; leave privacy.releases or privacy.{calibrated} out"
             )
+        self._check_pace(calibrated, given=given)
         for parameter in law.parameters:
             for value in self._values(parameter.name):
                 parameter.option.checked(f"privacy.{parameter.name}", value)
             if parameter.limit in self.limits:
                 parameter.option.checked(f"privacy.{parameter.limit}", self.limits[parameter.limit])
         return self
+
+    def _check_pace(self, calibrated: str | None, *, given: bool) -> None:
+        """Refuse a pace that says too much or too little. R_k and z_k come together, and only with each other."""
+        own = self.pace == "own"
+        for key in _OF_PACE:
+            if getattr(self, key) is not None and not own:
+                raise ValueError(f"privacy.{key} = {getattr(self, key)!r}: only with privacy.pace = 'own'")
+        if not own:
+            return
+        if self.total_epsilon is None or calibrated is None:
+            raise ValueError(
+                f"privacy.pace = 'own': needs privacy.total_epsilon and a law that it can calibrate, not"
+                f" {self.noise!r} with privacy.total_epsilon = {self.total_epsilon}"
+            )
+        if self.releases is not None:
+            raise ValueError(
+                f"privacy.releases = {self.releases}: with privacy.pace = 'own' each edge has its own"
+            )
+        if self.paces is not None and self.gradients_per_second is not None:
+            raise ValueError("privacy.paces: not beside privacy.gradients_per_second; give one of them")
+        if given != (self.release_caps is not None):
+            raise ValueError(
+                f"privacy.release_caps: only beside privacy.{calibrated}; with privacy.pace = 'own' both follow from"
+                " privacy.total_epsilon when a run is assembled"
+            )
+
+    def cap(self, index: int) -> int | None:
+        """Return R_k of edge k; None: it has no pace of its own."""
+        return None if self.release_caps is None else self.release_caps[index % len(self.release_caps)]
+
+    def recorded(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return what a record and a welcome hold: keys that came later only where they are set."""
+        later = ("pace", *_OF_PACE)
+        return {
+            key: value
+            for key, value in values.items()
+            if key not in later or value != type(self).model_fields[key].default
+        }
 
     def _of_another_law(self, key: str) -> str:
         value, law = getattr(self, key), self.described

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -63,11 +64,15 @@ def simulate(
     SIGINT or SIGTERM halts it as `interrupted` and what was done stays valid.
     """
     run = _Simulation(world, journal)
+    limit = world.scenario.time_limit or math.inf
     with interrupt_between_events() as interrupted, quiet_overflow():
         run.begin()
         while (due := run.arrivals.next()) is not None and run.halt is None and not interrupted():
             when, arrived = due
             if when is not None:
+                if when > limit:
+                    run.stop("time-limit")
+                    break
                 run.now = when
             for effect in run.server.receive(arrived):
                 run.perform(effect)
@@ -121,7 +126,12 @@ def quiet_overflow() -> np.errstate:
 
 def check_world(world: World) -> None:
     """Refuse what no simulation could begin with, before anything is written."""
-    arrivals_for(world.scenario.delays, world.streams, world.scenario.profiles)
+    s = world.scenario
+    arrivals_for(s.delays, world.streams, s.local.steps, s.profiles)
+    if s.time_limit is not None and s.delays.kind == "cyclic":
+        raise ConfigurationError(
+            f"time_limit = {s.time_limit:g}: means nothing with delays.kind = 'cyclic', which has no time"
+        )
     check_own_edges(world.scenario, world.model)
     begun(world.scenario, world.model)
 

@@ -98,6 +98,11 @@ def check_synchronous(world: World) -> None:
         raise ConfigurationError(
             "devices.availability: a synchronous round waits for every edge; use the events engine"
         )
+    if world.scenario.weighted or world.scenario.privacy.pace == "own":
+        raise ConfigurationError(
+            "engine = 'synchronous': in a round every edge takes part once, so neither privacy.pace = 'own' nor"
+            " algorithm.weights = 'noise'; use the events engine"
+        )
     if any(cap is not None and cap < _rounds(world) for cap in world.caps):
         raise ConfigurationError(
             "engine = 'synchronous': an edge's budget ends before T; use the events engine"
