@@ -49,6 +49,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         batch_size=scenario.batch_size,
         steps=scenario.local.steps,
         local_rate=scenario.local.rate or 0.0,
+        devices=[device.name or "custom" for device in scenario.devices],
         caps=tuple(privacy.release_caps or ()),
     )
 
@@ -100,12 +101,14 @@ def explained(scenario: Scenario, model: Model) -> str:
 
 
 def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
-    """Return what anybody may know of the run. z of a law is that of Gaussian noise of the same second moment."""
+    """Return what anybody may know of the run. z of a law is that of Gaussian noise of the same second moment.
+
+    An update is the mean of E noised gradients, so its z is smaller by √E.
+    """
     dimension = noised_dimension(scenario, model)
     laws = [scenario.law(k) for k in range(scenario.workers)]
     moments = [law.relative_second_moment(dimension) for law in laws if law is not None]
-    # the mean of E releases, which a message is, has v/E
-    multipliers = [2 * math.sqrt(moment / (scenario.local.steps * dimension)) for moment in moments]
+    multipliers = [2 * math.sqrt(moment / dimension / scenario.local.steps) for moment in moments]
     releases = shares(scenario)
     weights = weights_of(scenario)[0] if scenario.weighted else (1.0,) * len(releases)
     z = effective_multiplier(multipliers, weights, releases)

@@ -192,7 +192,8 @@ class CloudServer:
         account.spoken_for_by(hello)
         yield Welcome(hello.edge_id, account.index, min(account.last_sequence, hello.last_sequence))
         if news:
-            yield edge_joined(account.index, account.edge_id, self.t, law, returned=returned)
+            device = self.terms.device(account.index)
+            yield edge_joined(account.index, account.edge_id, self.t, law, returned=returned, device=device)
         yield from self._admit(account)
 
     def _judged(self, hello: Hello) -> _Admitted | Refuse | None:
@@ -469,7 +470,9 @@ def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened 
     )
 
 
-def edge_joined(index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool) -> EdgeJoined:
+def edge_joined(
+    index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool, device: str | None = None
+) -> EdgeJoined:
     """State under which law an edge takes part from update t on."""
     parameters = {} if law is None else law.parameters
     return EdgeJoined(
@@ -481,4 +484,5 @@ def edge_joined(index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, re
         noise_multiplier=parameters.pop("noise_multiplier", None),
         returned=returned,
         parameters=parameters,
+        device=device,
     )

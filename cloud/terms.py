@@ -53,6 +53,7 @@ class Terms:
     batch_size: int = 1  # b
     steps: int = 1  # E: a message is the mean of so many noised gradients
     local_rate: float = 0.0  # ρ_local between them
+    devices: Sequence[str] = ()  # names, cycled over k; none: nothing is said of devices
     caps: Sequence[int] = ()  # R_k, cycled over k; none: no edge has a pace of its own
 
     def cap(self, index: int) -> float:
@@ -94,6 +95,10 @@ class Terms:
                 f" by this run's privacy.{' and '.join(describe_law(self.noise).limits)}"
             )
         return moment / self.steps
+
+    def device(self, index: int) -> str | None:
+        """Name the device of edge k."""
+        return self.devices[index % len(self.devices)] if self.devices else None
 
     def reach(self, law: NoiseLaw | None) -> float:
         """Return ‖g̃‖/ΔS, the regulariser's part left out, that no honest edge exceeds; ∞ where nothing is clipped.

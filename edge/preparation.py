@@ -22,6 +22,7 @@ from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
 from common.wire.codec import Admission
 from edge.assembly import recipe_for, shard_for
+from edge.device import EmulatedDevice, emulated
 from edge.ledger import Account, Ledger, ShardIdentity
 from edge.memory import check_model, check_pixels
 from edge.own_data import OwnData
@@ -45,6 +46,7 @@ class Preparation:
     worker: EdgeWorker
     scenario: Scenario
     link: LinkProfile | None
+    device: EmulatedDevice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,9 @@ def prepare(
         sequence=ledger.last_sequence(run),
     )
     link = policy.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
-    return Preparation(worker, scenario, None if link is None or link.is_free else link)
+    profile = scenario.device(index)  # the welcome holds this edge's alone
+    device = None if profile is None else emulated(profile, worker)
+    return Preparation(worker, scenario, None if link is None or link.is_free else link, device)
 
 
 def _deal(scenario: Scenario, shards: int, index: int, load: Callable[[Source], Dataset]) -> Dealt:

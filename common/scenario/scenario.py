@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, model_
 
 from common.algorithms import Description, describe
 from common.constants import NOMINAL, measured_constants
+from common.devices import DeviceProfile
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
@@ -24,6 +25,7 @@ from common.scenario.explanation import explain
 from common.scenario.tables import (
     AlgorithmTable,
     DelaysTable,
+    DeviceTable,
     EvaluationTable,
     LinkTable,
     LocalTable,
@@ -58,6 +60,9 @@ class Scenario(Table):
     links: list[LinkTable] = Field(
         default_factory=list, max_length=100_000, description="cycled over edges; none: no added delay"
     )
+    devices: list[DeviceTable] = Field(
+        default_factory=list, max_length=100_000, description="cycled over edges; none: as fast as they are"
+    )
     testbed: TestbedTable = TestbedTable()
     _work: WorkTable = PrivateAttr()  # by the algorithm's word, or on an edge by the welcome's
 
@@ -70,15 +75,15 @@ class Scenario(Table):
                 f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
                 "the number of edges, or the run would never begin"
             )
-        if self.privacy.gradients_per_second is not None and self.time_limit is None:
-            raise ValueError("time_limit: needed with privacy.gradients_per_second")
-        if self.privacy.pace == "own" and not self.private:
-            raise ValueError("privacy.pace = 'own': needs an algorithm whose edges clip and noise")
         if self.local.steps > 1 and not self.private:
             raise ValueError(
                 f"local.steps = {self.local.steps}: needs an algorithm whose edges clip and noise, and"
                 " this one's do not"
             )
+        if self.privacy.gradients_per_second is not None and self.time_limit is None:
+            raise ValueError("time_limit: needed with privacy.gradients_per_second")
+        if self.privacy.pace == "own" and not self.private:
+            raise ValueError("privacy.pace = 'own': needs an algorithm whose edges clip and noise")
         return self
 
     def _resolve_algorithm(self) -> WorkTable:
@@ -123,6 +128,10 @@ class Scenario(Table):
         if needed is not None and given != needed:
             raise ValueError(
                 f"privacy.clipping = {given!r}: must be {needed!r} with algorithm.name = {described.name!r}"
+            )
+        if given == Clipping.QUANTILE.value and self.weighted:
+            raise ValueError(
+                f"privacy.clipping = {given!r}: not with weights by noise, which would scale the count, too"
             )
         if needed is None and given == Clipping.QUANTILE.value:
             raise ValueError(
@@ -217,18 +226,41 @@ class Scenario(Table):
             values["links"] = [values["links"][index % len(self.links)]]
         if not self.local.given:
             del values["local"]
+        devices = values.pop("devices")
+        if (
+            devices
+        ):  # a key that came later: an edge that does not know it is not told where there is nothing to tell
+            values["devices"] = [_own_phase(devices[index % len(devices)], index)]
         return values
+
+    def device(self, index: int) -> DeviceProfile | None:
+        """Return the device of edge k; None: the machine as it is."""
+        return self.devices[index % len(self.devices)].profile(index) if self.devices else None
+
+    @property
+    def profiles(self) -> list[DeviceProfile]:
+        """The devices of all edges, by k; none: the scenario names none."""
+        tables = self.devices
+        return [tables[k % len(tables)].profile(k) for k in range(self.workers)] if tables else []
+
+    @property
+    def longest_absence(self) -> float:
+        """For how many seconds an edge may be away by its device's word; 0: all are always there."""
+        spans = [table.profile(0).availability for table in self.devices]  # a phase does not change it
+        return max((span.longest_absence for span in spans if span is not None), default=0.0)
 
     def canonical(self) -> dict[str, Any]:
         """Return what a record holds: every value, and of the algorithm's own options those not at their default."""
         values = self.model_dump(mode="json")
         values["algorithm"] = self.algorithm.recorded() | self.described.recorded(self.algorithm.options)
         values["records"] = self.records.recorded()
+        if not self.local.given:
+            del values["local"]
+        if not self.devices:
+            del values["devices"]
         values["privacy"] = self.privacy.recorded(values["privacy"])
         if self.time_limit is None:
             del values["time_limit"]
-        if not self.local.given:
-            del values["local"]
         return values
 
     def resolved(self) -> dict[str, Any]:
@@ -240,6 +272,15 @@ class Scenario(Table):
         """SHA-256 of the resolved scenario."""
         text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _own_phase(device: dict[str, Any], index: int) -> dict[str, Any]:
+    """Return what an edge is told of its device: of the phases its own."""
+    availability = device["availability"]
+    if availability is not None and availability["phase"] is not None:
+        phases = availability["phase"]
+        device = {**device, "availability": {**availability, "phase": [phases[index % len(phases)]]}}
+    return device
 
 
 def parse_scenario(values: Mapping[str, Any]) -> Scenario:

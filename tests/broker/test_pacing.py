@@ -20,7 +20,7 @@ SCENARIO = """
 edges = 3
 iterations = 210
 batch_size = 64
-links = [{ delay_ms = 16 }, { delay_ms = 8 }, { delay_ms = 4 }]
+devices = [{ slowdown = 4, reference_ms = 8 }, { slowdown = 2, reference_ms = 8 }, { slowdown = 1, reference_ms = 8 }]
 data.set = "mnist-5k"
 data.sampler = "shuffled"
 model.name = "scattering"
@@ -34,7 +34,6 @@ name = "tuning-free"
 clipping = "normalised"
 total_epsilon = 8.0
 pace = "own"
-paces = [1, 2, 4]
 
 [evaluation]
 every = 0
