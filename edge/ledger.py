@@ -74,7 +74,9 @@ class Account:
     budget: Budget | None = None  # None: count, never refuse
     own_budget: bool = True  # of this edge's operator; False: of the run's scenario
     reproducible: bool = False  # seeded noise: counted, but not private
-    most_releases: int | None = None  # R_k of a run with a pace of its own; None: what the budgets permit
+    most_releases: int | None = (
+        None  # R_k, in messages, of a run with a pace of its own; None: as budgets permit
+    )
 
     @property
     def operator_budget(self) -> Budget | None:

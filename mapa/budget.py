@@ -64,7 +64,7 @@ def _paced(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
         if key not in found:
             found[key] = calibrate(
                 budget,
-                releases=key[0],
+                releases=key[0] * scenario.local.steps,
                 batch_size=scenario.batch_size,
                 shard_size=key[1],
                 sampling=Sampling(scenario.data.sampler),

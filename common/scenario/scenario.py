@@ -84,10 +84,6 @@ class Scenario(Table):
             raise ValueError("time_limit: needed with privacy.gradients_per_second")
         if self.privacy.pace == "own" and not self.private:
             raise ValueError("privacy.pace = 'own': needs an algorithm whose edges clip and noise")
-        if self.privacy.pace == "own" and self.local.steps > 1:
-            raise ValueError(
-                f"local.steps = {self.local.steps}: must be 1 with privacy.pace = 'own', whose caps count releases"
-            )
         return self
 
     def _resolve_algorithm(self) -> WorkTable:
