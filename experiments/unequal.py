@@ -92,7 +92,7 @@ def draw(runs: Mapping[str, Sequence[Spending]], stem: Path) -> list[Path]:
             for place, one in enumerate(edges):
                 label = f"{one.device}: {one.releases[-1]} releases, ε = {one.last:.2f}"
                 line(axis, [0.0, *one.seconds], [0.0, *one.epsilon], look(label, place))
-            axis.set(title=title, xlabel="seconds", ylabel="ε of the edge's records", ylim=(0, 1.08 * top))
+            axis.set(title=title, xlabel="seconds", ylabel="ε of the edge's records", ylim=(0, 1.35 * top))
             axis.legend(loc="upper left")
         return save(figure, stem)
 
