@@ -16,6 +16,7 @@ from common.records.rundir import new_run_id
 from common.wire.topics import run_id
 from mapa.chaos.ordeal import Ordeal, Outcome
 from mapa.chaos.plan import Plan, plan_of
+from mapa.chaos.process_bed import DISKS
 from mapa.chaos.schedule import Fault, choose, make_schedule, parse_schedule, shrink
 from mapa.commands import options
 
@@ -54,7 +55,7 @@ def chaos_command(
     given = None if faults is None else parse_schedule(_text(faults), bounds)
     single = given is not None or only is not None
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print("disks: full by RLIMIT_FSIZE of one process; slow ones are not available")
+    console.print(DISKS)
     until = time.monotonic() + 60 * minutes
     done = 0
     while not done or (time.monotonic() < until and not single and done != runs):
