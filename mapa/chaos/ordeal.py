@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.errors import BrokerUnavailableError
+from common.errors import MapaError
 from common.quantities import RunId
 from common.transport.hostile import HostileLoop
 from common.wire.topics import probe_topic
@@ -80,7 +80,7 @@ class Ordeal:
                     node.start()
                 self._play(actions, watch)
                 self._close(actions)
-            except BrokerUnavailableError as error:
+            except MapaError as error:
                 self._wrong.append(str(error))
             finally:
                 for node in self._nodes.values():

@@ -16,8 +16,6 @@ from mapa.chaos.programs import Program
 from mapa.chaos.schedule import CLOUD
 from mapa.local_run import edge_arguments
 
-DISKS = "disks: full by RLIMIT_FSIZE of one process, slow by a wait before every write"
-
 
 class ProcessBroker:
     """A private Mosquitto."""
