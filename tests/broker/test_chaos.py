@@ -42,7 +42,7 @@ def chaos(tmp_path: Path, *words: str) -> tuple[int, str]:
 def test_two_seeded_runs_come_through(tmp_path: Path) -> None:
     """Of all seeds these two have every kind of fault and take the least time."""
     code, said = chaos(
-        tmp_path, "--edges", "2", "--iterations", "250", "--seed", "49", "--runs", "2", "--count", "5"
+        tmp_path, "--edges", "2", "--iterations", "250", "--seed", "3784", "--runs", "2", "--count", "5"
     )
     assert code == 0, said
     assert "2 runs came through" in said

@@ -341,6 +341,8 @@ def test_the_data_set_is_the_scenarios_own() -> None:
         ("kill edge-3 at t=500 for 2s", Fault(FaultKind.KILL, "edge-3", 500, 2.0)),
         ("pause  broker at 80 for 0.5", Fault(FaultKind.PAUSE, "broker", 80, 0.5)),
         ("partition cloud at t=1", Fault(FaultKind.PARTITION, "cloud", 1)),
+        ("kill cloud at 5 for 2s", Fault(FaultKind.KILL, "cloud", 5, 2.0)),
+        ("crash cloud at t=7", Fault(FaultKind.CRASH, "cloud", 7)),
         ("scale 20 at t=300", Scale(20, 300)),
     ],
 )
@@ -348,7 +350,10 @@ def test_faults_have_names(text: str, event: object) -> None:
     assert parse_fault_event(text) == event
 
 
-@pytest.mark.parametrize("text", ["", "kill", "kill data at 5", "kill cloud at 5 for 2s", "scale -1 at t=3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "kill", "kill data at 5", "crash cloud at 5 for 2s", "crash broker at 5", "scale -1 at t=3"],
+)
 def test_a_fault_that_nobody_knows_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="fault"):
         parse_fault_event(text)
