@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -232,15 +231,9 @@ class ContainerRun:
             self.start("edge", number, self.images.edge)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the run's summary and rewrite it on disk with its path on this host instead of the container's."""
+        """Return the run's summary with its path on this host; None: there is none."""
         found, path = self.tail.summary(), self.tail.path
-        if found is None or path is None:
-            return None
-        found["path"] = str(path)
-        draft = path / ".summary.json.tmp"
-        draft.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        draft.replace(path / "summary.json")
-        return found
+        return None if found is None or path is None else {**found, "path": str(path)}
 
     def down(self) -> None:
         """Remove containers, network and volumes; the records stay."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -121,9 +120,8 @@ def test_a_run_on_containers_is_summarised_with_its_place_on_this_host(tmp_path:
     assert bed.summary() is None
     records = tmp_path / "runs" / "one"
     records.mkdir()
-    (records / "summary.json").write_text('{"path": "/runs/one", "reason": "finished"}')
+    (records / "summary.json").write_text('{"path": ".", "reason": "finished"}')
     assert bed.summary() == {"path": str(records), "reason": "finished"}
-    assert json.loads((records / "summary.json").read_text())["path"] == str(records)
 
 
 @pytest.mark.parametrize("environ", [{}, dict.fromkeys((*environment.CLOUD, "SET", "SCENARIO", "DATA"), " ")])
