@@ -21,6 +21,7 @@ from common.quantities import EdgeId, RunId
 
 # Says how many charges of a kind a budget permits beside what was spent.
 Accountant = Callable[[Budget, ReleaseKind, tuple[Spent, ...]], int]
+MOST_RELEASES = 10**9  # of one run; privacy.releases has the same limit
 
 
 class BudgetExhausted(MapaError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version as version_of
@@ -11,6 +12,7 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigurationError, MapaError
+from common.records import slow_disk
 from mapa.command_help import epilog
 from mapa.signals import interrupted_by_signals
 from mapa.threads import one_thread
@@ -99,6 +101,7 @@ def main() -> None:
     if arguments and arguments[0] in _SERVICES:
         one_thread()  # before a command imports numpy
     try:
+        slow_disk.enable(os.environ, arguments[0] if arguments else "")
         with interrupted_by_signals():
             build(arguments)(arguments, prog_name="mapa")
     except ConfigurationError as error:
