@@ -170,7 +170,10 @@ class PrivacyTable(Table):
     )
     total_delta: Fraction = Field(1e-5, description="the privacy δ")
     releases: int | None = Field(
-        None, ge=1, le=1_000_000_000, description="noised gradients of one edge that total_epsilon must cover: with local steps, messages × E"
+        None,
+        ge=1,
+        le=1_000_000_000,
+        description="noised gradients of one edge that total_epsilon must cover: with local steps, messages × E",
     )
     epsilon_floor: NonNegative = Field(0.0, description="the cloud refuses a hello with a smaller ε_k")
     noise_multiplier_ceiling: Positive | None = Field(None, description="likewise for z_k")

@@ -33,9 +33,7 @@ def logged(summary: dict[str, Any]) -> int:
 
 @pytest.mark.usefixtures("mosquitto")
 def test_a_run_with_local_steps_is_verified_and_sends_a_quarter_for_the_same_releases(tmp_path: Path) -> None:
-    stepping = run(
-        tmp_path / "steps", 60, "--set", f"local.steps={STEPS}", "--set", "local.rate=0.05"
-    )
+    stepping = run(tmp_path / "steps", 60, "--set", f"local.steps={STEPS}", "--set", "local.rate=0.05")
     plain = run(tmp_path / "plain", 60 * STEPS)
     for row in stepping["privacy"]["edges"]:
         assert row["charges"] == STEPS * row["releases"]
