@@ -64,4 +64,5 @@ def recipe_for(scenario: Scenario, model: Model, law: NoiseLaw | None) -> Recipe
         regularization=scenario.model.regularization,
         steps=scenario.local.steps,
         local_rate=scenario.local.rate or 0.0,
+        largest_batch=scenario.data.largest_batch,
     )

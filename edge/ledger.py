@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from common.accounting.overlap import ShardSpent, worst_record
-from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.accounting.releases import Budget, ReleaseKind, Spent, check_together
 from common.datasets.families import records_of
 from common.errors import ConfigurationError, LocalProtocolError, MapaError, RemoteProtocolError
 from common.noise.mechanism import Adjacency, Sampling
@@ -282,6 +282,8 @@ class MemoryLedger:
         budgeted = any(one.operator_budget is not None for one in accounts)
         beside = self._siblings.claim(account, budgeted=budgeted, replace_budget=replace_budget)
         budgets = {account.budget, *_binding(touching), *beside.budgets}
+        ledgers = (*(entry.standing().spent for entry in touching), *(one.spent for one in beside.spent))
+        check_together(account.run, account.kind, ledgers)
         spent = worst_record([*(e.standing().of_shard for e in touching if e.charges), *beside.spent])
         cap = _cap(account, budgets, spent, self._accountant)
         entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)

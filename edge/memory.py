@@ -46,7 +46,8 @@ def check_model(scenario: Scenario, model: Model, images: Images) -> None:
     One record tells how large its features are. A model that is linear in its scores never forms the
     b × N matrix of a batch's gradients; a torch model says what it takes; of any other b × N is assumed.
     """
-    rows, batch = len(images), min(scenario.batch_size, len(images))
+    rows = len(images)
+    batch = min(scenario.data.largest_batch or scenario.batch_size, rows)
     copies = _COPIES + (_STEP_COPIES if scenario.local.steps > 1 else 0)
     vectors = copies * _FLOAT * model.dimension
     _require(vectors, scenario, rows)
