@@ -235,7 +235,9 @@ def test_a_folder_with_somebodys_files_is_left_alone(mapa: Mapa, run: Path, tmp_
 HOSTILE = {"event": "evaluated", "t": 1, "../../../evil": 0.5, "/etc/x": 1, "": 2, "a\nb": 3, ".": 4, "..": 5}
 
 
-@pytest.mark.parametrize("to", ["tensorboard", "csv", "parquet", pytest.param("mlflow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "to", ["tensorboard", "csv", "parquet", pytest.param("mlflow", marks=pytest.mark.slow)]
+)
 def test_strange_names_write_nothing_outside_the_folder(mapa: Mapa, tmp_path: Path, to: str) -> None:
     if to in ("tensorboard", "mlflow"):
         pytest.importorskip(to)
