@@ -52,7 +52,7 @@ def export_command(
         if follow:
             print(f"following {path} into {folder}", file=sys.stderr, flush=True)
         points, whole = write_events(path, folder, follow=follow)
-        more = f", {points} points{'' if whole else '; the run has no summary, so no ε'}"
+        more = f", {points} points{'' if whole else '; the run has no statement, so no ε'}"
         viewer = f"tensorboard --logdir {folder.parent}"
     elif to is Format.MLFLOW:
         from mapa.export.mlflow_store import store_uri, write_run

@@ -13,7 +13,7 @@ from mapa.export.tables import Curves, epsilons, parameters_of, started, stateme
 from mapa.run_reader import read_manifest
 
 EVERY = 0.5  # seconds between two looks at a run that is being written
-SUMMARY = 600.0  # seconds after the halt for the summary: the accountant may take minutes
+SUMMARY = 600.0  # seconds after the halt for the statement: the accountant may take minutes
 
 
 def write_events(
@@ -23,24 +23,25 @@ def write_events(
     follow: bool,
     wait: Callable[[float], None] = time.sleep,
 ) -> tuple[int, bool]:
-    """Write what there is, or go on until the run's end; return the points written, and whether a summary was there."""
+    """Write what there is, or go on until the run's end; return how many points, and whether with a statement."""
     manifest = read_manifest(run)
     tail, summary, curves = Tail(run / "events.jsonl"), JsonFile(run / "summary.json"), Curves()
     with EventFiles(folder, started(manifest)) as files:
         files.parameters(run.resolve().name, parameters_of(manifest.get("scenario")))
         waited = 0.0
         while True:
-            ended = bool(summary.look())  # before the last look at the events: it is written after them
+            ended = "privacy" in summary.look()  # it comes last: a summary without it is written first
             files.add(curves.take(tail.look()[1]))
             if tail.behind:
                 continue
-            if not follow or ended or (curves.halted and waited >= SUMMARY):
+            over = curves.halted or bool(summary.value)
+            if not follow or ended or (over and waited >= SUMMARY):
                 break
             files.flush()
             wait(EVERY)
-            waited = waited + EVERY if curves.halted else 0.0
+            waited = waited + EVERY if over else 0.0
         _finish(files, curves, summary.look(), without_events=tail.offset == 0)
-        return files.points, bool(summary.value)
+        return files.points, "privacy" in summary.value
 
 
 def _finish(files: EventFiles, curves: Curves, summary: dict[str, Any], *, without_events: bool) -> None:
@@ -49,4 +50,4 @@ def _finish(files: EventFiles, curves: Curves, summary: dict[str, Any], *, witho
     if not curves.t and type(summary.get("updates")) is int:
         curves.t = summary["updates"]
     files.add(epsilons(summary, curves.t, curves.seconds))
-    files.statement(statement_of(summary) or ["no statement: the run has no summary"])
+    files.statement(statement_of(summary) or ["no statement was written"])

@@ -28,7 +28,7 @@ def write_csv(run: Run, folder: Path) -> None:
         rows = csv.writer(stream)
         rows.writerow(("key", "value"))
         rows.writerows(parameters_of(run.scenario).items())
-    words = statement_of(run.summary) or ["no statement: the run has no summary"]
+    words = statement_of(run.summary) or ["no statement was written"]
     (folder / "statement.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
 
 

@@ -156,6 +156,7 @@ def test_tensorboard_follows_a_run_until_its_end(tmp_path: Path) -> None:
         lambda: _append(path, applied(2, staleness=3, time=11.5)),
         lambda: _append(path, {"event": "evaluated", "t": 2, "accuracy": 0.25, "loss": 1.5, "time": 99.0}),
         lambda: _append(path, {"event": "halted", "t": 2, "reason": "finished"}),
+        lambda: (path / "summary.json").write_text('{"updates": 2}'),  # before the accountant is asked
         lambda: (path / "summary.json").write_text(
             json.dumps({"updates": 2, "privacy": {"words": ["w"], "edges": [{"edge": 0, "epsilon": 0.5}]}})
         ),
@@ -167,7 +168,7 @@ def test_tensorboard_follows_a_run_until_its_end(tmp_path: Path) -> None:
 
     points, whole = write_events(path, tmp_path / "tb", follow=True, wait=wait)
     assert (points, whole, grown) == (5, True, [])
-    assert seen == [1, 1, 2, 4, 4], "a TensorBoard that looks on sees each at the next look"
+    assert seen == [1, 1, 2, 4, 4, 4], "a TensorBoard that looks on sees each at the next look"
     found = scalars(tmp_path / "tb")
     assert found["updates/staleness"] == [(1, 0.0, 0.0), (2, 1.5, 3.0)]
     assert found["metrics/accuracy"] == [(2, 1.5, 0.25)], "at the time of its update"
