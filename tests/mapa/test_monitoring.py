@@ -28,7 +28,6 @@ RULES = yaml.safe_load((MONITORING / "rules.yml").read_text())["groups"][0]["rul
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 FAMILIES = {family.name: family for family in (*CLOUD, *EDGE)}
 PROMTOOL = shutil.which("promtool")
-where_promtool_is = [] if PROMTOOL is None else [PROMTOOL]  # an empty list: no test, and no skip either
 UNITS = ("seconds", "bytes", "ratio")
 NOT_UNITS = {"milliseconds", "ms", "minutes", "hours", "kilobytes", "kb", "mb", "percent", "second", "byte"}
 
@@ -84,22 +83,22 @@ def test_every_family_has_help_and_type_in_the_text_and_none_comes_twice() -> No
     assert types == {name: family.kind.value for name, family in FAMILIES.items()}
 
 
-@pytest.mark.parametrize("promtool", where_promtool_is)
-def test_promtool_finds_nothing_in_the_metrics(promtool: str) -> None:
-    done = subprocess.run([promtool, "check", "metrics"], input=whole_text(), capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+if PROMTOOL is not None:  # else there is no such test: a skip would be a failure where none may be
 
+    def test_promtool_finds_nothing_in_the_metrics() -> None:
+        done = subprocess.run(
+            [PROMTOOL, "check", "metrics"], input=whole_text(), capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
-@pytest.mark.parametrize("promtool", where_promtool_is)
-def test_promtool_finds_nothing_in_configuration_and_rules(promtool: str, tmp_path: Path) -> None:
-    shutil.copy(MONITORING / "rules.yml", tmp_path)
-    text = (MONITORING / "prometheus.yml").read_text().replace("/etc/prometheus/rules.yml", "rules.yml")
-    (tmp_path / "prometheus.yml").write_text(text)
-    done = subprocess.run(
-        [promtool, "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"{len(RULES)} rules found" in done.stdout
+    def test_promtool_finds_nothing_in_configuration_and_rules(tmp_path: Path) -> None:
+        shutil.copy(MONITORING / "rules.yml", tmp_path)
+        text = (MONITORING / "prometheus.yml").read_text().replace("/etc/prometheus/rules.yml", "rules.yml")
+        (tmp_path / "prometheus.yml").write_text(text)
+        command = [PROMTOOL, "check", "config", str(tmp_path / "prometheus.yml")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"{len(RULES)} rules found" in done.stdout
 
 
 # -- queries of rules and board ---------------------------------------------------------------------------
