@@ -65,6 +65,9 @@ def recipe_for(scenario: Scenario, model: Model, law: NoiseLaw | None) -> Recipe
         noised=noised_slice(scenario, model),
         regularization=scenario.model.regularization,
         least_norm=least_norm(model),
+        steps=scenario.local.steps,
+        local_rate=scenario.local.rate or 0.0,
+        largest_batch=scenario.data.largest_batch,
     )
 
 

@@ -37,7 +37,7 @@ from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packe
 from mapa.live import View
 from mapa.run_parts import OwnFiles, RunParts, assemble
 
-EXIT_CODES = {"finished": 0, "no-budget": 3, "interrupted": 130}
+EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}
 _ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
 _ECHO = 20.0  # seconds for a message as large as a model to come back
 _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart takes less

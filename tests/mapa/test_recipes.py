@@ -84,5 +84,5 @@ def test_a_small_run_of_each_kind_learns_and_both_engines_agree(data: str) -> No
     part = pictures(shape, 300)
     world = World.on(scenario, Dataset(scenario.data.set, shape, 10, part, part, "2" * 64))
     events, rounds = simulate(world), simulate_rounds(dataclasses.replace(world))
-    assert events.tally.evaluations[-1].values["accuracy"] > 0.8
+    assert events.tally.evaluations[-1]["accuracy"] > 0.8
     np.testing.assert_allclose(events.x, rounds.x, atol=1e-4)
