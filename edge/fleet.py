@@ -16,6 +16,7 @@ from common.datasets.source import Source
 from common.errors import RemoteProtocolError
 from common.health import beat
 from common.messages import Leave
+from common.models.feature_cache import user_cache
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
 from common.telemetry.family import Readings
@@ -73,6 +74,7 @@ class EdgeFleet:
 
     def __init__(self, settings: FleetSettings, say: Callable[[str], None]) -> None:
         memory_limit()  # a wrong one is the operator's to fix, before anything starts
+        user_cache()
         if settings.own is not None:
             settings.own.check()
         self.settings = settings

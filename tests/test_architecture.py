@@ -14,6 +14,7 @@ import pytest
 
 from common.algorithms import algorithm_names
 from mapa.figure_lines import line_names
+from mapa.recipes import recipe_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
 
 REPOSITORY = Path(__file__).parents[1]
@@ -187,11 +188,11 @@ def test_every_shipped_scenario_parses_and_says_what_it_is() -> None:
     files = sorted(path for path in SHIPPED.rglob("*") if path.is_file())
     assert {"quickstart.toml"} <= {path.name for path in files}
     shipped = [path.stem for path in files if path.suffix == ".toml" and path.parent == SHIPPED]
-    assert sorted(shipped) == shipped_names()
+    assert sorted([*shipped, *recipe_names()]) == shipped_names()
     for path in files:
         if path.suffix == ".toml":
             assert path.read_text(encoding="utf-8").startswith("# "), named(path)
-    for name in [*shipped, *(f"figures/{line}" for line in line_names())]:
+    for name in [*shipped_names(), *(f"figures/{line}" for line in line_names())]:
         load_scenario(name)
 
 
