@@ -36,6 +36,7 @@ from common.quantities import RunId
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
+from common.telemetry.family import Buckets
 from common.transport.channel import Channel, Loop, Timer
 from common.wire.codec import (
     Admission,
@@ -97,6 +98,9 @@ class CloudService:
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="mapa-evaluation")
     )
     dropped: Counter[str] = field(default_factory=Counter)  # hostile messages by leaf
+    refused_hellos: Counter[str] = field(default_factory=Counter)  # by reason
+    lost_connections: int = 0
+    replies: Buckets | None = None  # seconds from a message to the model that answers it; None: nobody asks
     contacts: Contacts = field(default_factory=Contacts)
     lives: Lives = field(default_factory=Lives)
     nonce: str = field(default_factory=new_nonce)
@@ -290,6 +294,8 @@ class CloudService:
 
     def _leave(self, leave: Leave) -> None:
         now = self.loop.now()
+        if leave.on_purpose:
+            self.contacts.leaves(leave.edge_id, leave.nonce)
         if self.history is not None:
             self.history.leave(self.server, leave, now - self.records.began)
         self.answer(self.server.receive(leave), now)
@@ -369,6 +375,8 @@ class CloudService:
                 if contact is not None:
                     contact.sent = now
                     self._send(contact.model_topic, effect)
+                    if self.replies is not None:
+                        self.replies.observe(self.loop.now() - now)
             case GradientApplied():
                 self.last_update = now
                 if self.first_update is None:
@@ -440,6 +448,8 @@ class CloudService:
 
     def _refuse(self, refuse: Refuse) -> None:
         topic = edge_topic(self.run, refuse.edge_id, EdgeTopic.WELCOME)
+        if refuse.nonce is not None:
+            self.refused_hellos[refuse.reason] += 1
         # without acknowledgement: whoever hears nothing asks again, and a flood must not fill the halt's queue
         self.channel.publish(topic, encode_refuse(refuse))
         if refuse.nonce is not None and refuse.reason not in ("halted", "incarnation"):
@@ -531,6 +541,9 @@ class CloudService:
         if self.history is not None:
             self.release()
             self.history.checkpoint_if_due()
+        limit, first = self.scenario.time_limit, self.first_update
+        if limit is not None and first is not None and self.loop.now() - first >= limit:
+            self.halt("time-limit")
         if self._halt is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
@@ -546,13 +559,16 @@ class CloudService:
     def _mind_budgets(self, passed: float) -> None:
         """End a run whose budgets are spent once no edge comes that could continue it.
 
-        New edges, while shards are free, get silent_after for it; edges that are only away, ten times as long.
+        New edges, while shards are free, get silent_after for it; edges that are only away, ten times as long, and
+        as long as their devices may be away by the scenario's word.
         """
         spent = self.server.spent()
         self._idle = self._idle + passed if spent and self.channel.connected else 0.0
-        patience = self.scenario.testbed.silent_after * (_RETURN if spent == "away" else 1)
+        patience = self.scenario.testbed.silent_after
+        if spent == "away":
+            patience = _RETURN * patience + self.scenario.longest_absence
         if spent and self._idle > patience:
-            self.halt("no-budget")
+            self.halt(self.server.spent_reason)
 
 
 def _fail(error: BaseException) -> None:

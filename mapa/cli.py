@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version as version_of
@@ -11,6 +12,7 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigurationError, MapaError
+from common.records import slow_disk
 from mapa.command_help import epilog
 from mapa.signals import interrupted_by_signals
 from mapa.threads import one_thread
@@ -26,6 +28,7 @@ COMMANDS = {
     "chaos": "mapa.commands.chaos:chaos_command",
     "schedule": "mapa.commands.schedule:schedule",
     "algorithms": "mapa.commands.algorithms:algorithms_command",
+    "pace": "mapa.commands.pace:pace_command",
     "calibrate": "mapa.commands.ledger:calibrate_command",
     "attack": "experiments.commands.attack:attack_command",
     "observe": "experiments.commands.observe:observe_command",
@@ -33,6 +36,7 @@ COMMANDS = {
     "reproduce": "experiments.commands.reproduce:reproduce_command",
     "compare": "mapa.commands.compare:compare_command",
     "dashboard": "mapa.commands.dashboard:dashboard_command",
+    "export": "mapa.commands.export:export_command",
     "replay": "mapa.commands.replay:replay_command",
     "bundle": "mapa.commands.verify:bundle_command",
     "verify": "mapa.commands.verify:verify_command",
@@ -41,6 +45,7 @@ GROUPS = {
     "ledger": "mapa.commands.ledger_group:app",
     "scenario": "mapa.commands.scenario:app",
     "data": "mapa.commands.data:app",
+    "devices": "mapa.commands.devices:app",
 }
 
 FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
@@ -49,9 +54,11 @@ _SERVICES = (
     "run",
     "cloud",
     "edge",
+    "pace",
     "chaos",
     "replay",
     "verify",
+    "devices",
 )  # one BLAS thread each; the others may use what they find
 _CHEAPEST = "schedule"  # a program needs a command, also where it only prints its version
 
@@ -95,6 +102,7 @@ def main() -> None:
     if arguments and arguments[0] in _SERVICES:
         one_thread()  # before a command imports numpy
     try:
+        slow_disk.enable(os.environ, arguments[0] if arguments else "")
         with interrupted_by_signals():
             build(arguments)(arguments, prog_name="mapa")
     except ConfigurationError as error:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 _WRONG = "2 wrong configuration or usage"
 _DONE = f"0 done, 1 failed, {_WRONG}, 130 interrupted"
-_TRAINED = f"0 finished, 1 failed or diverged, {_WRONG}, 3 no edge has budget left, 130 interrupted (records are kept)"
+_TRAINED = (
+    f"0 finished or at its time limit, 1 failed or diverged, {_WRONG}, 3 no edge has budget left, 130 interrupted"
+    " (records are kept)"
+)
 
 HELP = {
     "mapa": ("mapa run quickstart", _DONE),
     "init": ("mapa init my-project", _DONE),
     "simulate": (
         "mapa simulate quickstart --seed 1 --set algorithm.theta=0.7",
-        f"0 finished, 1 diverged or no gradients pending, {_WRONG}, 130 interrupted (records are kept)",
+        f"0 finished or at its time limit, 1 diverged or no gradients pending, {_WRONG}, 130 interrupted (records are"
+        " kept)",
     ),
     "run": ("mapa run quickstart --edges 5 --links wan", _TRAINED),
     "cloud": ("mapa cloud quickstart --broker vm.example.org --run first --edges-at-least 3", _TRAINED),
@@ -30,6 +34,7 @@ HELP = {
         _DONE,
     ),
     "algorithms": ("mapa algorithms mapa", _DONE),
+    "pace": ("mapa pace quickstart --seconds 5", _DONE),
     "ledger": ("mapa ledger runs/RUN", _DONE),
     "ledger show": ("mapa ledger show runs/RUN", _DONE),
     "ledger charge": (
@@ -63,11 +68,18 @@ HELP = {
         "mapa dashboard --runs-dir runs --open",
         f"0 stopped by Ctrl-C or SIGTERM, 1 failed, {_WRONG}",
     ),
+    "export": (
+        "mapa export RUN --to tensorboard --follow",
+        f"0 written, 1 failed, {_WRONG} or library missing, 130 interrupted",
+    ),
     "compare": ("mapa compare RUN ANOTHER-RUN --out comparison", _DONE),
     "scenario": ("mapa scenario show quickstart --set edges=20", _DONE),
     "scenario list": ("mapa scenario list --figures", _DONE),
     "scenario schema": ("mapa scenario schema", _DONE),
     "scenario show": ("mapa scenario show quickstart --set edges=20", _DONE),
+    "devices": ("mapa devices measure --name attic --against 0.4", _DONE),
+    "devices list": ("mapa devices list --json", _DONE),
+    "devices measure": ("mapa devices measure --name attic --against 0.4", _DONE),
     "data": ("mapa data get mnist usps", _DONE),
     "data list": ("mapa data list --json", _DONE),
     "data where": ("mapa data where", _DONE),

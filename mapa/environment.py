@@ -17,9 +17,11 @@ _CONNECTION = (
     "CONNECT_TIMEOUT",
 )
 _PRIVACY = ("EPSILON", "NOISE_MULTIPLIER", "TOTAL_EPSILON", "TOTAL_DELTA")
-RESUMED = (*_CONNECTION, "RUNS_DIR", "TEST_DATA")  # of a cloud that goes on with a run
+_METRICS = ("METRICS_PORT", "METRICS_ADDRESS")
+RESUMED = (*_CONNECTION, *_METRICS, "RUNS_DIR", "TEST_DATA")  # of a cloud that goes on with a run
 CLOUD = (
     *_CONNECTION,
+    *_METRICS,
     *_PRIVACY,
     "EDGES",
     "EDGES_AT_LEAST",
@@ -33,12 +35,14 @@ CLOUD = (
 )
 EDGE = (
     *_CONNECTION,
+    *_METRICS,
     *_PRIVACY,
     "NOISE",
     "LINK",
     "ALLOW",
     "CODE",
     "ALLOW_SEED",
+    "MOST_LOCAL_STEPS",
     "ACCOUNTS",
     "STATE_DIR",
     "EDGE_DATA",

@@ -40,8 +40,7 @@ class Seeing:
     def __post_init__(self) -> None:
         if type(self.landmarks) is not int or not 0 <= self.landmarks <= MOST_LANDMARKS:
             raise _wrong("landmarks", self.landmarks, f"from 0 to {MOST_LANDMARKS}")
-        planes = LANDMARKS[self.landmarks_of].planes if self.landmarks_of in LANDMARKS else 0
-        if not planes:
+        if type(self.landmarks_of) is not str or self.landmarks_of not in LANDMARKS:
             raise _wrong("landmarks_of", self.landmarks_of, f"one of {', '.join(map(repr, LANDMARKS))}")
         if type(self.mirror) is not bool:
             raise _wrong("mirror", self.mirror, "true or false")
@@ -51,7 +50,7 @@ class Seeing:
             raise _wrong("colour", self.colour, f"one of {', '.join(map(repr, COLOURS))}")
         if self.colour is not None and len(self.shape) == 2:
             raise _wrong("colour", self.colour, f"absent with grey images of {self.shape}")
-        if self.landmarks and planes != self.planes:
+        if self.landmarks and LANDMARKS[self.landmarks_of].planes != self.planes:
             allowed = [repr(name) for name, one in LANDMARKS.items() if one.planes == self.planes]
             raise _wrong(
                 "landmarks_of", self.landmarks_of, f"{' or '.join(allowed)} with images of {self.shape}"

@@ -12,6 +12,8 @@ from enum import Enum
 # could leave float32.
 LEAST_BOUND, LARGEST_BOUND = 1e-9, 1e9
 
+MOST_STEPS = 100  # E of a run: so many gradients keep an edge busy; its operator may permit fewer
+
 
 class Norm(Enum):
     """The norm that is clipped to C, and that sensitivities are measured in."""
@@ -59,6 +61,7 @@ class Sampling(Enum):
     """How an edge picks the batch of its n-th gradient."""
 
     POISSON = "poisson"
+    TRUNCATED_POISSON = "truncated-poisson"  # at most `largest_batch` of them, chosen at random
     SHUFFLED = "shuffled"
     WITH_REPLACEMENT = "with-replacement"
 
@@ -78,6 +81,8 @@ class Mechanism:
     scope: Scope
     sampling: Sampling
     batch_size: int  # b
+    steps: int = 1  # E: noised gradients in one message, each of them a release
+    largest_batch: int | None = None  # B_max of the truncated-poisson sampler
 
     def sensitivity_over_clip(self, adjacency: Adjacency) -> float:
         """Return the true sensitivity of the released mean, in the norm that is clipped and in units of C.
@@ -94,7 +99,7 @@ class Mechanism:
 
     @property
     def amplified(self) -> bool:
-        """Tell whether subsampling at rate b/n_k may be counted."""
+        """Tell whether subsampling at rate b/n_k may be counted; of truncated batches the accountant knows more."""
         return self.sampling is Sampling.POISSON
 
 
