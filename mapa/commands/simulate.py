@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from common.errors import ConfigurationError
 from common.records.tally import Tally, headline
@@ -15,7 +14,8 @@ from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
-from mapa.progress import TerminalBar
+from mapa.output import progress_console
+from mapa.progress import bar_on
 from mapa.recording import ENGINES, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.simulation.simulator import interrupt_between_events
@@ -46,9 +46,7 @@ def simulate_command(
     own = OwnFiles(tuple(data or ()), test_data) if data or test_data is not None else None
     world = World.of(resolved, options.data_dir_or_default(data_dir), own)
     # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
-    bar = TerminalBar(
-        f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations, Console(stderr=True)
-    )
+    bar = bar_on(progress_console(), f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations)
     with interrupt_between_events(), bar:
 
         def show(tally: Tally) -> None:
