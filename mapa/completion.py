@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from common.algorithms import algorithm_names
 from common.datasets.catalogue import DATA_SETS
 from mapa.command_tree import Command, Parameter, command_tree
+from mapa.commands.runs import SORT_KEYS
+from mapa.recording import ENGINES
+from mapa.runs_folder import KILLED, RUNNING
 from mapa.scenario_files import shipped_names
 
 _RUNS = {
@@ -23,6 +26,13 @@ _RUNS = {
     ("runs show", "run"),
 }
 _RUNS |= {("runs rm", "names"), ("ledger", "run"), ("ledger show", "run"), ("cloud", "resume")}
+_WORDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("simulate", "engine"): ENGINES,
+    ("runs list", "engine"): (*ENGINES, "processes", "network"),
+    ("runs list", "state"): (RUNNING, KILLED, "finished", "interrupted", "diverged", "no-budget"),
+    ("runs list", "sort"): tuple(SORT_KEYS),
+    ("run", "broker"): ("auto", "mosquitto", "embedded"),
+}
 _LINKS = ("lan", "wifi", "5g", "4g", "wan", "satellite")
 
 
@@ -38,6 +48,8 @@ def values_of(command: str, one: Parameter) -> str:
         return " ".join(DATA_SETS)
     if one.name in ("links", "link"):
         return " ".join(_LINKS)
+    if (command, one.name) in _WORDS:
+        return " ".join(_WORDS[command, one.name])
     if command == "completion":
         return " ".join(SHELLS)
     if command == "doctor" and one.name == "purposes":
@@ -206,7 +218,9 @@ def _fish(commands: list[Command]) -> Iterator[str]:
     yield "function __mapa_is"
     yield "  set -l words (commandline -opc)[2..-1]"
     yield "  set -l named (string match -v -- '-*' $words)"
-    yield '  test "$named[1..(count $argv)]" = "$argv"'
+    yield "  set -l n (count $argv)"
+    yield "  test $n -eq 0; and return 0"
+    yield '  test (count $named) -ge $n; and test "$named[1..$n]" = "$argv"'
     yield "end"
     yield "function __mapa_bare"
     yield "  test (count (string match -v -- '-*' (commandline -opc)[2..-1])) -eq (count $argv); and __mapa_is $argv"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigurationError, MapaError, RecordsError
+from edge.slots import is_held
 from mapa.runs_folder import ENDING, RUNNING, files_of, is_run, printable, read_object, state_of
 
 FLAG = "--forget-account"
@@ -71,7 +72,10 @@ def considered(path: Path, *, forget: bool = False) -> Removal:
         raise RemovalRefusedError(
             f"{_called(path)}: holds files that no run writes ({shown}); move or delete them first"
         )
-    accounts = (*(f"ledger {printable(one)}" for one in ledgers), *_releases(path))
+    if any(is_held(file.parent) for file, _ in found if file.name == "lock" and not file.is_symlink()):
+        raise RemovalRefusedError(f"{_called(path)}: an edge of it is still running; stop it first")
+    books = [one for one in ledgers if one.endswith(".sqlite3")] or ledgers
+    accounts = (*(f"ledger {printable(one)}" for one in books), *_releases(path))
     if accounts and not forget:
         raise RemovalRefusedError(
             f"{_called(path)}: holds an account of the privacy spent ({'; '.join(accounts[:3])}"

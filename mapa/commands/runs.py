@@ -27,7 +27,7 @@ from mapa.runs_folder import (
 
 app = typer.Typer(no_args_is_help=True, help="Runs on record: list, show, rm.")
 
-_KEYS: dict[str, Callable[[RunLine], Any]] = {
+SORT_KEYS: dict[str, Callable[[RunLine], Any]] = {
     "started": lambda one: one.started or "",
     "run": lambda one: one.run,
     "size": lambda one: one.bytes,
@@ -53,8 +53,8 @@ def list_runs(
     as_json: options.AsJson = False,
 ) -> None:
     """List the runs of a folder, the newest first."""
-    if sort not in _KEYS:
-        raise ConfigurationError(f"--sort {sort!r}: allowed are {', '.join(_KEYS)}")
+    if sort not in SORT_KEYS:
+        raise ConfigurationError(f"--sort {sort!r}: allowed are {', '.join(SORT_KEYS)}")
     if not runs.is_dir():
         raise ConfigurationError(f"--runs-dir {str(runs)!r}: no such folder; a first run makes it")
     wanted = {"scenario": scenario, "algorithm": algorithm, "engine": engine}
@@ -64,7 +64,7 @@ def list_runs(
         if (not state or line.state in state)
         and all(value is None or getattr(line, key) == value for key, value in wanted.items())
     ]
-    lines.sort(key=_KEYS[sort], reverse=(sort != "run") != reverse)
+    lines.sort(key=SORT_KEYS[sort], reverse=(sort != "run") != reverse)
     lines = lines[:limit]
     if as_json:
         print(json.dumps([line.as_dict() for line in lines], indent=2))
@@ -183,10 +183,12 @@ def next_steps(path: Path, line: RunLine, runs: Path) -> dict[str, str]:
         steps["resume"] = f"mapa cloud --resume {name} --broker HOST"
     elif line.state == KILLED:
         steps["resume"] = "not possible: it has no checkpoint"
+    begins = {"processes": "run", "containers": "containers", "network": "cloud"}.get(
+        line.engine or "", "simulate"
+    )
     if line.scenario is not None:
-        steps["again"] = (
-            f"mapa {'run' if line.engine == 'network' else 'simulate'} {shlex.quote(line.scenario)}"
-        )
+        more = " --broker HOST --run NAME" if begins == "cloud" else ""
+        steps["again"] = f"mapa {begins} {shlex.quote(line.scenario)}{more}"
     return steps
 
 

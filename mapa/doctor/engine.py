@@ -92,7 +92,7 @@ def _image(image: str, answer: Answer) -> Finding:
     return Finding(
         name=f"image {image}",
         state=State.OK if answer.fine else State.MISSING,
-        found=answer.out[:100] if answer.fine else "not built",
+        found=" of ".join(word[:19] for word in answer.out.split()[:2]) if answer.fine else "not built",
         needed_for="mapa containers, docker compose",
         serves=_SERVES,
         mend="" if answer.fine else "make images  (without a registry: make images-offline)",
