@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,21 +25,32 @@ class Answer:
         return self.code == 0
 
 
-def ask(words: Sequence[str], patience: float = PATIENCE) -> Answer:
+def ask(words: Sequence[str], patience: float | None = None) -> Answer:
     """Run a program that only tells something, and return what it said."""
+    patience = PATIENCE if patience is None else patience
     try:
-        done = subprocess.run(
+        child = subprocess.Popen(
             list(words),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=patience,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that its children, a plugin of docker's, end with it
         )
-    except subprocess.TimeoutExpired:
-        return Answer(None, "", f"no answer within {patience:g} s")
     except OSError as error:
         return Answer(None, "", str(error.strerror or error))
-    return Answer(done.returncode, _text(done.stdout), _text(done.stderr))
+    try:
+        out, err = child.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        return Answer(None, "", f"no answer within {patience:g} s")
+    finally:
+        if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        for stream in (child.stdout, child.stderr):
+            if stream is not None:
+                stream.close()
+    return Answer(child.returncode, _text(out), _text(err))
 
 
 def _text(content: bytes) -> str:
