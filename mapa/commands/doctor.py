@@ -33,9 +33,7 @@ _STYLES = {State.OK: "green", State.NOTE: "cyan", State.MISSING: "yellow", State
 class AnyBroker(Connection):
     """A broker to look at, or none; no run."""
 
-    broker: Annotated[  # type: ignore[assignment]
-        str | None, typer.Option(help="connect to this broker, HOST[:PORT], and measure it")
-    ] = None
+    broker: Annotated[str | None, typer.Option(help="connect to it, HOST[:PORT], and measure it")] = None  # type: ignore[assignment]
     run: Annotated[str | None, typer.Option(hidden=True)] = None  # type: ignore[assignment]
     connect_timeout: Annotated[float, typer.Option(help="seconds to wait for a connection")] = 5.0
 
