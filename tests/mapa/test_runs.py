@@ -100,6 +100,7 @@ def test_a_real_run_is_listed_shown_and_removed(mapa: Mapa, tmp_path: Path) -> N
     for word in summary["privacy"]["words"]:
         assert word in shown.out
     assert "mapa verify" in shown.out
+    assert mapa("ledger", row["run"], "--json").out == mapa("ledger", "latest", "--json").out != ""
     refused = mapa("runs", "rm", row["run"], "--yes")
     assert refused.code == 1  # its data set is a class of one's own
     assert "no public data set" in refused.err
