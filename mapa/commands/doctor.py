@@ -112,7 +112,7 @@ def _print(found: list[Finding], wrong: list[Finding], asked: set[str]) -> None:
             one.name, Text(one.state.value, style=_STYLES[one.state]), Text(one.found), one.needed_for
         )
     console = Console()
-    console.width = max(console.width, 100 if console.is_terminal else 200)
+    console.width = console.width if console.is_terminal else max(console.width, 200)
     console.print(table)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     mended = [one for one in found if one.mend and one.state is not State.OK]

@@ -193,10 +193,12 @@ def next_steps(path: Path, line: RunLine, runs: Path) -> dict[str, str]:
 
 
 _FILES = 40  # shown one by one
+_WIDEST = 1000  # columns
 
 
 def _print_table(lines: list[RunLine]) -> None:
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -219,7 +221,9 @@ def _print_table(lines: list[RunLine]) -> None:
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
     console = Console()
-    console.width = max(console.width, 100 if console.is_terminal else 220)
+    # on a narrow screen lines run over, which can be read and a folded table cannot
+    whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    console.width = max(console.width, whole)
     console.print(table)
 
 

@@ -40,7 +40,7 @@ def scenarios_command(
     for row in rows:
         table.add_row(*(Text(f"{row[key]:,}" if key == "T" else str(row[key])) for key in COLUMNS))
     console = Console()
-    console.width = max(console.width, 100 if console.is_terminal else 220)
+    console.width = console.width if console.is_terminal else max(console.width, 220)
     console.print(table)
     if console.is_terminal:
         Console(stderr=True).print(

@@ -70,7 +70,7 @@ def _size(run: RunId, options: MqttOptions, timeout: float, largest: int) -> Fin
     said += f", not {refused:,}" if refused is not None else "; no larger one was tried"
     return Finding(
         name=f"broker {options.address}, message size",
-        state=State.OK if taken else State.BROKEN,
+        state=State.BROKEN if not taken else State.OK if refused is None else State.NOTE,
         found=f"{said}: a model of {max(0, taken - 1024) // 4:,} parameters",
         needed_for="models on the wire: 4 bytes a parameter, and a little more",
         serves=_SERVES,

@@ -39,7 +39,7 @@ def test_the_largest_message_that_it_takes_is_found(tmp_path: Path, extra: tuple
     with private_mosquitto(tmp_path / "broker", MosquittoOptions(max_payload=limit, extra=extra)) as broker:
         options = MqttOptions(address=broker.address, client_id="doctor", min_backoff=0.02)
         trip, size = running_broker(options, 60.0, 1 << 20)
-    assert trip.state is State.OK
+    assert (trip.state, size.state) == (State.OK, State.NOTE)
     taken = int(size.found.split()[1].replace(",", ""))
     assert 290_000 <= taken <= 300_000
     assert "message_size_limit" in size.mend

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pty
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from mapa.run_reader import find_run
 from mapa.run_removal import RemovalRefusedError, considered, remove
 from mapa.runs_folder import is_alive, line_of_run, run_paths, state_of
 from tests.mapa.test_cli import SMALL
-from tests.program_support import Mapa
+from tests.program_support import PATIENCE, Mapa, start_mapa
 
 LONG_AGO = time.time() - 3600
 
@@ -304,6 +306,21 @@ def test_one_refusal_keeps_them_all_and_nobody_to_ask_keeps_them_too(mapa: Mapa,
     assert "--yes" in asked.err
     assert good.is_dir()
     assert bad.is_dir()
+
+
+@pytest.mark.slow
+def test_a_person_is_asked_and_may_say_no(runs: Path) -> None:
+    path = make_run(runs, "asked")
+    for answer, code in ((b"n\n", 1), (b"\x04", 1), (b"y\n", 0)):
+        ours, theirs = pty.openpty()
+        child = start_mapa(
+            "runs", "rm", "asked", "--runs-dir", str(runs), stdin=theirs, stderr=subprocess.DEVNULL
+        )
+        os.write(ours, answer)
+        assert child.wait(PATIENCE) == code
+        os.close(ours)
+        os.close(theirs)
+        assert path.exists() is (code == 1)
 
 
 def test_a_run_that_has_gone_meanwhile_is_no_error(runs: Path) -> None:
