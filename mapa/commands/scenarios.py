@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from common.noise.mechanism import Adjacency
 from common.scenario.scenario import Scenario
 from mapa.commands.run_options import AsJson
 from mapa.commands.scenario import about
@@ -66,18 +67,27 @@ def scenario_row(name: str) -> dict[str, Any]:
 
 
 def _budget(scenario: Scenario) -> str:
-    """Return the total that each edge may spend, else the noise of one release."""
+    """Return the total that each edge may spend, else what one release guarantees; never a figure without meaning."""
     if not scenario.private:
-        return "none: not private"
-    privacy = scenario.privacy.model_dump(exclude_none=True)
-    total = privacy.get("total_epsilon")
-    if total is not None:
-        return f"ε ≤ {_numbers(total)} in all"
-    if "noise_multiplier" in privacy:
-        return f"z = {_numbers(privacy['noise_multiplier'])} a release"
-    if "epsilon" in privacy:
-        return f"ε = {_numbers(privacy['epsilon'])} a release"
-    return str(privacy.get("noise"))
+        return "none: no noise"
+    total = scenario.privacy.total_epsilon
+    said = _release(scenario) if total is None else f"ε ≤ {_numbers(total)} in all"
+    if said is None:
+        return "none: not DP"
+    return said if scenario.seed is None else "none: seeded"
+
+
+def _release(scenario: Scenario) -> str | None:
+    """Return what a release of the least protected edge guarantees; None: nothing."""
+    laws = [scenario.law(k) for k in range(scenario.workers)]
+    stated = [law.guarantee(scenario.mechanism, Adjacency.ZERO_OUT) for law in laws if law is not None]
+    if len(stated) < len(laws) or not all(one.is_private for one in stated):
+        return None
+    epsilons = [one.epsilon for one in stated if one.epsilon is not None]
+    multipliers = [one.noise_multiplier for one in stated if one.noise_multiplier is not None]
+    parts = [f"ε = {max(epsilons):g}"] if epsilons else []
+    parts += [f"z = {min(multipliers):g}"] if multipliers else []
+    return f"{', '.join(parts)} a release"
 
 
 def _numbers(values: Any) -> str:

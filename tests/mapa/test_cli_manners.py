@@ -224,6 +224,11 @@ def test_scenarios_are_shown_side_by_side(mapa: Mapa) -> None:
         assert row["for"]
     (first, *_) = [row for row in rows if row["scenario"] == "quickstart"]
     assert first["budget"] == "z = 4 a release"
+    for row in rows:  # a figure that is no guarantee is not shown as one
+        if row["scenario"].startswith("paper-"):
+            assert row["budget"] == "none: not DP"
+        elif row["scenario"].startswith("private-"):
+            assert row["budget"].startswith("ε ≤ ")
     only = mapa.rows("scenarios", "--model", "lr", "--data", "usps")
     assert {row["model"] for row in only} == {"lr"}
     assert {row["data"] for row in only} == {"usps"}
