@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import ConfigurationError, MapaError
+from common.records import slow_disk
 from mapa import output
 from mapa.command_help import ABOUT, epilog
 from mapa.commands.common_options import with_common_options
@@ -29,6 +30,7 @@ COMMANDS = {
     "chaos": "mapa.commands.chaos:chaos_command",
     "schedule": "mapa.commands.schedule:schedule",
     "algorithms": "mapa.commands.algorithms:algorithms_command",
+    "pace": "mapa.commands.pace:pace_command",
     "calibrate": "mapa.commands.ledger:calibrate_command",
     "attack": "experiments.commands.attack:attack_command",
     "observe": "experiments.commands.observe:observe_command",
@@ -48,6 +50,7 @@ GROUPS = {
     "ledger": "mapa.commands.ledger_group:app",
     "scenario": "mapa.commands.scenario:app",
     "data": "mapa.commands.data:app",
+    "devices": "mapa.commands.devices:app",
 }
 
 FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
@@ -56,9 +59,11 @@ _SERVICES = (
     "run",
     "cloud",
     "edge",
+    "pace",
     "chaos",
     "replay",
     "verify",
+    "devices",
 )  # one BLAS thread each; the others may use what they find
 
 
@@ -135,6 +140,7 @@ def main() -> None:
     if name in _SERVICES:
         one_thread()  # before a command imports numpy
     try:
+        slow_disk.enable(os.environ, name or "")
         with interrupted_by_signals():
             program = outline() if name is None else build(arguments)
             program(arguments, prog_name="mapa")

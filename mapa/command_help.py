@@ -4,7 +4,10 @@ from __future__ import annotations
 
 _WRONG = "2 wrong configuration or usage"
 _DONE = f"0 done, 1 failed, {_WRONG}, 130 interrupted"
-_TRAINED = f"0 finished, 1 failed or diverged, {_WRONG}, 3 no edge has budget left, 130 interrupted (records are kept)"
+_TRAINED = (
+    f"0 finished or at its time limit, 1 failed or diverged, {_WRONG}, 3 no edge has budget left, 130 interrupted"
+    " (records are kept)"
+)
 
 EXIT_CODES = {  # every code of every command, and what it means; each command's help says which are its own
     0: "done, finished, or nothing found wrong",
@@ -20,7 +23,8 @@ HELP = {
     "init": ("mapa init my-project", _DONE),
     "simulate": (
         "mapa simulate quickstart --seed 1 --set algorithm.theta=0.7",
-        f"0 finished, 1 diverged or no gradients pending, {_WRONG}, 130 interrupted (records are kept)",
+        f"0 finished or at its time limit, 1 diverged or no gradients pending, {_WRONG}, 130 interrupted (records are"
+        " kept)",
     ),
     "run": ("mapa run quickstart --edges 5 --links wan", _TRAINED),
     "cloud": ("mapa cloud quickstart --broker vm.example.org --run first --edges-at-least 3", _TRAINED),
@@ -39,6 +43,7 @@ HELP = {
         _DONE,
     ),
     "algorithms": ("mapa algorithms mapa", _DONE),
+    "pace": ("mapa pace quickstart --seconds 5", _DONE),
     "ledger": ("mapa ledger runs/RUN", _DONE),
     "ledger show": ("mapa ledger show runs/RUN", _DONE),
     "ledger charge": (
@@ -90,6 +95,9 @@ HELP = {
     "scenario list": ("mapa scenario list --figures", _DONE),
     "scenario schema": ("mapa scenario schema", _DONE),
     "scenario show": ("mapa scenario show quickstart --set edges=20", _DONE),
+    "devices": ("mapa devices measure --name attic --against 0.4", _DONE),
+    "devices list": ("mapa devices list --json", _DONE),
+    "devices measure": ("mapa devices measure --name attic --against 0.4", _DONE),
     "data": ("mapa data get mnist usps", _DONE),
     "data list": ("mapa data list --json", _DONE),
     "data where": ("mapa data where", _DONE),
@@ -121,6 +129,8 @@ ABOUT = {
     "scenarios": "Show the shipped scenarios as a table: model, data, K, T, algorithm, budget, purpose.",
     "doctor": "Check this machine: what is missing, what it is needed for, how to mend it. Changes nothing.",
     "completion": "Print a script that completes commands, options, scenarios and run ids in a shell.",
+    "pace": "Measure how many gradients a second this machine makes of a scenario: on made-up rows, never on records.",
+    "devices": "Devices that edges pose as: presets, and this machine measured.",
     "runs": "Runs on record: list, show, rm.",
     "ledger": "Privacy spent: `mapa ledger RUN` is short for `mapa ledger show RUN`.",
     "scenario": "Scenario files: one TOML = one run.",

@@ -28,7 +28,7 @@ PURE = [
     *(
         f"cloud/{name}.py"
         for name in (
-            *("stages", "algorithm", "averaging", "fixed_bound"),
+            *("stages", "algorithm", "averaging", "weighting", "fixed_bound"),
             *("fifo", "openings", "terms", "server", "snapshot"),
         )
     ),

@@ -23,10 +23,10 @@ from experiments.bench.core import core_ratios
 from experiments.bench.large import large_model_ratios
 from experiments.bench.memory import memory_ratios
 from experiments.bench.ratios import Ratio
-from experiments.bench.wire import wire_ratios
+from experiments.bench.wire import log_ratios, wire_ratios
 from experiments.bench.wire_costs import wire_costs
 
-PARTS = ("core", "wire", "memory", "large")
+PARTS = ("core", "wire", "log", "memory", "large")
 
 
 def measured(parts: list[str]) -> Iterator[Ratio]:
@@ -34,6 +34,8 @@ def measured(parts: list[str]) -> Iterator[Ratio]:
         yield from core_ratios(data_directory(os.environ))
     if "wire" in parts:
         yield from wire_ratios()
+    if "log" in parts:
+        yield from log_ratios()
     if "memory" in parts and Path("/proc/self/smaps_rollup").exists():  # Linux alone
         yield from memory_ratios(data_directory(os.environ))
     if "large" in parts and Path("/proc/self/status").exists():
@@ -57,7 +59,7 @@ def main() -> int:
         nargs="*",
         choices=[*PARTS, []],
         metavar="part",
-        help="core, wire, memory, large; all of them where none is named",
+        help="core, wire, log, memory, large; all of them where none is named",
     )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--strict", action="store_true", help="end with 1 where a ratio misses its bar")

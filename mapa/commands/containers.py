@@ -43,7 +43,8 @@ def containers_command(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            help="`pause broker at t=500 for 5s`, `kill edge-2 at t=300 for 2s`, `scale 8 at t=900`"
+            help="`pause broker at t=500 for 5s`, `kill edge-2 at t=300 for 2s`, `crash cloud at t=700`,"
+            " `scale 8 at t=900`"
         ),
     ] = None,
     edge_image: Annotated[
@@ -201,8 +202,8 @@ class Script:
                 self.bed.stack.end_fault(end[1].kind, end[1].whom)
                 self.console.print(f"t = {self.bed.tail.updates}: {end[1].whom} is back")
             cloud.reload()
-            if cloud.status == "exited":
-                return
+            if cloud.status == "exited" and not any(fault.whom == "cloud" for _, fault in self._ends):
+                return  # by itself, or killed for good
             self._look_for_memory()
             time.sleep(_LOOK_EVERY)
         raise ConfigurationError("--timeout: the run took longer")

@@ -65,12 +65,19 @@ def ledger_command(
 
 def calibrate_command(
     total_epsilon: Annotated[float, typer.Option(help="ε of the whole run")],
-    releases: Annotated[int, typer.Option(min=1, help="gradients that one edge releases")],
+    releases: Annotated[
+        int, typer.Option(min=1, help="noised gradients of one edge; with local steps, messages × E")
+    ],
     batch_size: Annotated[int, typer.Option(min=1, help="b, the batch size")],
     shard: Annotated[int, typer.Option(min=1, help="n_k, the number of records of the edge")],
     total_delta: Annotated[float, typer.Option(help="δ of the whole run")] = 1e-5,
-    sampler: Annotated[str, typer.Option(help="poisson, shuffled or with-replacement")] = "poisson",
-    clipping: Annotated[str, typer.Option(help="per-sample, normalised or batch-mean")] = "per-sample",
+    sampler: Annotated[
+        str, typer.Option(help="poisson, truncated-poisson, shuffled or with-replacement")
+    ] = "poisson",
+    largest_batch: Annotated[int | None, typer.Option(min=1, help="of truncated-poisson")] = None,
+    clipping: Annotated[
+        str, typer.Option(help="per-sample, normalised, quantile or batch-mean")
+    ] = "per-sample",
     as_json: options.AsJson = False,
 ) -> None:
     """Find the smallest noise multiplier z that keeps the given number of releases within (ε, δ).
@@ -88,6 +95,7 @@ def calibrate_command(
         shard_size=shard,
         sampling=sampling,
         clipping=clipped,
+        largest_batch=largest_batch,
     )
     if as_json:
         fields = {"noise_multiplier": z, "total_epsilon": total_epsilon, "total_delta": total_delta}
@@ -95,7 +103,7 @@ def calibrate_command(
             json.dumps({**fields, "releases": releases, "batch_size": batch_size, "shard": shard}, indent=2)
         )
     else:
-        mechanism = Mechanism(clipped, Scope.ALL, sampling, batch_size)
+        mechanism = Mechanism(clipped, Scope.ALL, sampling, batch_size, largest_batch=largest_batch)
         printed = Decimal(z).quantize(_PLACES, ROUND_CEILING)
         # whoever types in what is printed must stay within the budget
         while not keeps(budget, ReleaseKind(Gaussian(float(printed)), mechanism, shard), releases):

@@ -71,9 +71,14 @@ def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
         check_plannable(world)
         if s.delays.kind != "cyclic" or s.records.diagnostics:
             raise ConfigurationError("engine = 'vectorised': needs delays.kind = 'cyclic' and no diagnostics")
-        if blocks and s.data.sampler == "shuffled":
+        if s.local.steps > 1:
             raise ConfigurationError(
-                "data.sampler = 'shuffled': block streams know with-replacement and poisson, no epochs"
+                f"engine = 'vectorised': makes no local steps, and local.steps = {s.local.steps};"
+                " --engine events does"
+            )
+        if blocks and s.data.sampler not in ("with-replacement", "poisson"):
+            raise ConfigurationError(
+                f"data.sampler = {s.data.sampler!r}: block streams know with-replacement and poisson, no epochs"
             )
         if any(cap is not None and cap < _releases(s, k) for k, cap in enumerate(world.caps)):
             raise ConfigurationError(
