@@ -90,6 +90,10 @@ HELP = {
         "mapa runs rm quickstart-20260101-120000-0123abcd --yes",
         f"0 removed, 1 a run was refused or not confirmed, {_WRONG}: nothing was removed",
     ),
+    "export": (
+        "mapa export RUN --to tensorboard --follow",
+        f"0 written, 1 failed, {_WRONG} or library missing, 130 interrupted",
+    ),
     "compare": ("mapa compare RUN ANOTHER-RUN --out comparison", _DONE),
     "scenario": ("mapa scenario show quickstart --set edges=20", _DONE),
     "scenario list": ("mapa scenario list --figures", _DONE),
@@ -131,6 +135,7 @@ ABOUT = {
     "completion": "Print a script that completes commands, options, scenarios and run ids in a shell.",
     "pace": "Measure how many gradients a second this machine makes of a scenario: on made-up rows, never on records.",
     "devices": "Devices that edges pose as: presets, and this machine measured.",
+    "export": "Write a run's metrics, stages, staleness, ε of each edge, scenario and statement for another program.",
     "runs": "Runs on record: list, show, rm.",
     "ledger": "Privacy spent: `mapa ledger RUN` is short for `mapa ledger show RUN`.",
     "scenario": "Scenario files: one TOML = one run.",
