@@ -31,6 +31,7 @@ from experiments.reference.reference import Order as ReferenceOrder
 from experiments.reference.reference import make_table
 from experiments.sweep import SWEEP_ENGINES
 from mapa.commands import options
+from mapa.output import progress_console
 from mapa.signals import interrupted_by_signals
 
 _COLOURS = {
@@ -141,7 +142,7 @@ def reproduce_command(
         only=tuple(only or ()),
         cached_only=cached,
     )
-    console = Console(stderr=True)
+    console = progress_console()
     with interrupted_by_signals(), _bar(console) as bar:
         outcome = reproduce(order, _watching(bar, f"size {order.size}"))
     if as_json:
@@ -241,5 +242,5 @@ def _bar(console: Console, get_time: Callable[[], float] | None = None) -> Progr
         TextColumn("{task.fields[note]}"),
         console=console,
         get_time=get_time,
-        disable=not console.is_terminal,
+        disable=not console.is_terminal or console.quiet,
     )
