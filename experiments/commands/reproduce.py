@@ -146,7 +146,7 @@ def reproduce_command(
     with interrupted_by_signals(), _bar(console) as bar:
         outcome = reproduce(order, _watching(bar, f"size {order.size}"))
     if as_json:
-        rows = [
+        verdicts = [
             {
                 "claim": one.claim.name,
                 "experiment": one.claim.experiment,
@@ -160,7 +160,7 @@ def reproduce_command(
             json.dumps(
                 {
                     "size": order.size,
-                    "verdicts": rows,
+                    "verdicts": verdicts,
                     "failures": outcome.failures,
                     "runs": outcome.runs,
                     "cached": outcome.cached,
