@@ -116,7 +116,7 @@ class Curves:
             self._times[t] = self.seconds
             if len(self._times) > _TIMES:
                 del self._times[next(iter(self._times))]
-        yield Point("updates/staleness", t, self.seconds, staleness)
+        yield Point("updates/staleness", t, self.seconds, float(staleness or 0))
 
     def _stage_opened(self, record: Mapping[str, Any], t: int) -> Iterator[Point]:
         seconds = self.seconds
