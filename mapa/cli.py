@@ -36,6 +36,7 @@ COMMANDS = {
     "reproduce": "experiments.commands.reproduce:reproduce_command",
     "compare": "mapa.commands.compare:compare_command",
     "dashboard": "mapa.commands.dashboard:dashboard_command",
+    "export": "mapa.commands.export:export_command",
     "replay": "mapa.commands.replay:replay_command",
     "bundle": "mapa.commands.verify:bundle_command",
     "verify": "mapa.commands.verify:verify_command",

@@ -68,6 +68,10 @@ HELP = {
         "mapa dashboard --runs-dir runs --open",
         f"0 stopped by Ctrl-C or SIGTERM, 1 failed, {_WRONG}",
     ),
+    "export": (
+        "mapa export RUN --to tensorboard --follow",
+        f"0 written, 1 failed, {_WRONG} or library missing, 130 interrupted",
+    ),
     "compare": ("mapa compare RUN ANOTHER-RUN --out comparison", _DONE),
     "scenario": ("mapa scenario show quickstart --set edges=20", _DONE),
     "scenario list": ("mapa scenario list --figures", _DONE),

@@ -146,6 +146,13 @@ class Stack:
                 f"{name}: no {number.name}: {done.output.decode(errors='replace').strip()}"
             )
 
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a signal by the engine: no restart policy undoes the end that it brings."""
+        try:
+            self.container(name).kill(number.name)
+        except APIError as error:
+            raise ContainerRunError(f"{name}: no {number.name}: {error.explanation}") from error
+
     def networks(self) -> list[Any]:
         return list(self.client.networks.list(filters={"label": f"{PROJECT}={self.project}"}))
 

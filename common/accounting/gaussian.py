@@ -129,7 +129,7 @@ def pld(
         total = loss.identity()
         for group in sampled:
             total = total.compose(
-                _pld_of_one(group.noise_multiplier, group.rate, adjacency, group.truncation).self_compose(
+                one_release(group.noise_multiplier, group.rate, adjacency, group.truncation).self_compose(
                     group.count
                 )
             )
@@ -156,9 +156,14 @@ _NEARLY_ONE = 1 - 1e-9
 
 
 @functools.lru_cache(maxsize=32)
-def _pld_of_one(
-    noise_multiplier: float, rate: float, adjacency: Adjacency, truncation: tuple[int, int] | None = None
+def one_release(
+    noise_multiplier: float,
+    rate: float,
+    adjacency: Adjacency,
+    truncation: tuple[int, int] | None = None,
+    grid: float = 1e-4,
 ) -> Any:
+    """Return the PLD of one release, as GaussianReleases describes it; a wider grid is quicker, and a looser bound."""
     library = dp_accounting()
     relations, loss = library.NeighboringRelation, library.pld.privacy_loss_distribution
     relation = relations.REPLACE_SPECIAL if adjacency is Adjacency.ZERO_OUT else relations.REPLACE_ONE
@@ -170,8 +175,14 @@ def _pld_of_one(
             truncated_batch_size=most,
             noise_multiplier=noise_multiplier,
             neighboring_relation=relation,
+            value_discretization_interval=grid,
         )
-    make = functools.partial(loss.from_gaussian_mechanism, noise_multiplier, neighboring_relation=relation)
+    make = functools.partial(
+        loss.from_gaussian_mechanism,
+        noise_multiplier,
+        neighboring_relation=relation,
+        value_discretization_interval=grid,
+    )
     try:
         return make(sampling_prob=rate)
     except ValueError:  # the library cannot resolve a rate this close to 1; without sampling it is a bound

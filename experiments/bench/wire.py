@@ -52,6 +52,10 @@ def wire_ratios() -> Iterator[Ratio]:
             with core_of_its_own([broker.pid, *fleet.pids]):
                 yield from against_echo(ours, echo)
                 yield many_edges(ours)
+                scraped = Track(
+                    lambda s: serve_cloud(s, broker.address, fleet, directory, scraped=True), names
+                )
+                yield with_metrics(scraped, ours)
             yield against_pickled(ours, directory)
 
 
@@ -108,6 +112,12 @@ def many_edges(ours: Track) -> Ratio:
     """Rate at K = 100 virtual edges over the rate at K = 20, in as many programs."""
     pairs = alternate(ours.race(100, 7_850, 2000), ours.race(20, 7_850, 2000))
     return ratio_of("N = 7,850: K = 100 / K = 20, virtual", 0.8, pairs, "K = 20")
+
+
+def with_metrics(scraped: Track, ours: Track) -> Ratio:
+    """Rate of a cloud whose metrics are scraped five times a second over that of one that serves none."""
+    pairs = alternate(scraped.race(20, 7_850, 4000), ours.race(20, 7_850, 4000))
+    return ratio_of("K = 20, N = 7,850: metrics scraped five times a second / none", 0.9, pairs, "none")
 
 
 def against_pickled(ours: Track, directory: Path) -> Ratio:

@@ -19,6 +19,7 @@ from mapa.container_run import ContainerRunError, Stack
 _KILLED = 128 + int(signal.SIGKILL)
 _TOLD_EARLY = (128 + int(signal.SIGTERM), 130)  # of an edge that is told to go while it starts
 _PATIENCE = 60.0  # seconds for the engine to do what it was told
+_HEARD = 5.0  # seconds until its word of an end has come
 
 
 class ContainerNode:
@@ -77,19 +78,19 @@ class ContainerNode:
             return
         self.allow(_KILLED)
         before = len(self.ends)
-        self._signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL, self._stack.signal_inside)
         self._until(lambda: len(self.ends) > before, "end")
 
     def pause(self, on: bool) -> None:
         """SIGSTOP, or SIGCONT, of the program inside its container."""
-        self._signal(signal.SIGSTOP if on else signal.SIGCONT)
+        self._signal(signal.SIGSTOP if on else signal.SIGCONT, self._stack.signal_inside)
 
     def dismiss(self) -> None:
         """Tell an edge to leave, also one that is paused; no policy starts it again."""
         self.pause(False)
         self.allow(*_TOLD_EARLY)
         self._left = True
-        self._stack.container(self.name).kill("SIGTERM")
+        self._signal(signal.SIGTERM, self._stack.send)
 
     def fill(self, on: bool) -> None:
         """Fill its disk, or empty it."""
@@ -106,7 +107,7 @@ class ContainerNode:
         """Wait for the end, also of what a policy is about to start again; whoever does not end is killed."""
         if not self._events.until(lambda: not self._running and self._settled, patience):
             self._allowed = {0}
-            self._stack.container(self.name).kill("SIGKILL")
+            self._signal(signal.SIGKILL, self._stack.send)
             self._until(lambda: not self._running, "end")
 
     @property
@@ -118,11 +119,13 @@ class ContainerNode:
         said = self._stack.container(self.name).logs(tail=lines).decode(errors="replace")
         return " / ".join(said.strip().splitlines())[-600:]
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals, send: Callable[[str, signal.Signals], None]) -> None:
+        """Send a signal; whoever has ended meanwhile needs none."""
+        before = len(self.ends)
         try:
-            self._stack.signal_inside(self.name, number)
+            send(self.name, number)
         except ContainerRunError:
-            if self._running:
+            if not self._events.until(lambda: not self._running or len(self.ends) > before, _HEARD):
                 raise
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:

@@ -75,8 +75,12 @@ class ChaosBroker(Protocol):
 class Bed(Protocol):
     """Where a run happens: its broker, its nodes and their disks."""
 
-    broker: ChaosBroker
-    host: str  # an address of this machine that the nodes reach
+    @property
+    def broker(self) -> ChaosBroker: ...
+
+    @property
+    def host(self) -> str:
+        """An address of this machine that the nodes reach."""
 
     def __enter__(self) -> Self: ...
 

@@ -26,6 +26,7 @@ from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
+from mapa.recipes import recipe_names
 from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
 from mapa.scenario_files import find_scenario
 
@@ -127,6 +128,8 @@ def for_a_container(scenario: str) -> tuple[str, Path | None]:
     line = line_of(scenario)
     if line is not None:
         return f"{PREFIX}{line}", None
+    if scenario in recipe_names():
+        return scenario, None
     path = find_scenario(scenario)
     return path.stem, path.parent.resolve()
 

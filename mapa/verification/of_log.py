@@ -210,9 +210,14 @@ class _Sequel:
             "resumed",
         ):  # an evaluation or a refusal may be written later than its time
             time = line.get("time")
-            if type(time) not in (int, float) or not self._time <= time < math.inf:
+            if (
+                isinstance(time, bool)
+                or not isinstance(time, int | float)
+                or not self._time <= time < math.inf
+            ):
                 return f"time = {time!r:.40} follows {self._time:g}"
-            self._time = time
+            if event != "resumed":  # a cloud that ends before it takes anything leaves no time to the next
+                self._time = time
         if event == "gradient_applied":
             self._updates += 1
         elif event == "resumed":

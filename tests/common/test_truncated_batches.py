@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from common.accounting.budget import calibrate, keeps, max_charges
-from common.accounting.gaussian import GaussianReleases, _pld_of_one, pld
+from common.accounting.gaussian import GaussianReleases, one_release, pld
 from common.accounting.overlap import ShardSpent, worst_record
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
@@ -83,7 +83,7 @@ def test_no_records_and_no_company_pass_the_bound(adjacency: Adjacency) -> None:
     """Null records keep their row: n_k is the same on both sides, and a null record may push another one out."""
     size, rate, most, z = 6, 1 / 3, 3, 1.0
     other = 0.0 if adjacency is Adjacency.ZERO_OUT else -1.0
-    bounds = _pld_of_one(z, rate, adjacency, (most, size)).get_delta_for_epsilon(EPSILONS)
+    bounds = one_release(z, rate, adjacency, (most, size)).get_delta_for_epsilon(EPSILONS)
     x = np.linspace(-12, 12, 24_001)
     worst = 0.0
     for company in itertools.product((-1.0, 0.0, 1.0), (-1.0, 1.0)):

@@ -150,6 +150,8 @@ GIVEN = {
     "TLS_CERT": ("c.pem", "tls_cert", Path("c.pem")),
     "TLS_KEY": ("k.pem", "tls_key", Path("k.pem")),
     "CONNECT_TIMEOUT": ("600", "connect_timeout", 600.0),
+    "METRICS_PORT": ("9464", "metrics_port", 9464),
+    "METRICS_ADDRESS": ("0.0.0.0", "metrics_address", "0.0.0.0"),
     "TOTAL_DELTA": ("1e-6", "total_delta", 1e-6),
     "EDGES": ("7", "edges", 7),
     "EDGES_AT_LEAST": ("3", "edges_at_least", 3),

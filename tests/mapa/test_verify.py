@@ -539,3 +539,16 @@ def test_json_that_is_none_is_named(mapa: Mapa, bundle: Path, content: bytes, na
     code, document = verified(mapa, edited)
     assert code == 1
     assert name in failures(document)
+
+
+def test_a_cloud_that_was_resumed_twice_before_it_took_anything_is_no_fault(mapa: Mapa, bundle: Path) -> None:
+    """The run's clock goes on at the last record of the log: of what came behind it the next cloud knows nothing."""
+
+    def resume_twice(parts: dict[str, bytes]) -> None:
+        updates = json.loads(parts[SUMMARY])["updates"]
+        for time in (2e6, 1e6):
+            line = {"event": "resumed", "t": updates, "torn_bytes": 0, "time": time}
+            parts[EVENTS] += json.dumps(line).encode() + b"\n"
+
+    code, document = verified(mapa, rewritten(bundle, resume_twice))
+    assert code == 0, failures(document)
