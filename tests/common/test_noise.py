@@ -36,6 +36,10 @@ TABLE = {
     (BATCH_MEAN, WITH, ZERO_OUT): (2, B, 1 / (2 * B)),
     (BATCH_MEAN, WITH, REPLACE_ONE): (2, B, 1 / (2 * B)),
 }
+# before amplification, the batches of truncated-poisson are those of poisson: a record fills one place
+TABLE |= {
+    (case[0], Sampling.TRUNCATED_POISSON, case[2]): row for case, row in TABLE.items() if case[1] is POISSON
+}
 # a normalised sample has length C, one with its count C at most: they guarantee what clipping a sample to C does
 TABLE |= {
     (like, *case[1:]): row

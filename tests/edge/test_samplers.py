@@ -18,19 +18,24 @@ from edge.samplers import draw_batch
 SIZE, BATCH = 40, 6
 
 
+# of truncated batches
+MOST = {one: 9 if one is Sampling.TRUNCATED_POISSON else None for one in Sampling}
+
+
 def batches(sampling: Sampling, count: int, *, edge: int = 0, seed: int = 1) -> list[Indices]:
     streams = CounterStreams.seeded(seed)
-    return [draw_batch(sampling, streams, edge, n, SIZE, BATCH) for n in range(1, count + 1)]
+    return [draw_batch(sampling, streams, edge, n, SIZE, BATCH, MOST[sampling]) for n in range(1, count + 1)]
 
 
 @given(st.sampled_from(Sampling), st.integers(1, 50), st.integers(0, 2**64 - 1), st.integers(1, 10**9))
 def test_positions_lie_in_the_shard(sampling: Sampling, size: int, seed: int, n: int) -> None:
     b = min(size, 7)
-    batch = draw_batch(sampling, CounterStreams.seeded(seed), 3, n, size, b)
+    batch = draw_batch(sampling, CounterStreams.seeded(seed), 3, n, size, b, MOST[sampling])
     assert np.issubdtype(batch.dtype, np.integer)
     assert ((batch >= 0) & (batch < size)).all()
-    if sampling is not Sampling.POISSON:
+    if sampling not in (Sampling.POISSON, Sampling.TRUNCATED_POISSON):
         assert len(batch) == b
+    assert len(batch) <= (MOST[sampling] or size + b)
     if sampling is not Sampling.WITH_REPLACEMENT:
         assert len(set(batch.tolist())) == len(batch)
 
@@ -38,16 +43,20 @@ def test_positions_lie_in_the_shard(sampling: Sampling, size: int, seed: int, n:
 @given(st.sampled_from(Sampling), st.permutations(range(12)))
 def test_a_batch_does_not_depend_on_when_it_is_asked_for(sampling: Sampling, order: list[int]) -> None:
     streams = CounterStreams.seeded(9)
-    asked = {i: draw_batch(sampling, streams, i % 3, 1 + i // 3, SIZE, BATCH) for i in order}
+    asked = {i: draw_batch(sampling, streams, i % 3, 1 + i // 3, SIZE, BATCH, MOST[sampling]) for i in order}
     for i, batch in asked.items():
-        alone = draw_batch(sampling, CounterStreams.seeded(9), i % 3, 1 + i // 3, SIZE, BATCH)
+        alone = draw_batch(sampling, CounterStreams.seeded(9), i % 3, 1 + i // 3, SIZE, BATCH, MOST[sampling])
         np.testing.assert_array_equal(batch, alone)
 
 
 @pytest.mark.parametrize("sampling", list(Sampling))
 def test_other_seeds_edges_and_numbers_give_other_batches(sampling: Sampling) -> None:
     drawn = {
-        tuple(draw_batch(sampling, CounterStreams.seeded(seed), edge, n, 1000, 20).tolist())
+        tuple(
+            draw_batch(
+                sampling, CounterStreams.seeded(seed), edge, n, 1000, 20, MOST[sampling] and 30
+            ).tolist()
+        )
         for seed in range(3)
         for edge in range(3)
         for n in range(1, 4)

@@ -20,7 +20,7 @@ GAUSSIAN = {"noise": "gaussian", "noise_multiplier": 2.0}
 
 def test_a_message_of_four_steps_claims_twice_a_release_and_is_played() -> None:
     world = small_world(data={"sampler": "poisson"}, privacy=GAUSSIAN, local={"steps": 4, "rate": 0.1})
-    games = scenario_games(world, edge=0, rounds=2000)
+    games = scenario_games(world, edge=0, rounds=6000)
     one, message, sampled = games[:3]
     assert (one.claim, message.claim) == (GdpClaim(0.5), GdpClaim(1.0))
     assert "4 local steps" in message.name
