@@ -27,7 +27,7 @@ test: check  ## lint, types and every test that this machine can run
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test-fast: $(READY)  ## while editing: no broker, no Docker engine, no processes, nothing slow
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not broker and not stack and not slow' --ignore tests/broker --ignore tests/stack
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not broker and not stack and not browser and not slow' --ignore tests/broker --ignore tests/stack --ignore tests/browser
 
 check: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check .
