@@ -107,7 +107,7 @@ export class Chart {
 
   pointAt(i) {
     this.plot.setCursor({ left: this.plot.valToPos(this.values[0][i], "x"), top: this.plot.over.clientHeight / 2 });
-    this.said.textContent = [...this.element.querySelectorAll(".u-legend .u-series")].map((row) => row.innerText.replace(/\s+/g, " ")).join(", ");
+    this.said.textContent = [...this.element.querySelectorAll(".u-legend .u-series")].map((row) => `${row.querySelector(".u-label").textContent}: ${row.querySelector(".u-value").textContent}`).join(", ");
   }
 
   mark(plot) {
