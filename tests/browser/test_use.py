@@ -50,6 +50,8 @@ def test_a_live_run_has_the_counts_of_its_events(visit: Opens, address: str, run
     assert [row[6] for row in one.rows("A lane for each edge")] == ["20", "20"]
     one.go("run/first/staleness")
     assert one.read("updates over staleness") == [["0", "13"], ["1", "14"], ["2", "13"]]
+    pointed = [one.hover("updates over staleness", share) for share in (0.02, 0.31, 0.35, 0.64, 0.68, 0.98)]
+    assert [row[0] for row in pointed] == ["0", "0", "1", "1", "2", "2"]  # a bar is its whole width
     one.go("run/first/training")
     assert one.read("accuracy over") == [[str(t), f"{50 + t:.2f} %"] for t in (10, 20, 30, 40)]
 
@@ -250,3 +252,11 @@ def test_with_a_token_the_first_address_opens_the_page_and_is_forgotten(visit: O
         assert TOKEN not in one.page.evaluate("document.cookie")
         one.page.close()
         stranger.page.close()
+
+
+def test_a_run_that_has_just_begun_says_what_is_missing(visit: Opens, address: str, runs: Path) -> None:
+    write_live_run(runs, "first")
+    one = visit(address, "run/first/fleet")
+    for view, said in (("fleet", "No edge has joined yet"), ("training", "No evaluation"), ("traffic", "No edge yet")):
+        one.go(f"run/first/{view}")
+        one.page.get_by_text(said).wait_for()

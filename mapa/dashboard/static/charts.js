@@ -70,7 +70,7 @@ export class Chart {
         { ...axis, label: x.unit ? `${x.label} (${x.unit})` : x.label, values: (_, ticks) => ticks.map((v) => (v === null ? "" : compact(v))) },
         { ...axis, label: y.unit ? `${y.label} (${y.unit})` : y.label, size: 62, values: (_, ticks) => ticks.map((v) => (v === null ? "" : y.share ? `${short(v * 100, 4)} %` : compact(v))) },
       ],
-      cursor: { dataIdx: (plot, i, at) => (i && !line(lines, i).bars && !line(lines, i).steps ? asOf(plot.data[i], at) : at), drag: { x: true, y: false, setScale: true }, focus: { prox: 24 }, sync: this.options.sync ? { key: this.options.sync } : undefined, bind: { dblclick: () => () => { this.reset(); return null; } } },
+      cursor: { dataIdx: (plot, i, at, x) => this.indexAt(plot, i, at, x), drag: { x: true, y: false, setScale: true }, focus: { prox: 24 }, sync: this.options.sync ? { key: this.options.sync } : undefined, bind: { dblclick: () => () => { this.reset(); return null; } } },
       legend: { live: true }, hooks,
     }, this.values, this.element);
     this.plot.over.addEventListener("mouseleave", () => this.rest());
@@ -82,18 +82,33 @@ export class Chart {
     this.rest();
   }
 
+  // A bar and a step reach from their place to the next one; a curve has the value of its last point until its next.
+  indexAt(plot, i, at, x) {
+    const stepwise = this.options.lines[0].bars || this.options.lines[0].steps;
+    if (stepwise && at > 0 && (plot.data[0][at] > x || at > this.last())) at -= 1;
+    return i && !this.options.lines[0].bars ? asOf(plot.data[i], at) : at;
+  }
+
+  // The last place with a value.
+  last() {
+    const has = (i) => this.values.slice(1).some((column) => column[i] !== null && column[i] !== undefined);
+    let i = this.values[0].length - 1;
+    while (i > 0 && !has(i)) i -= 1;
+    return i;
+  }
+
   // Where nobody points, the legend has the last value of each line.
   rest() {
     if (!this.plot || this.plot.cursor.left >= 0 || !this.values) return;
-    const last = this.values.map((column) => column.findLastIndex((value) => value !== null && value !== undefined));
+    const [, ...lines] = this.values, last = [lines.length ? lines[0] : [], ...lines].map((column) => column.findLastIndex((value) => value !== null && value !== undefined));
     this.plot.setLegend({ idxs: last.map((i) => (i < 0 ? null : i)) }, false);
   }
 
   key(event) {
     if (!this.plot || event.target !== this.element || event.ctrlKey || event.metaKey || event.altKey) return;
-    const xs = this.values[0], { min, max } = this.plot.scales.x, at = this.plot.cursor.left >= 0 ? this.plot.cursor.idx ?? xs.length - 1 : null;
-    const steps = { ArrowLeft: at === null ? xs.length - 1 : at - 1, ArrowRight: at === null ? 0 : at + 1, Home: 0, End: xs.length - 1 };
-    if (event.key in steps) this.pointAt(Math.max(0, Math.min(xs.length - 1, steps[event.key])));
+    const xs = this.values[0], last = this.last(), { min, max } = this.plot.scales.x, at = this.plot.cursor.left >= 0 ? this.plot.cursor.idxs[0] ?? last : null;
+    const steps = { ArrowLeft: at === null ? last : at - 1, ArrowRight: at === null ? 0 : at + 1, Home: 0, End: last };
+    if (event.key in steps) this.pointAt(Math.max(0, Math.min(last, steps[event.key])));
     else if (event.key === "+" || event.key === "-") {
       const middle = at === null ? (min + max) / 2 : xs[at], half = ((max - min) * (event.key === "+" ? 0.5 : 2)) / 2;
       const low = Math.max(xs[0], middle - half), high = Math.min(xs.at(-1), middle + half);
@@ -106,7 +121,7 @@ export class Chart {
   }
 
   pointAt(i) {
-    this.plot.setCursor({ left: this.plot.valToPos(this.values[0][i], "x"), top: this.plot.over.clientHeight / 2 });
+    this.plot.setCursor({ left: this.plot.valToPos(this.values[0][i], "x") + 0.01, top: this.plot.over.clientHeight / 2 });
     this.said.textContent = [...this.element.querySelectorAll(".u-legend .u-series")].map((row) => `${row.querySelector(".u-label").textContent}: ${row.querySelector(".u-value").textContent}`).join(", ");
   }
 
@@ -148,8 +163,6 @@ export class Chart {
     if (this.plot) this.plot.destroy();
   }
 }
-
-const line = (lines, i) => lines[i - 1];
 
 // The place of the last value at or before `at`: a curve keeps its value until its next point.
 function asOf(column, at) {

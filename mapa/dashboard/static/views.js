@@ -34,7 +34,7 @@ export function fleet(root) {
         spent(edge, f.budget), canvas];
     });
     const hidden = f.hidden ? `; ${whole(f.hidden)} more edges are not shown` : "";
-    renew(lanes, table(headings, rows, `A lane for each edge${hidden}`));
+    renew(lanes, rows.length ? table(headings, rows, `A lane for each edge${hidden}`) : make("p", { class: "quiet" }, "No edge has joined yet."));
     for (const [canvas, counts] of drawn) strip(canvas, counts, Math.max(buckets, width), most);
   };
 }
@@ -111,7 +111,7 @@ export function training(root) {
         cards.push(make("section", { class: "card wide" }, schedule));
       }
       if (!cards.length) cards.push(make("p", { class: "quiet" }, "No evaluation is on record yet."));
-      put(grid, cards);
+      put(grid, cards.length ? cards : make("p", { class: "quiet" }, "No evaluation and no stage yet."));
     }
     for (const name of names) charts[name].set([t.curves[name][axis], t.curves[name].value]);
     if (t.stages.length) {
@@ -154,7 +154,7 @@ export function staleness(root) {
   return ({ staleness: s }) => {
     const m = s.summary;
     renew(tiles, tile("mean", short(m.mean)), tile("median", whole(m.p50)), tile("90 %", whole(m.p90)), tile("99 %", whole(m.p99)), tile("max", whole(m.max)));
-    bars.set([s.bins.map((_, i) => i * s.bin_width), s.bins]);
+    bars.set([[...s.bins, 0].map((_, i) => i * s.bin_width), [...s.bins, null]]); // with the end of the last bar
     heat.set(s.heat);
   };
 }
