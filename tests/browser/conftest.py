@@ -29,7 +29,9 @@ def chromium() -> Iterator[Any]:
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip("no Chromium on PATH (Debian: apt install chromium)")
-    api = pytest.importorskip("playwright.sync_api", reason="no playwright (pip install 'mapa-testbed[browser]')")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="no playwright (pip install 'mapa-testbed[browser]')"
+    )
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program)
         yield browser

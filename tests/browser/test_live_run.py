@@ -19,7 +19,12 @@ from tests.browser.visit import Visit, visiting
 from tests.program_support import PATIENCE, start_mapa
 
 EDGES, UPDATES = 4, 120
-LINKS = ("satellite", "satellite", "satellite", "4g")  # a run of this length lasts long enough to be seen live
+LINKS = (
+    "satellite",
+    "satellite",
+    "satellite",
+    "4g",
+)  # a run of this length lasts long enough to be seen live
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,16 @@ def watched(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             one = visit(found[0].rstrip("/"))
             began = one.text("main")
             run = start_mapa(
-                *("run", "quickstart", "--broker", "mosquitto", "--edges", str(EDGES), "--links", ",".join(LINKS)),
+                *(
+                    "run",
+                    "quickstart",
+                    "--broker",
+                    "mosquitto",
+                    "--edges",
+                    str(EDGES),
+                    "--links",
+                    ",".join(LINKS),
+                ),
                 *("--iterations", str(UPDATES), "--set", "evaluation.every=20", "--runs-dir", str(runs)),
                 *("--set", "privacy.total_epsilon=50.0", "--json"),
                 stdout=subprocess.DEVNULL,
@@ -145,7 +159,8 @@ def test_the_statement_and_each_epsilon_are_those_of_the_summary(watched: Watche
     assert watched.visit.page.locator(".statement p").all_inner_texts() == privacy["words"]
     rows = watched.visit.rows("Each edge's records")
     assert [(int(row[0]), row[1], int(row[3]), row[6]) for row in rows] == [
-        (edge["edge"], edge["edge_id"], edge["releases"], upward(edge["epsilon"])) for edge in privacy["edges"]
+        (edge["edge"], edge["edge_id"], edge["releases"], upward(edge["epsilon"]))
+        for edge in privacy["edges"]
     ]
     last = watched.visit.read("ε over")[-1]
     assert sorted(last[1 : EDGES + 1]) == sorted(row[6] for row in rows)

@@ -38,7 +38,9 @@ def window(
 @pytest.mark.parametrize("place", PLACES)
 def test_a_view(window: tuple[str, Visit], place: str, screenshots: Path) -> None:
     look, visit = window
-    visit.go(f"run/{place}" if "/" in place else "compare?run=ended&run=live" if place == "compare" else "runs")
+    visit.go(
+        f"run/{place}" if "/" in place else "compare?run=ended&run=live" if place == "compare" else "runs"
+    )
     if place == "help":
         visit.page.keyboard.press("?")
         visit.page.get_by_role("dialog").wait_for()

@@ -22,7 +22,14 @@ def evaluated(t: int, accuracy: float) -> dict[str, Any]:
 
 
 def refused(edge_id: str, reason: str, time: float) -> dict[str, Any]:
-    return {"event": "gradient_refused", "edge_id": edge_id, "sequence": 1, "t": 1, "reason": reason, "time": time}
+    return {
+        "event": "gradient_refused",
+        "edge_id": edge_id,
+        "sequence": 1,
+        "t": 1,
+        "reason": reason,
+        "time": time,
+    }
 
 
 def some_run(runs: Path, name: str = "first", updates: int = 40) -> Path:
@@ -92,7 +99,9 @@ def test_keys_zoom_and_read_a_chart(visit: Opens, address: str, runs: Path) -> N
     assert one.hover("accuracy over", 0.998)[0] == "400"
 
 
-def test_pause_pauses_every_view_while_a_second_viewer_sees_on(visit: Opens, address: str, runs: Path) -> None:
+def test_pause_pauses_every_view_while_a_second_viewer_sees_on(
+    visit: Opens, address: str, runs: Path
+) -> None:
     some_run(runs)
     one, other = visit(address, "run/first/fleet"), visit(address, "run/first/fleet")
     figure = "#run .tile:first-child strong"
@@ -120,12 +129,18 @@ def test_focus_and_scroll_last_while_figures_change(visit: Opens, address: str, 
     region.evaluate("element => { element.scrollLeft = 120; }")
     append(runs / "first", applied(41, 1, 0, 11.0))
     one.shows("#run .tile:first-child strong", "41")
-    assert region.evaluate("element => [element.scrollLeft, element === document.activeElement]") == [120, True]
+    assert region.evaluate("element => [element.scrollLeft, element === document.activeElement]") == [
+        120,
+        True,
+    ]
 
 
 def test_dark_and_light_follow_the_system_until_chosen(visit: Opens, address: str, runs: Path) -> None:
     some_run(runs)
-    light, dark = visit(address, "run/first/training"), visit(address, "run/first/training", color_scheme="dark")
+    light, dark = (
+        visit(address, "run/first/training"),
+        visit(address, "run/first/training", color_scheme="dark"),
+    )
     back = "getComputedStyle(document.body).backgroundColor"
     first, second = light.page.evaluate(back), dark.page.evaluate(back)
     assert first != second
@@ -155,7 +170,9 @@ def test_two_runs_are_compared(visit: Opens, address: str, runs: Path) -> None:
     one.shows("main tbody tr:nth-child(2) td:nth-child(5)", "31")
 
 
-@pytest.mark.parametrize("place", ["runs", "compare?run=first&run=first", *(f"run/first/{view}" for view in VIEWS)])
+@pytest.mark.parametrize(
+    "place", ["runs", "compare?run=first&run=first", *(f"run/first/{view}" for view in VIEWS)]
+)
 def test_the_keyboard_alone_reaches_everything(visit: Opens, address: str, runs: Path, place: str) -> None:
     some_run(runs)
     one = visit(address, place)
@@ -205,7 +222,11 @@ def test_what_records_say_is_text(visit: Opens, address: str, runs: Path) -> Non
     gone = {"event": "edge_gone", "edge": 1, "edge_id": hostile, "reason": hostile}
     append(path, joined, gone, refused(hostile, hostile, 9.0), {"event": hostile, "note": hostile})
     append(path, {"event": "evaluated", "t": 40, hostile: 0.5})
-    words = {hostile: hostile, "words": [hostile], "edges": [{"edge": 1, "edge_id": hostile, "reason": hostile}]}
+    words = {
+        hostile: hostile,
+        "words": [hostile],
+        "edges": [{"edge": 1, "edge_id": hostile, "reason": hostile}],
+    }
     one = visit(address, "runs")
     assert hostile in one.text("main")
     for view in VIEWS:
@@ -221,12 +242,16 @@ def test_what_records_say_is_text(visit: Opens, address: str, runs: Path) -> Non
         assert one.page.locator("img").count() == 0
 
 
-def test_the_browser_would_tell_of_a_request_elsewhere_and_of_a_breach(visit: Opens, address: str, runs: Path) -> None:
+def test_the_browser_would_tell_of_a_request_elsewhere_and_of_a_breach(
+    visit: Opens, address: str, runs: Path
+) -> None:
     """The watch over every visit can fail."""
     some_run(runs)
     one = visit(address, "run/first/fleet")
     one.page.evaluate("fetch('http://elsewhere.invalid/').catch(() => null)")
-    one.page.evaluate("() => { document.body.append(Object.assign(document.createElement('script'), { text: 'let x' })); }")
+    one.page.evaluate(
+        "() => { document.body.append(Object.assign(document.createElement('script'), { text: 'let x' })); }"
+    )
     assert len([line for line in one.said if "Content Security Policy" in line]) >= 2
     with one.page.expect_event("requestfailed"):
         one.page.evaluate("() => { location.href = 'http://elsewhere.invalid/'; }")
@@ -257,6 +282,10 @@ def test_with_a_token_the_first_address_opens_the_page_and_is_forgotten(visit: O
 def test_a_run_that_has_just_begun_says_what_is_missing(visit: Opens, address: str, runs: Path) -> None:
     write_live_run(runs, "first")
     one = visit(address, "run/first/fleet")
-    for view, said in (("fleet", "No edge has joined yet"), ("training", "No evaluation"), ("traffic", "No edge yet")):
+    for view, said in (
+        ("fleet", "No edge has joined yet"),
+        ("training", "No evaluation"),
+        ("traffic", "No edge yet"),
+    ):
         one.go(f"run/first/{view}")
         one.page.get_by_text(said).wait_for()

@@ -19,7 +19,9 @@ class Visit:
     page: Any
     address: str
     outside: list[str] = field(default_factory=list)  # requests to another host
-    said: list[str] = field(default_factory=list)  # errors and warnings of the console, breaches of the CSP too
+    said: list[str] = field(
+        default_factory=list
+    )  # errors and warnings of the console, breaches of the CSP too
 
     def go(self, place: str) -> None:
         """Open a place of the page and wait until it is drawn."""
@@ -43,9 +45,7 @@ class Visit:
 
     def tile(self, name: str) -> Any:
         """Return the figure of a tile by its label, the first of that name."""
-        label = self.page.locator(".tile .label", has_text=name).and_(
-            self.page.get_by_text(name, exact=True)
-        )
+        label = self.page.locator(".tile .label", has_text=name).and_(self.page.get_by_text(name, exact=True))
         return label.first.locator("xpath=following-sibling::strong")
 
     def rows(self, caption: str) -> list[list[str]]:
