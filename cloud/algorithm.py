@@ -17,7 +17,7 @@ from common.options import option
 from common.problem import Problem
 from common.quantities import Vector
 
-__all__ = ["Algorithm", "StepSchedule", "Update", "descend", "option"]
+__all__ = ["Algorithm", "PublicNumbers", "StepSchedule", "Update", "descend", "option"]
 
 
 class Update(NamedTuple):
@@ -32,6 +32,16 @@ class Update(NamedTuple):
     moment: float  # v_k, relative noise variance E‖η‖²/ΔS² of that law
     stage: int  # that the gradient was made in
     sensitivity: float  # ΔS that it was made with
+
+
+class PublicNumbers(NamedTuple):
+    """What anybody may know of a run before its first release: options that follow from these cost no privacy."""
+
+    batch_size: int  # b
+    iterations: int  # T
+    noise_multiplier: float  # z of an update: RMS over the updates that are planned
+    feature_length: float | None  # ℓ of the model; None: it has none
+    model: str  # its name
 
 
 def descend(x: Vector, gradient: Vector, rate: float) -> Vector:
@@ -53,6 +63,17 @@ class Algorithm:
     centralised: ClassVar[bool] = False  # one worker holds all data
     needs_constants: ClassVar[bool] = True  # L, σ, R and f₀; without them it runs on any model and data set
     requires: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that must be given
+    clipping: ClassVar[str | None] = (
+        None  # the only privacy.clipping that it works with; None: any but quantile
+    )
+
+    def settled(self, numbers: PublicNumbers) -> Self:  # noqa: ARG002
+        """Return the algorithm with options that were left open filled in, before the first release."""
+        return self
+
+    def explained(self, numbers: PublicNumbers) -> str:  # noqa: ARG002
+        """Say which rate is in force and how it was found; '' where the scenario says all of it."""
+        return ""
 
     def begin(self, problem: Problem, moment: float) -> Self:  # noqa: ARG002
         """Return the algorithm at t = 1; `moment` is v, the largest relative noise variance of the edges."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
-from cloud.algorithm import Algorithm
+from cloud.algorithm import Algorithm, PublicNumbers
 from cloud.averaging import averaged
 from cloud.server import CloudServer
 from cloud.terms import BelowFloorError, Terms
+from cloud.weighting import WithWeights, effective_multiplier, noise_weights
 from common.errors import ConfigurationError
-from common.models.model import Model
+from common.models.model import Model, feature_length
 from common.noise.law import TAIL_NATS, NoiseLaw
-from common.noise.mechanism import Sampling
+from common.noise.mechanism import Mechanism, Sampling
+from common.noise.registry import noise_law
 from common.problem import Problem
 from common.quantities import Vector
 from common.randomness import CounterStreams, Purpose
@@ -42,18 +44,29 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluation.every,
         fifo_capacity=fifo_capacity(scenario.workers, model.dimension),
-        most_samples=most_samples(Sampling(scenario.data.sampler), scenario.batch_size),
+        most_samples=most_samples(scenario.mechanism),
         regularization=scenario.model.regularization,
+        batch_size=scenario.batch_size,
+        steps=scenario.local.steps,
+        local_rate=scenario.local.rate or 0.0,
+        devices=[device.name or "custom" for device in scenario.devices],
+        caps=tuple(privacy.release_caps or ()),
     )
 
 
-def most_samples(sampling: Sampling, batch_size: int) -> float:
-    """Return how many samples a batch holds: b, and of Poisson's more with a probability below 1e-12 only."""
-    if sampling is not Sampling.POISSON:
+def most_samples(mechanism: Mechanism) -> float:
+    """Return how many samples a batch holds: b, and of Poisson's more with a probability below 1e-12 only.
+
+    The same for each of the batches of local steps.
+    """
+    batch_size = mechanism.batch_size
+    if mechanism.sampling not in (Sampling.POISSON, Sampling.TRUNCATED_POISSON):
         return batch_size
     # Bernstein: a binomial of mean b exceeds b + x with probability exp(−x²/(2b + 2x/3)) at most
-    third = TAIL_NATS / 3
-    return batch_size + third + math.sqrt(third * third + 2 * batch_size * TAIL_NATS)
+    nats = TAIL_NATS + math.log(mechanism.steps)
+    third = nats / 3
+    most = batch_size + third + math.sqrt(third * third + 2 * batch_size * nats)
+    return most if mechanism.largest_batch is None else min(most, mechanism.largest_batch)
 
 
 def algorithm_for(scenario: Scenario) -> Algorithm:
@@ -62,10 +75,80 @@ def algorithm_for(scenario: Scenario) -> Algorithm:
     return made
 
 
+def settled(scenario: Scenario, model: Model) -> Scenario:
+    """Return the scenario with the algorithm's open options filled in, once its noise is known.
+
+    They are part of the scenario from then on, so records, a cloud that is brought back and a replay have them.
+    """
+    made = algorithm_for(scenario)
+    settle = getattr(made, "settled", None)  # a class of one's own need not have it
+    if settle is None or not scenario.private:
+        return scenario
+    filled = settle(public_numbers(scenario, model))
+    if filled is made:
+        return scenario
+    table = scenario.algorithm
+    options = {one.name: getattr(filled, one.name) for one in scenario.described.options}
+    checked = scenario.described.resolve(options)
+    values = {**table.model_dump(exclude=set(table.options)), **checked}
+    return scenario.model_copy(update={"algorithm": type(table).model_validate(values)})
+
+
+def explained(scenario: Scenario, model: Model) -> str:
+    """Say which rate is in force where it follows from public numbers; '' where it does not."""
+    explain = getattr(algorithm_for(scenario), "explained", None)
+    return "" if explain is None or not scenario.private else str(explain(public_numbers(scenario, model)))
+
+
+def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
+    """Return what anybody may know of the run. z of a law is that of Gaussian noise of the same second moment.
+
+    An update is the mean of E noised gradients, so its z is smaller by √E.
+    """
+    dimension = noised_dimension(scenario, model)
+    laws = [scenario.law(k) for k in range(scenario.workers)]
+    moments = [law.relative_second_moment(dimension) for law in laws if law is not None]
+    multipliers = [2 * math.sqrt(moment / dimension / scenario.local.steps) for moment in moments]
+    releases = shares(scenario)
+    weights = weights_of(scenario)[0] if scenario.weighted else (1.0,) * len(releases)
+    z = effective_multiplier(multipliers, weights, releases)
+    updates = scenario.iterations if scenario.privacy.release_caps is None else sum(releases)
+    return PublicNumbers(scenario.batch_size, updates, z, feature_length(model), scenario.model.name)
+
+
+def shares(scenario: Scenario) -> tuple[int, ...]:
+    """Return R_k of every edge, or 1 for each where all have an equal share of the updates."""
+    return tuple(scenario.privacy.cap(k) or 1 for k in range(scenario.workers))
+
+
+def weights_of(scenario: Scenario) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return w_k and v_k of every edge. Only ratios of v_k count, so those of one coordinate will do."""
+    given = scenario.privacy.given
+    variances = _variances(
+        scenario.privacy.noise, tuple((k, tuple(v)) for k, v in given.items()), scenario.workers
+    )
+    return noise_weights(variances, shares(scenario)), variances
+
+
+@lru_cache(maxsize=16)
+def _variances(
+    noise: str, given: tuple[tuple[str, tuple[float, ...]], ...], workers: int
+) -> tuple[float, ...]:
+    laws = ({key: values[k % len(values)] for key, values in given} for k in range(workers))
+    return tuple(noise_law(noise, parameters).relative_second_moment(1) for parameters in laws)
+
+
+def weighted(algorithm: Algorithm, scenario: Scenario) -> Algorithm:
+    """Return the algorithm with the weights that a scenario asks for."""
+    return WithWeights(algorithm, *weights_of(scenario)) if scenario.weighted else algorithm
+
+
 def begin(scenario: Scenario, moment: float, problem: Problem | None = None) -> Algorithm:
     """Let the algorithm begin; a private one must ask for a bound that noise can follow."""
     table = scenario.algorithm
-    made = averaged(algorithm_for(scenario), table.average, table.average_decay, table.average_from)
+    made = averaged(
+        weighted(algorithm_for(scenario), scenario), table.average, table.average_decay, table.average_from
+    )
     begun = made.begin(problem or scenario.problem, moment)
     if scenario.private and not begun.sensitivity > 0:
         raise ConfigurationError(
@@ -81,10 +164,11 @@ def begun(scenario: Scenario, model: Model) -> Algorithm:
 
 
 def own_moment(scenario: Scenario, model: Model) -> float:
-    """Return v, the largest v_k of the scenario's own edges."""
+    """Return v, the largest v_k of the scenario's own edges; the mean of E releases has v/E."""
     laws = {scenario.law(k) for k in range(scenario.workers)}
     dimension = noised_dimension(scenario, model)
-    return max((law.relative_second_moment(dimension) for law in laws if law is not None), default=0.0)
+    moments = (law.relative_second_moment(dimension) for law in laws if law is not None)
+    return max(moments, default=0.0) / scenario.local.steps
 
 
 def check_own_edges(scenario: Scenario, model: Model) -> None:

@@ -47,21 +47,22 @@ class Lives:
         life = self.edges.get(edge_id)
         return 0 if life is None else min(life.begins)
 
-    def charges(self, edge_id: EdgeId, kind: ReleaseKind, releases: int) -> int:
-        """Return at least what the edge's ledger has charged for `releases` releases.
+    def charges(self, edge_id: EdgeId, kind: ReleaseKind, messages: int) -> int:
+        """Return at least what the edge's ledger has charged for so many messages.
 
-        Every start begins a new epoch. Of releases before the first hello nobody here knows the starts, so
-        each of them counts as an epoch of its own.
+        Every start begins a new epoch. Of messages before the first hello nobody here knows the starts, so
+        each of their releases counts as an epoch of its own.
         """
         life = self.edges.get(edge_id)
         if kind.mechanism.sampling is not Sampling.SHUFFLED or life is None:
-            return kind.charges(releases)
+            return kind.charges(messages)
+        steps = kind.mechanism.steps
         if len(life.begins) > _MOST:
-            return releases
-        begins = sorted(begin for begin in life.begins if begin < releases)
+            return messages * steps
+        begins = sorted(begin for begin in life.begins if begin < messages)
         if not begins:
-            return releases
-        batches, charges = kind.batches_per_epoch, begins[0]
-        for begin, end in zip(begins, [*begins[1:], releases], strict=True):
-            charges += (end - 1) // batches - begin // batches + 1  # epochs that begin + 1 … end lie in
+            return messages * steps
+        charges = begins[0] * steps
+        for begin, end in zip(begins, [*begins[1:], messages], strict=True):
+            charges += kind.charges_between(begin, end)
         return charges

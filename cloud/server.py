@@ -149,6 +149,13 @@ class CloudServer:
             return ""
         return "gone" if all(e.left in FOR_GOOD for e in edges) else "away"
 
+    @property
+    def spent_reason(self) -> str:
+        """Why a run ends whose budgets are spent: as planned, where each edge has a pace of its own, or too early."""
+        edges = self.edges.values()
+        planned = bool(self.terms.caps) and len(edges) >= self.terms.edges
+        return "finished" if planned and all(e.left == "budget" for e in edges) else "no-budget"
+
     def begin_with_those_here(self) -> list[Effect]:
         """Start with the edges present; does nothing where the training runs or no edge is present."""
         if self.schedule is not None or self.halted is not None or not self.edges:
@@ -185,7 +192,8 @@ class CloudServer:
         account.spoken_for_by(hello)
         yield Welcome(hello.edge_id, account.index, min(account.last_sequence, hello.last_sequence))
         if news:
-            yield edge_joined(account.index, account.edge_id, self.t, law, returned=returned)
+            device = self.terms.device(account.index)
+            yield edge_joined(account.index, account.edge_id, self.t, law, returned=returned, device=device)
         yield from self._admit(account)
 
     def _judged(self, hello: Hello) -> _Admitted | Refuse | None:
@@ -287,7 +295,7 @@ class CloudServer:
         account.left = leave.reason if leave.on_purpose else ""
         yield EdgeGone(account.index, account.edge_id, self.t, leave.reason)
         if len(self.edges) >= self.terms.edges and self.spent() == "gone":  # and nobody else can come
-            yield from self.halt("no-budget")
+            yield from self.halt(self.spent_reason)
 
     def _leaving(self, leave: Leave) -> EdgeAccount | None:
         """Return the account of an edge that goes by this leave; None: it goes by none, or has gone."""
@@ -340,6 +348,8 @@ class CloudServer:
     def _impossible(self, arrived: GradientArrived, account: EdgeAccount) -> str | None:
         """Say why no honest edge can have made this gradient; None: one can."""
         version, sensitivity = arrived.version, arrived.sensitivity
+        if arrived.sequence > self.terms.cap(account.index):
+            return "cap"
         if version > self.t:
             return "future"
         if self.schedule is None or version < 1:
@@ -347,7 +357,8 @@ class CloudServer:
         if account.openings.stage_of(version, sensitivity) is None:
             return "sensitivity"
         if account.reach < math.inf:
-            honest = account.reach * sensitivity + 1.001 * self.terms.regularization * self.longest
+            regular = self.terms.regular_part(account.law, sensitivity, self.longest)
+            honest = account.reach * sensitivity + regular
             norm = length(arrived.gradient) if arrived.norm is None else arrived.norm
             if not norm <= honest:  # NaN fails too
                 return "norm"
@@ -459,7 +470,9 @@ def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened 
     )
 
 
-def edge_joined(index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool) -> EdgeJoined:
+def edge_joined(
+    index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool, device: str | None = None
+) -> EdgeJoined:
     """State under which law an edge takes part from update t on."""
     parameters = {} if law is None else law.parameters
     return EdgeJoined(
@@ -471,4 +484,5 @@ def edge_joined(index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, re
         noise_multiplier=parameters.pop("noise_multiplier", None),
         returned=returned,
         parameters=parameters,
+        device=device,
     )

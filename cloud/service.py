@@ -290,6 +290,8 @@ class CloudService:
 
     def _leave(self, leave: Leave) -> None:
         now = self.loop.now()
+        if leave.on_purpose:
+            self.contacts.leaves(leave.edge_id, leave.nonce)
         if self.history is not None:
             self.history.leave(self.server, leave, now - self.records.began)
         self.answer(self.server.receive(leave), now)
@@ -531,6 +533,9 @@ class CloudService:
         if self.history is not None:
             self.release()
             self.history.checkpoint_if_due()
+        limit, first = self.scenario.time_limit, self.first_update
+        if limit is not None and first is not None and self.loop.now() - first >= limit:
+            self.halt("time-limit")
         if self._halt is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
@@ -546,13 +551,16 @@ class CloudService:
     def _mind_budgets(self, passed: float) -> None:
         """End a run whose budgets are spent once no edge comes that could continue it.
 
-        New edges, while shards are free, get silent_after for it; edges that are only away, ten times as long.
+        New edges, while shards are free, get silent_after for it; edges that are only away, ten times as long, and
+        as long as their devices may be away by the scenario's word.
         """
         spent = self.server.spent()
         self._idle = self._idle + passed if spent and self.channel.connected else 0.0
-        patience = self.scenario.testbed.silent_after * (_RETURN if spent == "away" else 1)
+        patience = self.scenario.testbed.silent_after
+        if spent == "away":
+            patience = _RETURN * patience + self.scenario.longest_absence
         if spent and self._idle > patience:
-            self.halt("no-budget")
+            self.halt(self.server.spent_reason)
 
 
 def _fail(error: BaseException) -> None:

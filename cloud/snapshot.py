@@ -21,6 +21,7 @@ from cloud.openings import Openings
 from cloud.server import CloudServer
 from cloud.stages import Stage
 from cloud.terms import EdgeAccount
+from cloud.weighting import WithWeights
 from common.errors import ConfigurationError
 from common.messages import Halt
 from common.noise.law import NoiseLaw
@@ -28,7 +29,7 @@ from common.noise.registry import noise_law
 from common.problem import Problem, SensitivityRule
 from common.quantities import EdgeId
 
-_KNOWN: tuple[type, ...] = (Problem, Stage, SensitivityRule, WithAverage)
+_KNOWN: tuple[type, ...] = (Problem, Stage, SensitivityRule, WithAverage, WithWeights)
 _PLAIN = (bool, int, float, str)
 
 

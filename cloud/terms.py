@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cloud.openings import Openings
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.messages import Hello
 from common.noise.law import NoiseLaw
-from common.noise.registry import describe_law, law_names, noise_law
+from common.noise.registry import describe_law, law_names, noise_law, paced_law
 from common.quantities import EdgeId
 
 FOR_GOOD = (
@@ -50,6 +50,15 @@ class Terms:
         math.inf
     )  # that a batch holds but for a probability below 1e-12; ∞: lengths are not checked
     regularization: float = 0.0  # λ
+    batch_size: int = 1  # b
+    steps: int = 1  # E: a message is the mean of so many noised gradients
+    local_rate: float = 0.0  # ρ_local between them
+    devices: Sequence[str] = ()  # names, cycled over k; none: nothing is said of devices
+    caps: Sequence[int] = ()  # R_k, cycled over k; none: no edge has a pace of its own
+
+    def cap(self, index: int) -> float:
+        """Return how many gradients of edge k the run takes."""
+        return self.caps[index % len(self.caps)] if self.caps else math.inf
 
     def law(self, hello: Hello, index: int) -> NoiseLaw:
         """Return how edge k will noise: by its own hello, else as the run's scenario says."""
@@ -58,15 +67,19 @@ class Terms:
             raise ConfigurationError(
                 f"noise = {name!r}: allowed are {', '.join(law_names())} or the run's law"
             )
+        if self.caps:
+            own = {key: values[index % len(values)] for key, values in self.parameters.items()}
+            return paced_law(noise_law(self.noise, own), name, hello.parameters)
         parameters = hello.parameters
         if not parameters and name == self.noise:
             parameters = {key: values[index % len(values)] for key, values in self.parameters.items()}
         return noise_law(name, parameters)
 
     def moment(self, law: NoiseLaw) -> float:
-        """Return v_k of a law; raise BelowFloorError where it is more than the run bears.
+        """Return v_k of a message; raise BelowFloorError where a release has more than the run bears.
 
-        γ knows an edge's noise by v alone, so the run's limit holds for v whatever law the edge chose.
+        γ knows an edge's noise by v alone, so the run's limit holds for v whatever law the edge chose. A mean of E
+        independent draws has v/E.
         """
         for parameter in describe_law(law.name).parameters:
             value, bound = law.parameters[parameter.name], self.limits.get(parameter.limit)
@@ -81,16 +94,34 @@ class Terms:
                 f"noise = {law.name!r}: has E‖η‖²/ΔS² = {moment:.6g}, which must be at most {limit:.6g}"
                 f" by this run's privacy.{' and '.join(describe_law(self.noise).limits)}"
             )
-        return moment
+        return moment / self.steps
+
+    def device(self, index: int) -> str | None:
+        """Name the device of edge k."""
+        return self.devices[index % len(self.devices)] if self.devices else None
 
     def reach(self, law: NoiseLaw | None) -> float:
         """Return ‖g̃‖/ΔS, the regulariser's part left out, that no honest edge exceeds; ∞ where nothing is clipped.
 
-        Each of the batch's samples moves the mean by C/b = ΔS/2 at most, and the law knows its tail.
+        Each of the batch's samples moves the mean by C/b = ΔS/2 at most, and the law knows its tail, of one release
+        and of the mean of E.
         """
         if law is None:
             return math.inf
-        return (1 + _ROUNDING) * (self.most_samples / 2 + law.relative_tail(self.noised_dimension))
+        tail = law.relative_tail_of_mean(self.noised_dimension, self.steps)
+        return (1 + _ROUNDING) * (self.most_samples / 2 + tail)
+
+    def regular_part(self, law: NoiseLaw | None, sensitivity: float, longest: float) -> float:
+        """Return the length that λx adds to g̃ at most, where no model that was sent is longer than `longest`.
+
+        Local steps move x: x⁽ᵉ⁾ = (1 − γλ)x⁽ᵉ⁻¹⁾ − γg, with γ = ρ_local/C and g a release without its regulariser.
+        """
+        if self.steps > 1 and law is not None and self.regularization:
+            rate = 2 * self.local_rate / (self.batch_size * sensitivity)
+            moved = rate * sensitivity * replace(self, steps=1).reach(law)
+            for _ in range(self.steps - 1):
+                longest = max(longest, abs(1 - rate * self.regularization) * longest + moved)
+        return 1.001 * self.regularization * longest
 
     @property
     def moment_limit(self) -> float:

@@ -35,6 +35,7 @@ class Description:
     centralised: bool  # one worker holds all data
     needs_constants: bool  # L, σ, R and f₀
     requires: tuple[str, ...]  # keys of [algorithm] that must be given
+    clipping: str | None  # the only privacy.clipping that it works with
     options: tuple[Option, ...]
     made: type
 
@@ -111,6 +112,7 @@ def description_of(name: str, made: Any) -> Description:
         centralised=bool(getattr(made, "centralised", False)),
         needs_constants=bool(getattr(made, "needs_constants", True)),
         requires=tuple(getattr(made, "requires", ())),
+        clipping=getattr(made, "clipping", None),
         options=options_of(made, key),
         made=made,
     )

@@ -48,11 +48,14 @@ class GradientArrived:
     norm: float | None = field(default=None, compare=False)  # ‖g̃‖, where decoding has found it; never sent
 
 
+AWAY = "away"  # reason of a leave: the edge comes back by itself
+
+
 @dataclass(frozen=True, slots=True)
 class Leave:
     """An edge goes on purpose, by its last will (`lost`), or is long silent (`silent`).
 
-    On purpose: `budget`, `shutdown`, `refused` (it cannot follow the welcome), `failed`.
+    On purpose: `budget`, `shutdown`, `refused` (it cannot follow the welcome), `failed`, `away` (for a while).
     """
 
     edge_id: EdgeId
@@ -125,6 +128,7 @@ class EdgeJoined:
     noise_multiplier: float | None
     returned: bool
     parameters: Mapping[str, float] = field(default_factory=dict)  # other parameters: keys beside these
+    device: str | None = None  # its name, where the scenario gives this edge one; else no key
 
 
 @dataclass(frozen=True, slots=True)

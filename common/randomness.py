@@ -31,6 +31,8 @@ class Purpose(IntEnum):
     SPEED = 8
     LINK = 9
     AUDIT = 10
+    DEVICE = 11
+    AVAILABILITY = 12
 
 
 def new_incarnation() -> int:

@@ -62,4 +62,6 @@ def recipe_for(scenario: Scenario, model: Model, law: NoiseLaw | None) -> Recipe
         law=law,
         noised=noised_slice(scenario, model),
         regularization=scenario.model.regularization,
+        steps=scenario.local.steps,
+        local_rate=scenario.local.rate or 0.0,
     )

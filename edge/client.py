@@ -10,7 +10,7 @@ from typing import assert_never
 
 from common.datasets.dataset import Dataset
 from common.datasets.source import Source
-from common.messages import Leave
+from common.messages import AWAY, Leave
 from common.quantities import EdgeId, RunId
 from common.transport.channel import Channel, Loop
 from common.transport.connection import SIZE_HINT
@@ -36,8 +36,11 @@ from edge.conversation import (
     SessionEffect,
     SessionEvent,
     Stop,
+    TakeTime,
+    TimeTaken,
     Unanswered,
 )
+from edge.device import Rota, Slowness
 from edge.inbox import Inbox
 from edge.joining import Joining
 from edge.ledger import Ledger
@@ -82,11 +85,14 @@ class EdgeClient:
     _joining: Joining = field(init=False)
     _outbox: Outbox = field(init=False)
     _line: Line = field(init=False)
+    _rota: Rota = field(init=False)
+    _slowness: Slowness = field(init=False)
     _events: deque[SessionEvent] = field(default_factory=deque)  # what the session is still to be told
     _telling: bool = False
     _looked_at: int = -1  # the last sequence when `healthy` was last asked
     _farewell: float = 5.0  # seconds for what is still owed at the end
     _leave: bytes | None = None  # that the broker was away for
+    _introduced: bool = False  # its device was named
 
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
@@ -102,6 +108,8 @@ class EdgeClient:
         )
         self._outbox = Outbox(self.run, self.ledger)
         self._line = Line(self.loop, self._open)
+        self._rota = Rota(self.loop, self._tell)
+        self._slowness = Slowness(self.loop)
         self.session = self._outbox.session()
         self.inbox = Inbox(self.run, self.nonce, self._joining, self.session, self._tell, self.say)
 
@@ -163,7 +171,7 @@ class EdgeClient:
         For a model that the cloud has not begun to send, or for a cloud that says it is away; or it is done.
         """
         before, self._looked_at = self._looked_at, self.session.last_sequence
-        if self.session.phase is Phase.DONE:
+        if self.session.phase in (Phase.DONE, Phase.AWAY):
             return True
         if not self._line.connected:
             return False
@@ -211,7 +219,7 @@ class EdgeClient:
             self.patience.tries = 0
         for effect in effects:
             self._perform(effect)
-        if self.session.phase is Phase.DONE:
+        if self.session.phase in (Phase.DONE, Phase.AWAY):
             self.patience.end()
         elif effects or not self.patience.waiting:  # what counts for nothing does not put off the next try
             self.patience.expect()
@@ -224,7 +232,13 @@ class EdgeClient:
             case Prepare():
                 self._prepare(effect)
             case Reroute():
+                if effect.returned:
+                    self.nonce = self.inbox.nonce = new_nonce()
+                    self.inbox.forget()
+                    self.say(f"{self.edge_id}: back")
                 self._line.reroute()
+            case TakeTime():
+                self._take_time(effect)
             case MakeGradient():
                 assert self.preparation is not None  # the session makes none before Prepared
                 worker = self.preparation.worker
@@ -252,6 +266,17 @@ class EdgeClient:
             self._line.link = self.preparation.link
             self._line.allow(_largest_packet(self.preparation))
         self._tell(outcome)
+        device = None if self.preparation is None else self.preparation.device
+        if device is not None and self._rota.attendance is None and not self._introduced:
+            self._introduced = True
+            self.say(f"{self.edge_id}: {device}")
+            self._rota.start(device.attendance())
+
+    def _take_time(self, effect: TakeTime) -> None:
+        assert self.preparation is not None  # the session waits for nothing before Prepared
+        assert self.preparation.device is not None  # Prepared says slow only of one
+        wait = self.preparation.device.wait(effect.sequence)
+        self._slowness.wait(wait, lambda: self._tell(TimeTaken(effect.number)))
 
     def _push(self, sequence: int) -> None:
         payload = self._outbox.payload(sequence)
@@ -277,6 +302,11 @@ class EdgeClient:
 
         A broker keeps no message for a cloud that has not come back yet.
         """
+        if reason == AWAY:
+            self.say(f"{self.edge_id}: away for a while")
+            leave = encode_leave(Leave(self.edge_id, reason, self.nonce))
+            self._line.publish(self._topic(EdgeTopic.LEAVE), leave, qos=1)
+            return
         self._farewell = TOLD_TO_END if reason == "shutdown" else FAREWELL
         self._leave = encode_leave(Leave(self.edge_id, reason, self.nonce))
         if self._line.connected:
@@ -292,6 +322,8 @@ class EdgeClient:
 
     def _stop(self, code: int, text: str) -> None:
         self.patience.end()
+        self._rota.end()
+        self._slowness.end()
         self.exit_code = code
         self.say(f"{self.edge_id}: {text}")
         if self._leave is None:

@@ -22,6 +22,7 @@ class Phase(Enum):
     MAKING = "making"  # the shell makes a gradient
     PUSHING = "pushing"  # a gradient is out, no model yet
     RENEWING = "renewing"  # the shell takes another edge id, if it may
+    AWAY = "away"  # outside the device's time: nothing is said or made until it comes back
     DONE = "done"
 
 
@@ -54,6 +55,16 @@ class LeaveWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class WentAway:
+    """The device's time is over for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class CameBack:
+    """The device's time begins again."""
+
+
+@dataclass(frozen=True, slots=True)
 class GivenUp:
     """The shell cannot go on: no broker, no memory, a run that diverges."""
 
@@ -70,6 +81,7 @@ class Prepared:
     """The welcome is followed."""
 
     rerouted: bool = False  # the scenario gives this edge a link: it must connect through it first
+    slow: bool = False  # the scenario gives it a device that takes its time over a gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,13 @@ class WelcomeDeclined:
     """The welcome cannot be followed."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTaken:
+    """The device has taken its time."""
+
+    number: int  # of the TakeTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +132,15 @@ Outcome = (
     Prepared
     | OtherShardHeld
     | WelcomeDeclined
+    | TimeTaken
     | GradientDebited
     | BudgetSpent
     | IdentityRenewed
     | IdentityKept
 )
-SessionEvent = FromCloud | Connected | Disconnected | Unanswered | LeaveWanted | GivenUp | Outcome
+SessionEvent = (
+    FromCloud | Connected | Disconnected | Unanswered | LeaveWanted | WentAway | CameBack | GivenUp | Outcome
+)
 
 
 # -- effects
@@ -143,7 +165,20 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Reroute:
-    """End the connection and make another: through the link, or under the new id."""
+    """End the connection and make another: through the link, under the new id, or after an absence as a new process."""
+
+    returned: bool = False  # after an absence: whatever was said before it is of another process
+
+
+@dataclass(frozen=True, slots=True)
+class TakeTime:
+    """Wait for as long as the device takes longer than this machine over the gradient of this sequence.
+
+    Before it is made: of records nothing was touched yet, and what is given up costs nothing. Its outcome: TimeTaken.
+    """
+
+    sequence: int
+    number: int  # counts these waits: only the newest one's end counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,5 +222,14 @@ class Stop:
 
 
 SessionEffect = (
-    SayHello | Prepare | Reroute | MakeGradient | PushOutbox | DropOutbox | RenewIdentity | SayLeave | Stop
+    SayHello
+    | Prepare
+    | Reroute
+    | TakeTime
+    | MakeGradient
+    | PushOutbox
+    | DropOutbox
+    | RenewIdentity
+    | SayLeave
+    | Stop
 )

@@ -79,7 +79,7 @@ class Joining:
         except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others go on
             return WelcomeDeclined(str(error) or "not enough memory for what the welcome asks for")
         self._admission = admission
-        return Prepared(rerouted=self.preparation.link is not None)
+        return Prepared(rerouted=self.preparation.link is not None, slow=self._slow)
 
     def renew(self, known: int) -> IdentityRenewed | IdentityKept:
         """Join as a newcomer: the old id has released `known` gradients, more than this ledger has.
@@ -125,7 +125,12 @@ class Joining:
             return WelcomeDeclined(
                 f"the cloud now welcomes with {other}; an edge keeps the terms it began with"
             )
-        return Prepared()
+        return Prepared(slow=self._slow)
+
+    @property
+    def _slow(self) -> bool:
+        device = None if self.preparation is None else self.preparation.device
+        return device is not None and device.profile.is_slow
 
     def _index(self) -> int | None:
         """Return the shard to ask for: the one whose records this edge's account is of."""

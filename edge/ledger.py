@@ -74,6 +74,7 @@ class Account:
     budget: Budget | None = None  # None: count, never refuse
     own_budget: bool = True  # of this edge's operator; False: of the run's scenario
     reproducible: bool = False  # seeded noise: counted, but not private
+    most_releases: int | None = None  # R_k of a run with a pace of its own; None: what the budgets permit
 
     @property
     def operator_budget(self) -> Budget | None:
@@ -87,8 +88,8 @@ class Standing:
 
     edge_id: EdgeId
     account: Account
-    releases: int  # sequences 1 … releases were debited
-    charges: int  # what composes: releases, or epochs begun with the shuffled sampler
+    releases: int  # sequences 1 … releases were debited; each is a message of E releases
+    charges: int  # what composes: E for each sequence, or epochs begun with the shuffled sampler
     cap: int | None  # charges that the budgets permit in this run; None: no budget
     exhausted: bool  # the next release would be refused
 
@@ -170,7 +171,7 @@ class Ledger(Protocol):
         """Return the highest sequence debited in the run; 0: none."""
 
     def debit(self, run: RunId, sequence: int, payload: bytes) -> None:
-        """Charge one release and keep its bytes, durably, before they may leave."""
+        """Charge the releases of one message and keep its bytes, durably, before they may leave."""
 
     def charge(self, run: RunId, through: int) -> Standing:
         """Debit all sequences up to this one without their bytes: others have released them. The operator's word."""
@@ -213,13 +214,15 @@ class Entry:
         return self.edge_id, self.account.run
 
     def charge_of(self, sequence: int) -> int:
-        """Return what the release costs: 0 where its epoch is paid for."""
+        """Return what the E releases of a message cost; with the shuffled sampler an epoch that is paid for is free."""
         kind = self.account.kind
-        if kind.mechanism.sampling is not Sampling.SHUFFLED:
-            return 1
-        return 0 if self.epoch == (sequence - 1) // kind.batches_per_epoch else 1
+        paid = kind.mechanism.sampling is Sampling.SHUFFLED and self.epoch == kind.epoch_of(sequence)
+        return kind.charges_between(sequence - 1, sequence) - paid
 
     def would_pass_the_cap(self, sequence: int) -> bool:
+        most = self.account.most_releases
+        if most is not None and sequence > most:
+            return True
         return self.cap is not None and self.charges + self.charge_of(sequence) > self.cap
 
     def standing(self) -> Standing:
@@ -315,7 +318,7 @@ class MemoryLedger:
             )
         charges = entry.charges + entry.charge_of(sequence)
         self._save_debit(entry, sequence, charges, payload)
-        entry.epoch = (sequence - 1) // entry.account.kind.batches_per_epoch
+        entry.epoch = entry.account.kind.epoch_of(sequence, ends=True)
         entry.last_sequence, entry.charges = sequence, charges
         entry.outbox[sequence] = payload
 
@@ -329,7 +332,8 @@ class MemoryLedger:
             raise ConfigurationError(
                 f"through = {through}: must be above {entry.last_sequence}, which run {run} has charged already"
             )
-        charges = entry.charges + through - entry.last_sequence
+        missing = through - entry.last_sequence
+        charges = entry.charges + missing * entry.account.kind.mechanism.steps
         self._save_charge(entry, through, charges)
         entry.last_sequence, entry.charges, entry.acknowledged = through, charges, through
         entry.epoch = None
@@ -405,7 +409,8 @@ def _resume(known: Account, asked: Account, *, replace_budget: bool) -> Account:
     else:
         budget = asked.budget or known.budget
         own = known.own_budget or (asked.budget is not None and asked.own_budget)
-    keys = ("shard", "kind") if replace_budget or known.budget is None else ("shard", "kind", "budget")
+    fixed = ("shard", "kind", "most_releases")
+    keys = fixed if replace_budget or known.budget is None else (*fixed, "budget")
     seeded = asked.reproducible or known.reproducible
     resumed = replace(asked, budget=budget, own_budget=own, reproducible=seeded)
     for key in keys:

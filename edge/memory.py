@@ -14,6 +14,7 @@ from common.scenario.scenario import Scenario
 MEMORY_LIMIT_MB = 1024  # the largest scenario that is shipped takes 360 MB
 MEMORY_VARIABLE = "MAPA_EDGE_MEMORY_MB"  # the operator's own limit
 _COPIES = 8  # of x and of the gradient under way at once: received, clipped, noised, encoded, in the outbox
+_STEP_COPIES = 5  # more of them with local steps: x on its way, the step, and a sum in float64
 _FLOAT = 4  # bytes
 
 
@@ -46,7 +47,8 @@ def check_model(scenario: Scenario, model: Model, images: Images) -> None:
     b × N matrix of a batch's gradients; a torch model says what it takes; of any other b × N is assumed.
     """
     rows, batch = len(images), min(scenario.batch_size, len(images))
-    vectors = _COPIES * _FLOAT * model.dimension
+    copies = _COPIES + (_STEP_COPIES if scenario.local.steps > 1 else 0)
+    vectors = copies * _FLOAT * model.dimension
     _require(vectors, scenario, rows)
     features = model.features(images[:1]).nbytes
     if isinstance(model, StatesItsMemory):

@@ -12,8 +12,8 @@ from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency
-from common.noise.registry import describe_law, implied_law, noise_law
+from common.noise.mechanism import MOST_STEPS, Adjacency
+from common.noise.registry import describe_law, implied_law, noise_law, paced_law
 from common.transport.link import LinkProfile
 from edge.ledger import ShardIdentity
 
@@ -43,6 +43,7 @@ class OperatorPolicy:
     link: LinkProfile | None = None
     allowed: frozenset[str] = field(default_factory=frozenset)  # dotted paths that a run may name
     allow_seed: bool = False  # the run may be seeded, and is then not private
+    most_steps: int = MOST_STEPS  # local steps that a run may ask for: so long this edge works on one message
     data_name: str | None = None  # of the records that this edge brings itself; None: it brings none
 
     @property
@@ -74,10 +75,15 @@ class Claim:
     budgeted: bool  # an operator's budget is in force for it
 
 
-def law_for(policy: OperatorPolicy, of_run: NoiseLaw | None) -> NoiseLaw | None:
-    """Return how this edge noises: by its operator's word, else as the run does; None: the run never noises."""
+def law_for(policy: OperatorPolicy, of_run: NoiseLaw | None, *, paced: bool = False) -> NoiseLaw | None:
+    """Return how this edge noises: by its operator's word, else as the run does; None: the run never noises.
+
+    Where it has a pace of its own (`paced`), z_k is the run's or its operator's, whichever is larger.
+    """
     if of_run is None or policy.law is None:
         return of_run
+    if paced:
+        return paced_law(of_run, policy.law, policy.parameters)
     if not policy.parameters and policy.law == of_run.name:
         return of_run
     return noise_law(policy.law, policy.parameters)
@@ -88,6 +94,7 @@ def permit(policy: OperatorPolicy, proposal: Proposal, *, budget_kept: bool) -> 
 
     `budget_kept` is what the ledgers say: the operator set a budget for these records in a run without a seed.
     """
+    _check_steps(policy, proposal)
     _check_noise(policy, proposal)
     _check_seed(policy, proposal, budget_kept=budget_kept)
 
@@ -146,6 +153,16 @@ def check_claims(mine: Claim, others: Iterable[Claim]) -> None:
                 " both; under --total-epsilon no two edges release the same records at the same time."
                 " Take part after that edge has ended, or in a run whose shards are disjoint"
             )
+
+
+def _check_steps(policy: OperatorPolicy, proposal: Proposal) -> None:
+    """Refuse a run whose messages take more gradients, and charge more releases, than the operator permits."""
+    steps = proposal.kind.mechanism.steps
+    if steps > policy.most_steps:
+        raise PolicyError(
+            f"local.steps = {steps}: every message of this run takes {steps} gradients, each charged as a release, and"
+            f" this edge makes at most {policy.most_steps}; permit more with --most-local-steps {steps}"
+        )
 
 
 def _check_noise(policy: OperatorPolicy, proposal: Proposal) -> None:

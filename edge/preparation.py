@@ -22,6 +22,7 @@ from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
 from common.wire.codec import Admission
 from edge.assembly import recipe_for, shard_for
+from edge.device import EmulatedDevice, emulated
 from edge.ledger import Account, Ledger, ShardIdentity
 from edge.memory import check_model, check_pixels
 from edge.own_data import OwnData
@@ -45,6 +46,7 @@ class Preparation:
     worker: EdgeWorker
     scenario: Scenario
     link: LinkProfile | None
+    device: EmulatedDevice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ def prepare(
     check_data(policy, scenario.data.set)
     dealt = _deal(scenario, shards, index, load) if own is None else _take(scenario, index, policy, own)
     rows, shape = dealt.rows, dealt.shape
-    law = law_for(policy, scenario.law(index))
+    cap = own_pace(scenario)
+    law = law_for(policy, scenario.law(index), paced=cap is not None)
     kind = ReleaseKind(law, scenario.mechanism, len(rows))
     proposal = Proposal(kind=kind, shard=dealt.identity, seed=admission.seed)
     permit(policy, proposal, budget_kept=admission.seed is not None and ledger.keeps_budget(dealt.identity))
@@ -94,6 +97,7 @@ def prepare(
         budget=policy.budget or scenario_budget(scenario),
         own_budget=policy.budget is not None,
         reproducible=admission.seed is not None,
+        most_releases=cap,
     )
     check_pixels(scenario, len(rows), math.prod(shape))
     images, labels = dealt.samples.values(rows), dealt.samples.labels[rows]
@@ -113,7 +117,9 @@ def prepare(
         sequence=ledger.last_sequence(run),
     )
     link = policy.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
-    return Preparation(worker, scenario, None if link is None or link.is_free else link)
+    profile = scenario.device(index)  # the welcome holds this edge's alone
+    device = None if profile is None else emulated(profile, worker)
+    return Preparation(worker, scenario, None if link is None or link.is_free else link, device)
 
 
 def _deal(scenario: Scenario, shards: int, index: int, load: Callable[[Source], Dataset]) -> Dealt:
@@ -158,6 +164,19 @@ def check_sizes(scenario: Scenario, records: int) -> None:
     if scenario.data.partition == "label":
         pieces = scenario.workers * scenario.data.labels_per_edge
         require(pieces <= records, "edges × data.labels_per_edge", pieces, f"at most the {records} records")
+
+
+def own_pace(scenario: Scenario) -> int | None:
+    """Return R_k, where this edge has a pace of its own; without it no release may be made of such a run."""
+    privacy = scenario.privacy
+    if privacy.pace != "own":
+        return None
+    if privacy.release_caps is None or len(privacy.release_caps) != 1:
+        raise ConfigurationError(
+            f"welcome: privacy.release_caps = {privacy.release_caps}: must have the number of this edge's releases,"
+            " since privacy.pace = 'own'"
+        )
+    return privacy.release_caps[0]
 
 
 def scenario_budget(scenario: Scenario) -> Budget | None:

@@ -6,10 +6,11 @@ import math
 from typing import assert_never
 
 import numpy as np
+import numpy.typing as npt
 
 from common.errors import RemoteProtocolError
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping, Norm
+from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping, Norm, parts_of_bound
 from common.quantities import ClippedGradient, NoisyGradient, PerSampleGradients, Vector
 
 
@@ -42,22 +43,54 @@ def normalise_per_sample(
 def _scaled_sum(
     gradients: PerSampleGradients, bound: float, least: float, batch_size: int, norm: Norm
 ) -> ClippedGradient:
-    """Return Σ g_i·C/max(‖g_i‖, least) over b.
+    """Return Σ g_i·C/max(‖g_i‖, least) over b."""
+    gradients, norms = _finite(gradients, norm)
+    return _sum(gradients, norms, bound, least, batch_size)
 
-    Never by the samples at hand: under Poisson sampling their number is private, and may be 0.
-    A sample whose gradient is not finite counts as 0: a model sent with huge values could provoke
-    one, and a NaN that depends on a sample would be a release without noise. Its row stays in the
-    products, as a null record's does: how the others round depends on the batch's shape.
+
+def _finite(gradients: PerSampleGradients, norm: Norm) -> tuple[PerSampleGradients, npt.NDArray[np.float32]]:
+    """Return the gradients and their norms; a sample whose gradient is not finite counts as 0.
+
+    A model sent with huge values could provoke one, and a NaN that depends on a sample would be a release without
+    noise. Its row stays in the products, as a null record's does: how the others round depends on the batch's shape.
     """
-    limit = np.float32(bound)
     norms = gradients.norms() if norm is Norm.L2 else gradients.l1_norms()
     if not math.isfinite(norms.sum()):
         lost = ~np.isfinite(norms)
         gradients = gradients.nulled(lost)
         norms[lost] = 0
+    return gradients, norms
+
+
+def _sum(
+    gradients: PerSampleGradients,
+    norms: npt.NDArray[np.float32],
+    bound: float,
+    least: float,
+    batch_size: int,
+) -> ClippedGradient:
+    """Return the scaled sum over b, never over the samples at hand: under Poisson sampling their number is private."""
     weights = np.maximum(norms, np.float32(least))
-    np.divide(limit, weights, out=weights)
+    np.divide(np.float32(bound), weights, out=weights)
     return ClippedGradient(gradients.weighted_sum(weights) / np.float32(batch_size))
+
+
+def clip_and_count(
+    gradients: PerSampleGradients, bound: float, batch_size: int, norm: Norm = Norm.L2
+) -> ClippedGradient:
+    """Scale every sample's gradient to its part of C, and put into the last coordinate how many needed it not.
+
+    A sample counts +κ times that part where its gradient is within it, −κ times where it is not, and 0 where the
+    gradient is 0 or not finite, as a null record's is: so a record moves the sum by C at most, all coordinates taken
+    together.
+    """
+    of_gradient, of_count = parts_of_bound(bound, norm)
+    gradients, norms = _finite(gradients, norm)
+    clipped = _sum(gradients, norms, of_gradient, of_gradient, batch_size)
+    counted = np.count_nonzero(norms)
+    longer = np.count_nonzero(norms > np.float32(of_gradient))
+    clipped[-1] = of_count * (counted - 2 * longer) / batch_size
+    return clipped
 
 
 def clip_batch_mean(
@@ -84,6 +117,8 @@ def clip(
             return clip_per_sample(gradients, bound, batch_size, norm)
         case Clipping.NORMALISED:
             return normalise_per_sample(gradients, bound, batch_size, norm)
+        case Clipping.QUANTILE:
+            return clip_and_count(gradients, bound, batch_size, norm)
         case Clipping.BATCH_MEAN:
             return clip_batch_mean(gradients, bound, batch_size, norm)
         case _:

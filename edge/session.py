@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.errors import LocalProtocolError
-from common.messages import Halt, ModelReceived, Refuse
+from common.messages import AWAY, Halt, ModelReceived, Refuse
 from common.wire.codec import Admission, Presence
 from edge.cloud_watch import CloudWatch
 from edge.conversation import (
@@ -26,6 +26,7 @@ from edge.conversation import (
     EXIT_FULL,
     EXIT_REFUSED,
     BudgetSpent,
+    CameBack,
     Connected,
     Disconnected,
     DropOutbox,
@@ -48,8 +49,11 @@ from edge.conversation import (
     SessionEffect,
     SessionEvent,
     Stop,
+    TakeTime,
+    TimeTaken,
     Unanswered,
     WelcomeDeclined,
+    WentAway,
 )
 
 _TRIES = 3  # hellos without an answer until the halt of a life that this edge has no part in is believed
@@ -73,6 +77,12 @@ class EdgeSession:
     answered: int = field(default=0, init=False)  # number of the hello that the last welcome answered
     tries: int = field(default=0, init=False)  # since something was last answered
     late: int = field(default=0, init=False)  # models of another life that came and did not count
+    slow: bool = field(default=False, init=False)  # the device takes its time, by the last welcome
+    leaving: bool = field(default=False, init=False)  # away once the gradient under way is pushed
+    waits: int = field(default=0, init=False)  # so far: the number of the newest
+    _due: MakeGradient | None = field(
+        default=None, init=False
+    )  # what is made once the device has taken its time
     cloud: CloudWatch = field(default_factory=CloudWatch, init=False)
 
     @property
@@ -109,6 +119,10 @@ class EdgeSession:
             case LeaveWanted():
                 told = self.hellos > 0  # else nobody knows of this edge
                 return self._done(EXIT_DONE, f"left: {event.reason}", event.reason if told else None)
+            case WentAway():
+                return self._away()
+            case CameBack():
+                return self._back()
             case GivenUp():
                 told = self.hellos > 0 and not event.unreachable  # lest the cloud wait
                 return self._done(event.code, event.text, "failed" if told else None)
@@ -118,12 +132,15 @@ class EdgeSession:
     def _outcome(self, event: Outcome) -> list[SessionEffect]:
         """Go on after an effect whose outcome only the shell can know."""
         match event, self._phase:
-            case Prepared(rerouted=rerouted), Phase.PREPARING:
+            case Prepared(rerouted=rerouted, slow=slow), Phase.PREPARING:
+                self.slow = slow
                 return self._reroute() if rerouted else self._settled()
             case OtherShardHeld(), Phase.PREPARING:
                 return self._greet_now()
             case WelcomeDeclined(text=text), Phase.PREPARING:
                 return self._done(EXIT_REFUSED, text, "refused")
+            case TimeTaken(number=number), _ if 0 < number <= self.waits:
+                return self._time_taken(number)
             case GradientDebited(sequence=sequence), Phase.MAKING:
                 self.last_sequence = self.pending = self.awaited = sequence
                 self.pending_incarnation = self.incarnation
@@ -154,7 +171,7 @@ class EdgeSession:
         """Say hello as soon as it can be answered; nothing else counts before it is."""
         if self._phase in BUSY:
             self.overtaken = True
-        if self._phase in BUSY or self._phase is Phase.REROUTING:
+        if self._phase in BUSY or self._phase in (Phase.REROUTING, Phase.AWAY):
             return []  # the end of that phase begins with a hello
         return self._greet_now()
 
@@ -176,15 +193,15 @@ class EdgeSession:
         self.tries += 1
         if self.cloud.ended and self.tries >= _TRIES:
             return self._over()  # of a life that began and ended while this edge was away
-        if self._phase in BUSY or not self.connected:
+        if self._phase in BUSY or self._phase is Phase.AWAY or not self.connected:
             return []
         if self._phase is Phase.PUSHING and self.pending is not None:
             return [PushOutbox(self.pending)]
         return self._hello()  # it is answered with the model too
 
-    def _reroute(self) -> list[SessionEffect]:
+    def _reroute(self, *, returned: bool = False) -> list[SessionEffect]:
         self._phase, self.connected, self.overtaken = Phase.REROUTING, False, False
-        return [Reroute()]
+        return [Reroute(returned)]
 
     def _renewed(self) -> list[SessionEffect]:
         """Begin anew under another id, with what is known of the cloud."""
@@ -216,10 +233,14 @@ class EdgeSession:
         self.awaited = self.applied  # a cloud that was started anew knows less than the ledger
         self.pending = None
         self._phase = Phase.WAITING
+        if self.leaving:
+            return effects + self._gone()
         return effects + (self._greet_now() if self.overtaken else [])
 
     def _push(self, sequence: int) -> list[SessionEffect]:
         self._phase = Phase.PUSHING
+        if self.leaving:
+            return [PushOutbox(sequence), *self._gone()]
         return self._greet_now() if self.overtaken else [PushOutbox(sequence)]
 
     def _refused(self, refuse: Refuse) -> list[SessionEffect]:
@@ -258,7 +279,42 @@ class EdgeSession:
             return []  # an answer to something older; what is owed is still owed
         self.pending, self.tries = None, 0
         self._phase = Phase.MAKING
-        return [MakeGradient(self.last_sequence + 1, received)]
+        make = MakeGradient(self.last_sequence + 1, received)
+        if not self.slow:
+            return [make]
+        self._due, self.waits = make, self.waits + 1
+        return [TakeTime(make.sequence, self.waits)]
+
+    # -- the device -----------------------------------------------------------------------------------
+
+    def _time_taken(self, number: int) -> list[SessionEffect]:
+        """Make what was waited for, unless the run has begun anew or may have ended meanwhile: nobody would take it."""
+        if number != self.waits or self._due is None:
+            return []
+        due, self._due = self._due, None
+        if self.cloud.halt is not None or self.cloud.incarnation not in (None, self.incarnation):
+            return self._gone() if self.leaving else self._greet_now()
+        return [due]
+
+    def _away(self) -> list[SessionEffect]:
+        """Leave for a while; where a gradient is under way once that is pushed, so that none is made for nothing."""
+        if self._phase is Phase.AWAY:
+            return []
+        if self._phase in BUSY or self._phase is Phase.REROUTING:
+            self.leaving = True
+            return []
+        return self._gone()
+
+    def _gone(self) -> list[SessionEffect]:
+        """Whoever is not connected cannot say so: the broker or the cloud finds out. What is owed stays owed."""
+        told = self.connected and self.hellos > 0
+        self._phase, self.leaving, self.overtaken = Phase.AWAY, False, False
+        return [SayLeave(AWAY)] if told else []
+
+    def _back(self) -> list[SessionEffect]:
+        """Come back as another process would, so that a late leave is known for one."""
+        self.leaving = False
+        return self._reroute(returned=True) if self._phase is Phase.AWAY else []
 
     # -- the cloud's comings and goings ---------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +19,7 @@ from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity,
 
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"
-_VERSION = 3
+_VERSION = 4
 
 _SCHEMA = f"""
 PRAGMA page_size = 8192;
@@ -32,7 +33,7 @@ CREATE TABLE account (
   dataset TEXT NOT NULL, partition TEXT NOT NULL, shard INTEGER NOT NULL, disjoint INTEGER NOT NULL,
   noise TEXT, parameters TEXT NOT NULL,
   clipping TEXT NOT NULL, scope TEXT NOT NULL, sampling TEXT NOT NULL,
-  batch_size INTEGER NOT NULL, shard_size INTEGER NOT NULL,
+  batch_size INTEGER NOT NULL, shard_size INTEGER NOT NULL, steps INTEGER NOT NULL, largest_batch INTEGER,
   total_epsilon REAL, total_delta REAL, own_budget INTEGER NOT NULL, reproducible INTEGER NOT NULL,
   last_sequence INTEGER NOT NULL DEFAULT 0, charges INTEGER NOT NULL DEFAULT 0,
   UNIQUE (edge_id, run)
@@ -42,13 +43,26 @@ CREATE TABLE outbox (
   PRIMARY KEY (edge_id, run, sequence)
 ) STRICT;
 """
+# R_k of runs with a pace of its own, beside the accounts: whatever does not know it keeps the budget all the same.
+_CAPS = """
+CREATE TABLE IF NOT EXISTS release_cap (
+  edge_id TEXT NOT NULL, run TEXT NOT NULL, most_releases INTEGER NOT NULL,
+  PRIMARY KEY (edge_id, run)
+) STRICT
+"""
+_KEEP_CAP = "INSERT INTO release_cap VALUES (?, ?, ?) ON CONFLICT (edge_id, run) DO NOTHING"
 # Version 1 did not say whose a budget was, and each one bound at once: so it stays.
 _FROM_VERSION_1 = "ALTER TABLE account ADD COLUMN own_budget INTEGER NOT NULL DEFAULT 1"
 # Version 2 had a column for each parameter that a noise law could have.
 _FORMER_PARAMETERS = ("epsilon", "noise_multiplier")
+# Version 3 knew messages of one release, and no truncated batches.
+_FROM_VERSION_3 = (
+    "ALTER TABLE account ADD COLUMN steps INTEGER NOT NULL DEFAULT 1",
+    "ALTER TABLE account ADD COLUMN largest_batch INTEGER",
+)
 _TERMS = (
     *("edge_id", "run", "dataset", "partition", "shard", "disjoint", "noise", "parameters"),
-    *("clipping", "scope", "sampling", "batch_size", "shard_size"),
+    *("clipping", "scope", "sampling", "batch_size", "shard_size", "steps", "largest_batch"),
     *("total_epsilon", "total_delta", "own_budget", "reproducible"),
 )
 _UPSERT = (
@@ -119,7 +133,13 @@ class SqliteLedger(MemoryLedger):
         self._commit([("UPDATE edge SET id = ?", (edge_id,)), ("DELETE FROM outbox", ())])
 
     def _save_terms(self, entries: list[Entry]) -> None:
-        self._commit([(_UPSERT, {"edge_id": entry.edge_id, **_row(entry.account)}) for entry in entries])
+        caps = [(*e.key, e.account.most_releases) for e in entries if e.account.most_releases is not None]
+        self._commit(
+            [
+                *((_UPSERT, {"edge_id": entry.edge_id, **_row(entry.account)}) for entry in entries),
+                *((_KEEP_CAP, cap) for cap in caps),
+            ]
+        )
 
     def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None:
         self._commit(
@@ -149,10 +169,11 @@ class SqliteLedger(MemoryLedger):
             raise LedgerUnavailableError(f"ledger {self.path}: {error}; nothing more is released") from error
 
     def _load(self, connection: sqlite3.Connection) -> None:
+        caps = {(e, run): most for e, run, most in connection.execute("SELECT * FROM release_cap")}
         columns = (*_TERMS, "last_sequence", "charges")
         for row in connection.execute(f"SELECT {', '.join(columns)} FROM account ORDER BY position"):
             fields = dict(zip(columns, row, strict=True))
-            account = _account(fields)
+            account = replace(_account(fields), most_releases=caps.get((fields["edge_id"], fields["run"])))
             entry = Entry(EdgeId(fields["edge_id"]), account, fields["last_sequence"], fields["charges"])
             self._entries[entry.key] = entry
         for edge_id, run, sequence, payload in connection.execute(
@@ -214,6 +235,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             )
         connection.execute("BEGIN IMMEDIATE")
         _migrate(connection, version)
+        connection.execute(_CAPS)
         connection.execute("COMMIT")
         [(verdict, *_)] = connection.execute("PRAGMA quick_check(1)")
         if verdict != "ok":
@@ -233,10 +255,18 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _migrate(connection: sqlite3.Connection, version: int) -> None:
     """Bring the tables of an earlier version into today's form, within the transaction that is open."""
-    if version == _VERSION:
-        return
     if version == 1:
         connection.execute(_FROM_VERSION_1)
+    if version < 3:
+        _fold_parameters(connection)
+    if version < _VERSION:
+        for statement in _FROM_VERSION_3:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _fold_parameters(connection: sqlite3.Connection) -> None:
+    """Write the parameters of a noise law, a column each before version 3, into one."""
     connection.execute("ALTER TABLE account ADD COLUMN parameters TEXT NOT NULL DEFAULT '{}'")
     rows = connection.execute(f"SELECT position, {', '.join(_FORMER_PARAMETERS)} FROM account").fetchall()
     for position, *values in rows:  # here, not by SQLite's JSON functions: those may round a number
@@ -245,7 +275,6 @@ def _migrate(connection: sqlite3.Connection, version: int) -> None:
         connection.execute("UPDATE account SET parameters = ? WHERE position = ?", (parameters, position))
     for key in _FORMER_PARAMETERS:
         connection.execute(f"ALTER TABLE account DROP COLUMN {key}")
-    connection.execute(f"PRAGMA user_version = {_VERSION}")
 
 
 def _damaged(path: Path, error: Exception) -> ConfigurationError:
@@ -271,6 +300,8 @@ def _row(account: Account) -> dict[str, object]:
         "partition": account.shard.partition,
         "shard": account.shard.index,
         "disjoint": int(account.shard.disjoint),
+        "steps": 1,
+        "largest_batch": None,
         **kind,
         "parameters": json.dumps(kind["parameters"]),
         "total_epsilon": None if budget is None else budget.epsilon,

@@ -11,7 +11,7 @@ from common.messages import GradientMade, ModelReceived
 from common.models.model import Features, Model, Targets
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Sampling
-from common.quantities import EdgeId, Indices, NoisyGradient, Vector
+from common.quantities import EdgeId, Indices, NoisyGradient, Vector, is_finite
 from common.randomness import CounterStreams, Purpose
 from edge.privacy import check_bound, clip, perturb
 from edge.samplers import draw_batch
@@ -39,6 +39,9 @@ class Recipe:
     law: NoiseLaw | None  # None: ASGD and CSGD neither clip nor noise
     noised: slice  # coordinates that η covers
     regularization: float  # λ
+    steps: int = 1  # E: noised steps, whose mean is one message
+    local_rate: float = 0.0  # ρ_local of the steps; γ_local = ρ_local/C
+    largest_batch: int | None = None  # B_max of truncated batches
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class EdgeWorker:
     streams: CounterStreams
     sequence: int = 0  # of the last gradient made
     diagnose: Callable[[int, float], None] | None = (
-        None  # given n and ‖g‖ before clipping and noise: NOT private
+        None  # given the draw and ‖g‖ before clipping and noise: NOT private
     )
 
     def check(self, received: ModelReceived) -> None:
@@ -75,13 +78,49 @@ class EdgeWorker:
         )
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        """Return g̃ of batch n at x."""
+        """Return message n, made on x: g̃, or with local steps the mean of E of them."""
         with np.errstate(over="ignore", invalid="ignore"):  # a hostile x may overflow; clipping minds it
-            return self._gradient(x, sensitivity, n)
+            if self.recipe.steps == 1:
+                return self._release(x, sensitivity, n)
+            return self._mean_of_steps(x, sensitivity, n)
 
-    def _gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+    def _mean_of_steps(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        """Return (x⁽⁰⁾ − x⁽ᴱ⁾)/(E·γ_local), where each step is x⁽ᵉ⁾ = x⁽ᵉ⁻¹⁾ − γ_local·g̃_e.
+
+        That is the mean of the g̃_e, and is computed as such. Step e of message n has the draws (n−1)·E + e. All
+        that follows a g̃_e is made of it alone, so the E releases are what is charged. A step that would leave
+        float32 is not taken: an edge that ended there would tell of releases that nobody was charged for.
+        """
+        recipe = self.recipe
+        bound = recipe.batch_size * sensitivity / 2
+        check_bound(bound)
+        rate = np.float32(recipe.local_rate / bound)
+        first = (n - 1) * recipe.steps + 1
+        released = self._release(x, sensitivity, first)
+        if not is_finite(released):
+            return released  # by λx alone
+        total = released.astype(np.float64)
+        for draw in range(first + 1, first + recipe.steps):
+            there = x - rate * released
+            if is_finite(there) and is_finite(np.float32(recipe.regularization) * there):
+                x = there
+            released = self._release(x, sensitivity, draw)
+            total += released
+        total /= recipe.steps
+        return NoisyGradient(total.astype(np.float32))
+
+    def _release(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        """Return g̃ at x, with the n-th batch and noise."""
         recipe, shard = self.recipe, self.shard
-        batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
+        batch = draw_batch(
+            recipe.sampling,
+            self.streams,
+            self.index,
+            n,
+            len(shard),
+            recipe.batch_size,
+            recipe.largest_batch,
+        )
         rows = shard.rows[batch]
         # take: the same rows as by indexing, at half its cost
         gradients = self.model.gradients(

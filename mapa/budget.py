@@ -8,6 +8,7 @@ from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.noise.mechanism import Clipping, Sampling
+from common.scenario.pacing import planned_releases
 from common.scenario.parts import own_schema
 from common.scenario.scenario import Scenario
 
@@ -34,6 +35,8 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
         )
     from common.accounting.budget import calibrate  # scipy and the accountant: only where they are needed
 
+    if privacy.pace == "own":
+        return _paced(scenario, shard_sizes)
     z = calibrate(
         Budget(privacy.total_epsilon, privacy.total_delta),
         releases=privacy.releases or releases_of_an_edge(scenario),
@@ -47,21 +50,56 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
     return scenario.model_copy(update={"privacy": filled})
 
 
+def _paced(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
+    """Return the scenario with R_k and z_k of each edge: fixed here, before anybody has released anything."""
+    from common.accounting.budget import calibrate
+
+    privacy = scenario.privacy
+    law = privacy.described.made
+    assert law.calibrated is not None  # PrivacyTable has checked both
+    assert privacy.total_epsilon is not None
+    budget = Budget(privacy.total_epsilon, privacy.total_delta)
+    caps, found = planned_releases(scenario), dict[tuple[int, int], float]()
+    for key in zip(caps, shard_sizes, strict=True):
+        if key not in found:
+            found[key] = calibrate(
+                budget,
+                releases=key[0],
+                batch_size=scenario.batch_size,
+                shard_size=key[1],
+                sampling=Sampling(scenario.data.sampler),
+                clipping=Clipping(privacy.clipping),
+                law=law,
+            )
+    multipliers = [found[key] for key in zip(caps, shard_sizes, strict=True)]
+    filled = privacy.model_copy(update={law.calibrated: multipliers, "release_caps": caps})
+    return scenario.model_copy(update={"privacy": filled})
+
+
 def releases_of_an_edge(scenario: Scenario) -> int:
-    """Return an even share of T, and the gradient in flight when the run ends."""
-    return -(-scenario.iterations // scenario.workers) + 1
+    """Return an even share of T, and the message in flight when the run ends, of E releases each."""
+    return scenario.local.steps * (-(-scenario.iterations // scenario.workers) + 1)
 
 
 def release_caps(scenario: Scenario, shard_sizes: Sequence[int]) -> list[int | None]:
-    """Return how many gradients each edge's budget permits; None: no budget."""
+    """Return how many messages each edge's budget permits; None: no budget."""
     privacy = scenario.privacy
     if not scenario.private or privacy.total_epsilon is None:
         return [None] * len(shard_sizes)
-    from common.accounting.budget import max_releases
+    from common.accounting.budget import keeps, max_messages
 
     budget = Budget(privacy.total_epsilon, privacy.total_delta)
     mechanism = scenario.mechanism
+    if privacy.release_caps is not None:
+        own = [privacy.cap(k) for k in range(len(shard_sizes))]
+        for k, (cap, size) in enumerate(zip(own, shard_sizes, strict=True)):
+            if cap is not None and not keeps(budget, ReleaseKind(scenario.law(k), mechanism, size), cap):
+                raise ConfigurationError(
+                    f"privacy.release_caps = {cap} of edge {k}: with its noise and {size} records it passes"
+                    f" privacy.total_epsilon = {privacy.total_epsilon}"
+                )
+        return own
     return [
-        max_releases(budget, ReleaseKind(scenario.law(k), mechanism, size))
+        max_messages(budget, ReleaseKind(scenario.law(k), mechanism, size))
         for k, size in enumerate(shard_sizes)
     ]

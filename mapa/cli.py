@@ -41,6 +41,7 @@ GROUPS = {
     "ledger": "mapa.commands.ledger_group:app",
     "scenario": "mapa.commands.scenario:app",
     "data": "mapa.commands.data:app",
+    "devices": "mapa.commands.devices:app",
 }
 
 FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
@@ -52,6 +53,7 @@ _SERVICES = (
     "chaos",
     "replay",
     "verify",
+    "devices",
 )  # one BLAS thread each; the others may use what they find
 _CHEAPEST = "schedule"  # a program needs a command, also where it only prints its version
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cloud.assembly import algorithm_for, begun, server_for
+from cloud.assembly import algorithm_for, begun, explained, server_for
 from cloud.history import History
 from cloud.probe import SizeProbe
 from cloud.revival import begin_history, revive
@@ -37,7 +37,7 @@ from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packe
 from mapa.live import View
 from mapa.run_parts import OwnFiles, RunParts, assemble
 
-EXIT_CODES = {"finished": 0, "no-budget": 3, "interrupted": 130}
+EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}
 _ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
 _ECHO = 20.0  # seconds for a message as large as a model to come back
 _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart takes less
@@ -224,6 +224,8 @@ def open_cloud(
         channel.close()  # with a goodbye: our last will would say that the run's cloud is away
         loop.close()
         raise
+    if words := explained(scenario, setting.model):
+        view.say(words)
     service.start()
     started.append(service)
     beat(loop, lambda: channel.connected)

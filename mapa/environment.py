@@ -39,6 +39,7 @@ EDGE = (
     "ALLOW",
     "CODE",
     "ALLOW_SEED",
+    "MOST_LOCAL_STEPS",
     "ACCOUNTS",
     "STATE_DIR",
     "EDGE_DATA",

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cloud.assembly import explained
 from cloud.lives import Lives
 from cloud.service import CloudService
 from cloud.terms import EdgeAccount
@@ -264,6 +265,7 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
         contact = service.contacts.get(account.edge_id)
         link = scenario.links[account.index % len(scenario.links)] if scenario.links else None
         profile = None if link is None else link_profile(link.model_dump())
+        device = scenario.devices[account.index % len(scenario.devices)] if scenario.devices else None
         tally = service.tally.edges.get(account.index)
         measured = contact is not None and contact.turnarounds
         rows.append(
@@ -271,6 +273,7 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
                 "edge": account.index,
                 "edge_id": account.edge_id,
                 "link": None if link is None else link.model_dump(exclude_none=True, exclude_defaults=True),
+                **({} if device is None else {"device": device.model_dump(exclude_none=True)}),
                 "asked_delay_ms": None if profile is None else profile.mean_delay_ms,
                 "round_trip_ms": (
                     contact.turnaround_sum / contact.turnarounds * 1e3
@@ -342,6 +345,8 @@ def summarise(
         "iterations_per_second": tally.updates / seconds if seconds > 0 else None,
         "diagnostics": scenario.records.diagnostics,
     }
+    if rate := explained(scenario, model):
+        summary["rate"] = rate
     if scenario.records.diagnostics:
         summary["warning"] = (
             "diagnostics were on: the records hold gradient norms before noise, which are not private"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cloud.assembly import settled
 from cloud.evaluation import Evaluator
 from common.datasets.catalogue import describe, load_dataset
 from common.datasets.checksum import content_checksum
@@ -31,7 +32,7 @@ from mapa.budget import calibrated
 class RunParts:
     """A scenario with its data loaded and cut into shards, and its model made."""
 
-    scenario: Scenario  # with z filled in where it gave a total budget instead
+    scenario: Scenario  # with z filled in where it gave a total budget instead, and what follows from z
     dataset: Dataset
     model: Model
     rows: list[Indices]  # shard k of K; none where edges bring records of their own
@@ -86,7 +87,8 @@ def assemble(
     dataset = dataset_for(scenario, load)
     model = model_for(scenario, dataset.shape, dataset.classes, dataset.target_range, data_dir)
     rows = shards_for(scenario, dataset.train)
-    return RunParts(calibrated(scenario, [len(shard) for shard in rows]), dataset, model, rows)
+    noised = calibrated(scenario, [len(shard) for shard in rows])
+    return RunParts(settled(noised, model), dataset, model, rows)
 
 
 def _assemble_own(scenario: Scenario, own: OwnFiles | None, data_dir: Path | None) -> RunParts:
@@ -111,7 +113,7 @@ def _assemble_own(scenario: Scenario, own: OwnFiles | None, data_dir: Path | Non
     dataset = Dataset(LOCAL, schema.shape, schema.classes, train, test, checksum, schema.target_range)
     model = model_for(scenario, schema.shape, schema.classes, schema.target_range, data_dir)
     sizes = [len(shard) for shard in shards] or [least] * scenario.workers
-    return RunParts(calibrated(scenario, sizes), dataset, model, rows)
+    return RunParts(settled(calibrated(scenario, sizes), model), dataset, model, rows)
 
 
 def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:

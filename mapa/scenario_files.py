@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from common.availability import MOST_ROWS, Span, windows_from_csv
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law, laws_with
@@ -83,7 +84,46 @@ def checked_scenario(values: dict[str, Any], folder: Path, changed: Mapping[str,
         delays["file"] = str(folder / delays["file"])
     if isinstance(links, str):
         values["links"] = _link_tables(Path(links) if "links" in changed else folder / links)
+    _read_traces(values, folder, changed)
     return parse_scenario(values)
+
+
+def _read_traces(values: dict[str, Any], folder: Path, changed: Mapping[str, Any]) -> None:
+    """Put the windows of a CSV into the scenario's own tables, a device for each edge: edges never see the file.
+
+    An edge that the file does not name takes the windows of one that it does, in turn.
+    """
+    devices, edges = values.get("devices"), values.get("edges", 5)
+    if not isinstance(devices, list) or type(edges) is not int or not 0 < edges <= 100_000:
+        return  # whatever is wrong with them the scenario says
+    if not any("file" in _availability(device) for device in devices):
+        return
+    known: dict[str, dict[int, list[Span]]] = {}
+    expanded, total = [], 0
+    for k in range(edges):
+        device = devices[k % len(devices)]
+        given = dict(_availability(device))
+        name = given.pop("file", None)
+        if isinstance(name, str):
+            path = Path(name) if "devices" in changed else folder / name
+            windows = known.get(name) or known.setdefault(name, windows_from_csv(path))
+            own = windows.get(k) or windows[list(windows)[k % len(windows)]]
+            total += len(own)
+            if total > MOST_ROWS:
+                raise ConfigurationError(
+                    f"devices.availability.file = {name!r}: makes more than {MOST_ROWS} windows for {edges} edges"
+                )
+            last = max(end for spans in windows.values() for _, end in spans)
+            given = {"period": last, **given, "windows": [list(span) for span in own]}
+            always = own == [(0.0, given["period"])]
+            device = {**device, "availability": None if always else given}
+        expanded.append(device)
+    values["devices"] = expanded
+
+
+def _availability(device: object) -> Mapping[str, Any]:
+    given = device.get("availability") if isinstance(device, Mapping) else None
+    return given if isinstance(given, Mapping) else {}
 
 
 def _find_code(values: Mapping[str, Any], folder: Path) -> None:

@@ -39,7 +39,7 @@ class EdgeReleases:
     edge: int  # k
     edge_id: str
     kind: ReleaseKind
-    releases: int
+    releases: int  # messages, each of E releases
     charges: int | None = None  # the ledger's count; None: no restart within an epoch
     earlier: tuple[Spent, ...] = ()  # by other runs, on the same records
     reproducible: bool = False  # seeded noise
@@ -122,7 +122,7 @@ class Statement:
                 str(edge.of.edge),
                 edge.of.edge_id,
                 f"{'≥ ' if edge.of.at_least else ''}{edge.of.kind.shard_size}",
-                str(edge.of.releases),
+                _messages(edge.of),
                 *(row[key] for key in ("release", "clipping", "scope", "sampler")),
                 *(_cell(figures.get(method), edge) for method in methods),
                 _cell(edge.total.replace_one, edge),
@@ -283,6 +283,11 @@ def _words(statement: Statement) -> Iterator[str]:
         yield f"An ε of {LITTLE:g} or more gives little protection."
     if any(edge.of.earlier for edge in statement.edges):
         yield "Releases of earlier runs on the same records are included."
+    if steps := sorted({edge.of.kind.mechanism.steps for edge in statement.edges} - {1}):
+        yield (
+            f"Local steps: a message is the mean of {' or '.join(map(str, steps))} noised gradients, and each of them"
+            " is charged as a release."
+        )
     yield from dict.fromkeys(note for edge in statement.edges for note in edge.of.notes)
     source = f"The largest over edges, edge {worst.of.edge}'s"
     if statement.composed:
@@ -318,6 +323,7 @@ def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
         "edge": of.edge,
         "edge_id": of.edge_id,
         "releases": of.releases,
+        **({"local_steps": of.kind.mechanism.steps} if of.kind.mechanism.steps > 1 else {}),
         "charges": of.spent[-1].charges,
         "shard_size": of.kind.shard_size,
         **({"shard_size_at_least": True} if of.at_least else {}),
@@ -329,6 +335,12 @@ def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
         "exact": edge.exact,
         **_figures(edge.total),
     }
+
+
+def _messages(of: EdgeReleases) -> str:
+    """Return how much was released: with local steps, messages × E."""
+    steps = of.kind.mechanism.steps
+    return str(of.releases) if steps == 1 else f"{of.releases} × {steps}"
 
 
 def _figures(figure: Total) -> dict[str, object]:

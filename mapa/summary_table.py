@@ -19,6 +19,8 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
     for label, text in _rows(summary):
         table.add_row(label, text)
     console.print(table)
+    if "rate" in summary:
+        console.print(f"rate: {summary['rate']}", soft_wrap=True, highlight=False, markup=False)
     for line in summary.get("privacy", {}).get("words", []):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if "warning" in summary:

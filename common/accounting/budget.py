@@ -31,6 +31,11 @@ def max_releases(budget: Budget, kind: ReleaseKind, spent: Sequence[Spent] = ())
     return max_charges(budget, kind, tuple(spent)) * kind.batches_per_epoch
 
 
+def max_messages(budget: Budget, kind: ReleaseKind, spent: Sequence[Spent] = ()) -> int:
+    """Return how many whole messages, of E releases each, that is."""
+    return max_releases(budget, kind, spent) // kind.mechanism.steps
+
+
 @functools.lru_cache(maxsize=1024)
 def max_charges(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...] = ()) -> int:
     """Return the largest number of charges whose total ε is within the budget; 0 where nothing is."""

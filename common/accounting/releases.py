@@ -37,6 +37,8 @@ class ReleaseKind:
                 f"batch_size = {b}: must be at most the shard's {n} records"
                 f" with the {self.mechanism.sampling.value} sampler"
             )
+        if self.mechanism.steps < 1:
+            raise ConfigurationError(f"local.steps = {self.mechanism.steps}: must be at least 1")
 
     def fields(self) -> dict[str, Any]:
         """Return it as plain values, for a row or a line of JSON."""
@@ -49,11 +51,12 @@ class ReleaseKind:
             "sampling": mechanism.sampling.value,
             "batch_size": mechanism.batch_size,
             "shard_size": self.shard_size,
+            **({"steps": mechanism.steps} if mechanism.steps != 1 else {}),
         }
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Read what `fields` has written."""
+        """Read what `fields` has written, in this version or an earlier one."""
         law = None
         if fields["noise"] is not None:
             law = noise_law(fields["noise"], fields["parameters"])
@@ -62,6 +65,7 @@ class ReleaseKind:
             Scope(fields["scope"]),
             Sampling(fields["sampling"]),
             fields["batch_size"],
+            fields.get("steps", 1),
         )
         return cls(law, mechanism, fields["shard_size"])
 
@@ -77,12 +81,24 @@ class ReleaseKind:
             return self.shard_size // self.mechanism.batch_size
         return 1
 
-    def charges(self, releases: int) -> int:
-        """Return how often one record can have been used in `releases` consecutive releases.
+    def charges(self, messages: int) -> int:
+        """Return how often one record can have been used in `messages` consecutive messages of E releases each.
 
         An epoch's batches are disjoint, so an epoch begun charges once, whatever was released of it.
         """
-        return math.ceil(releases / self.batches_per_epoch)
+        return self.charges_between(0, messages)
+
+    def charges_between(self, before: int, last: int) -> int:
+        """Return what the messages before + 1 … last charge where none of their epochs is paid for."""
+        if last <= before:
+            return 0
+        return self.epoch_of(last, ends=True) - self.epoch_of(before + 1) + 1
+
+    def epoch_of(self, message: int, *, ends: bool = False) -> int:
+        """Return the epoch that a message's first release lies in, or its last; without epochs each release is one."""
+        steps = self.mechanism.steps
+        release = message * steps if ends else (message - 1) * steps + 1
+        return (release - 1) // self.batches_per_epoch
 
     def guarantee(self, adjacency: Adjacency) -> Guarantee:
         """State what one release guarantees, before amplification."""

@@ -34,6 +34,7 @@ class LinearModel(ABC):
 
     name: str
     metrics: tuple[Metric, ...] = CLASSIFICATION
+    feature_length: float | None = None
 
     def __init__(self, *, shape: tuple[int, ...], classes: int, outputs: int) -> None:
         if classes < 2:

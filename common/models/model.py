@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,7 +65,10 @@ def check_labels(labels: Labels, classes: int) -> npt.NDArray[np.int64]:
 
 
 class Model(Protocol):
-    """F(x; ξ) and its gradients. Methods are functions of their arguments; a model keeps no x."""
+    """F(x; ξ) and its gradients. Methods are functions of their arguments; a model keeps no x.
+
+    A class may have one member more, `feature_length: float | None`; ask for it by `feature_length(model)`.
+    """
 
     name: str
     dimension: int  # N
@@ -86,3 +90,19 @@ class Model(Protocol):
 
     def evaluate(self, x: Vector, features: Features, targets: Targets) -> Mapping[str, float]:
         """Return a number for each of `metrics`; `loss` is the mean loss without the regulariser."""
+
+
+def feature_length(model: Model) -> float | None:
+    """Return ℓ, the L2 length of every feature vector without its bias input, which is meant to be 0.1·ℓ.
+
+    It follows from the model's options alone, never from records. None: vectors differ in length, or the model's
+    class, which may be anybody's, does not say.
+    """
+    said: object = getattr(model, "feature_length", None)
+    if said is None:
+        return None
+    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 < said < math.inf:
+        raise ConfigurationError(
+            f"model.name = {model.name!r}: feature_length = {said!r}; must be a number greater than 0, or None"
+        )
+    return float(said)

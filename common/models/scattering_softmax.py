@@ -63,6 +63,7 @@ class ScatteringSoftmax(Softmax):
         # to a linear model these are what pixels are to softmax: a row of numbers
         inputs = landmarks or CHANNELS * math.prod(self._scattering.out)
         self._length = np.float32(math.sqrt(inputs))
+        self.feature_length = math.sqrt(landmarks) if landmarks else None
         super().__init__(shape=(1, inputs), classes=classes)
 
     def features(self, images: Images) -> Features:

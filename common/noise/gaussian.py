@@ -52,6 +52,9 @@ class Gaussian(NoiseLaw):
         # ‖N(0, I)‖ exceeds √N + √(2x) with probability e^-x at most (it is 1-Lipschitz)
         return (math.sqrt(dimension) + math.sqrt(2 * TAIL_NATS)) * self.noise_multiplier / 2
 
+    def relative_tail_of_mean(self, dimension: int, count: int) -> float:
+        return self.relative_tail(dimension) / math.sqrt(count)
+
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
         if mechanism.scope is not Scope.ALL:
             return in_the_clear(adjacency)

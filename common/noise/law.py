@@ -77,6 +77,10 @@ class NoiseLaw:
         """Return r such that ‖η‖, in L2, exceeds r·ΔS with a probability of at most e^-TAIL_NATS."""
         raise NotImplementedError
 
+    def relative_tail_of_mean(self, dimension: int, count: int) -> float:  # noqa: ARG002
+        """Return the same for the mean of `count` draws, but for count·e^-TAIL_NATS: no longer than the longest."""
+        return self.relative_tail(dimension)
+
     def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
         """State what one release guarantees."""
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -10,6 +11,10 @@ from enum import Enum
 # passes for one of norm 0 and is not clipped at all. Above the largest, a sum of clipped samples, or of noise,
 # could leave float32.
 LEAST_BOUND, LARGEST_BOUND = 1e-9, 1e9
+
+MOST_STEPS = (
+    100  # E of a run: so many gradients keep an edge busy for one message; its operator may permit fewer
+)
 
 
 class Norm(Enum):
@@ -24,12 +29,27 @@ class Clipping(Enum):
 
     D-02: line 5 of algorithm:MAPA clips the batch mean, whose sensitivity is then bΔS.
     Only clipping each sample first makes it ΔS, or scaling each to the length C whatever it was: g·C/‖g‖, where 0
-    stays 0.
+    stays 0. `quantile` clips each sample, too, and counts in one coordinate more how many were short enough; see
+    `parts_of_bound`.
     """
 
     PER_SAMPLE = "per-sample"
     NORMALISED = "normalised"
+    QUANTILE = "quantile"
     BATCH_MEAN = "batch-mean"
+
+
+COUNT_SHARE = 0.1  # κ: how long a sample's count is, over its clipped gradient
+
+
+def parts_of_bound(bound: float, norm: Norm) -> tuple[float, float]:
+    """Return what C is divided into where samples are counted, too: the gradient's bound, and a count's length.
+
+    A sample's release is its clipped gradient and ±κ times that bound, together C long at most. So noise of multiplier
+    z on the whole is z√(1+κ²) on the gradient and z√(1+κ⁻²) on the count, whose inverse squares add up to z⁻².
+    """
+    of_gradient = bound / (math.sqrt(1 + COUNT_SHARE**2) if norm is Norm.L2 else 1 + COUNT_SHARE)
+    return of_gradient, COUNT_SHARE * of_gradient
 
 
 class Scope(Enum):
@@ -43,6 +63,7 @@ class Sampling(Enum):
     """How an edge picks the batch of its n-th gradient."""
 
     POISSON = "poisson"
+    TRUNCATED_POISSON = "truncated-poisson"  # at most `largest_batch` of them, chosen at random
     SHUFFLED = "shuffled"
     WITH_REPLACEMENT = "with-replacement"
 
@@ -62,13 +83,15 @@ class Mechanism:
     scope: Scope
     sampling: Sampling
     batch_size: int  # b
+    steps: int = 1  # E: noised gradients in one message, each of them a release
+    largest_batch: int | None = None  # B_max of the truncated-poisson sampler
 
     def sensitivity_over_clip(self, adjacency: Adjacency) -> float:
         """Return the true sensitivity of the released mean, in the norm that is clipped and in units of C.
 
-        Samples that are clipped or normalised move it by C/b (zero-out) or 2C/b = ΔS (replace-one) for each place
-        that a record fills; sampling with replacement lets one record fill all b of them. A clipped batch
-        mean can go anywhere in its ball whatever the adjacency: 2C = bΔS.
+        Samples that are clipped, counted or not, or normalised move it by C/b (zero-out) or 2C/b = ΔS (replace-one)
+        for each place that a record fills; sampling with replacement lets one record fill all b of them. A clipped
+        batch mean can go anywhere in its ball whatever the adjacency: 2C = bΔS.
         """
         if self.clipping is Clipping.BATCH_MEAN:
             return 2.0
@@ -78,7 +101,7 @@ class Mechanism:
 
     @property
     def amplified(self) -> bool:
-        """Tell whether subsampling at rate b/n_k may be counted."""
+        """Tell whether subsampling at rate b/n_k may be counted; of truncated batches the accountant knows more."""
         return self.sampling is Sampling.POISSON
 
 

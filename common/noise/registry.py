@@ -173,3 +173,21 @@ def laws_with(key: str) -> list[str]:
     """Return the built-in laws that have a parameter, or a limit, of this name."""
     described = (describe_law(name) for name in law_names())
     return [one.name for one in described if key in one.names or key in one.limits]
+
+
+def paced_law(planned: NoiseLaw, name: str | None, parameters: Mapping[str, float]) -> NoiseLaw:
+    """Return how an edge noises that has a pace of its own: as planned, or more where its operator asks for more.
+
+    Cloud and edge ask the same question, so they agree. What was planned is the least: R_k was computed for it.
+    """
+    key = planned.calibrated
+    if key is None or name not in (None, planned.name) or set(parameters) - {key}:
+        asked = "" if name is None else f"noise = {name!r}: "
+        raise ConfigurationError(
+            f"{asked}in a run with privacy.pace = 'own' every edge noises by {planned.name!r}; an edge may ask for a"
+            f" larger {key or 'parameter'} and nothing else"
+        )
+    asked_for = parameters.get(key, 0.0)
+    if asked_for <= planned.parameters[key]:
+        return planned
+    return noise_law(planned.name, {**planned.parameters, key: asked_for})

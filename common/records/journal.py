@@ -40,6 +40,8 @@ class Journal:
             self._stream.write(self._applied(fact, time))
         else:
             fields = asdict(fact)
+            if fields.get("device", "") is None:
+                del fields["device"]  # a key that came later: only where it says something
             self.write(event_name(fact), fields | fields.pop("parameters", {}), time)
 
     def evaluated(self, evaluation: Evaluation, time: float | None = None) -> None:

@@ -10,9 +10,10 @@ from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
 from common.datasets.schema import DataSchema
 from common.datasets.source import LOCAL, FileSource, Source
+from common.models.counted import Counted
 from common.models.model import Model
 from common.models.registry import make_model
-from common.noise.mechanism import Sampling
+from common.noise.mechanism import Clipping, Sampling
 from common.scenario.scenario import Scenario
 
 
@@ -53,7 +54,7 @@ def model_for(
     data_dir: Path | None = None,
 ) -> Model:
     """Return the model for samples of this shape; pretrained weights lie below the data directory."""
-    return make_model(
+    model = make_model(
         scenario.model.name,
         shape=shape,
         classes=classes,
@@ -61,6 +62,13 @@ def model_for(
         target_range=target_range,
         data_dir=data_dir,
     )
+    return as_released(scenario, model)
+
+
+def as_released(scenario: Scenario, model: Model) -> Model:
+    """Return the model as its edges release it: with a coordinate for the count where clipping asks for one."""
+    counts = scenario.private and Clipping(scenario.privacy.clipping) is Clipping.QUANTILE
+    return Counted(model) if counts else model
 
 
 def noised_slice(scenario: Scenario, model: Model) -> slice:

@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, model_
 
 from common.algorithms import Description, describe
 from common.constants import NOMINAL, measured_constants
+from common.devices import DeviceProfile
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
@@ -24,9 +25,12 @@ from common.scenario.explanation import explain
 from common.scenario.tables import (
     AlgorithmTable,
     DelaysTable,
+    DeviceTable,
     EvaluationTable,
     LinkTable,
+    LocalTable,
     ModelTable,
+    Positive,
     PrivacyTable,
     RecordsTable,
     Table,
@@ -42,15 +46,22 @@ class Scenario(Table):
     iterations: int = Field(..., ge=1, le=1_000_000_000, description="T: updates of the model")
     batch_size: int = Field(12, ge=1, le=1_000_000, description="b")
     seed: int | None = Field(None, ge=0, lt=2**63, description="absent: secure randomness, not replayable")
+    time_limit: Positive | None = Field(
+        None, le=1e9, description="seconds, virtual in a simulation, after which the run ends; absent: at T"
+    )
     data: DataTable = DataTable()
     model: ModelTable = ModelTable()
     algorithm: AlgorithmTable = AlgorithmTable()
     privacy: PrivacyTable = Field(default_factory=lambda: PrivacyTable(noise_multiplier=[1.0]))
+    local: LocalTable = LocalTable()
     delays: DelaysTable = DelaysTable()
     evaluation: EvaluationTable = EvaluationTable()
     records: RecordsTable = RecordsTable()
     links: list[LinkTable] = Field(
         default_factory=list, max_length=100_000, description="cycled over edges; none: no added delay"
+    )
+    devices: list[DeviceTable] = Field(
+        default_factory=list, max_length=100_000, description="cycled over edges; none: as fast as they are"
     )
     testbed: TestbedTable = TestbedTable()
     _work: WorkTable = PrivateAttr()  # by the algorithm's word, or on an edge by the welcome's
@@ -64,6 +75,19 @@ class Scenario(Table):
                 f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
                 "the number of edges, or the run would never begin"
             )
+        if self.local.steps > 1 and not self.private:
+            raise ValueError(
+                f"local.steps = {self.local.steps}: needs an algorithm whose edges clip and noise, and"
+                " this one's do not"
+            )
+        if self.privacy.gradients_per_second is not None and self.time_limit is None:
+            raise ValueError("time_limit: needed with privacy.gradients_per_second")
+        if self.privacy.pace == "own" and not self.private:
+            raise ValueError("privacy.pace = 'own': needs an algorithm whose edges clip and noise")
+        if self.privacy.pace == "own" and self.local.steps > 1:
+            raise ValueError(
+                f"local.steps = {self.local.steps}: must be 1 with privacy.pace = 'own', whose caps count releases"
+            )
         return self
 
     def _resolve_algorithm(self) -> WorkTable:
@@ -72,6 +96,7 @@ class Scenario(Table):
         for key in described.requires:
             if getattr(self.algorithm, key, None) is None:
                 raise ValueError(f"algorithm.{key}: needed with algorithm.name = {described.name!r}")
+        self._check_clipping(described)
         for option in described.options:
             if option.name in AlgorithmTable.model_fields:
                 raise ValueError(
@@ -100,6 +125,23 @@ class Scenario(Table):
         if self.algorithm.first_clip is None and not self.algorithm.sigma:
             raise ValueError("algorithm.sigma = 0.0: must be greater than 0 where no first_clip is given")
         return WorkTable(private=described.private, centralised=described.centralised)
+
+    def _check_clipping(self, described: Description) -> None:
+        """Refuse an algorithm without the clipping that it reads, and a count that no algorithm reads."""
+        given, needed = self.privacy.clipping, described.clipping
+        if needed is not None and given != needed:
+            raise ValueError(
+                f"privacy.clipping = {given!r}: must be {needed!r} with algorithm.name = {described.name!r}"
+            )
+        if given == Clipping.QUANTILE.value and self.weighted:
+            raise ValueError(
+                f"privacy.clipping = {given!r}: not with weights by noise, which would scale the count, too"
+            )
+        if needed is None and given == Clipping.QUANTILE.value:
+            raise ValueError(
+                f"privacy.clipping = {given!r}: needs an algorithm that reads the count, such as"
+                f" algorithm.name = 'quantile', not {described.name!r}"
+            )
 
     # -- what the core asks for -----------------------------------------------------------------------
 
@@ -150,7 +192,13 @@ class Scenario(Table):
     @property
     def mechanism(self) -> Mechanism:
         p = self.privacy
-        return Mechanism(Clipping(p.clipping), Scope(p.scope), Sampling(self.data.sampler), self.batch_size)
+        return Mechanism(
+            Clipping(p.clipping),
+            Scope(p.scope),
+            Sampling(self.data.sampler),
+            self.batch_size,
+            self.local.steps,
+        )
 
     def law(self, index: int) -> NoiseLaw | None:
         """Return how edge k noises; None where the algorithm never does."""
@@ -158,24 +206,65 @@ class Scenario(Table):
             return None
         return self.privacy.described.make(self.privacy.parameters(index), "privacy.")
 
+    @property
+    def weighted(self) -> bool:
+        """Whether gradients weigh by their edges' noise."""
+        weights = self.algorithm.weights
+        return weights == "noise" or (weights is None and self.privacy.pace == "own")
+
     def for_edge(self, index: int) -> dict[str, Any]:
         """Return what edge k needs: its own ε_k and link alone; the seed travels apart, where there is one.
 
         Not the algorithm: of that an edge learns only what to do.
         """
-        left_out = {"seed", "algorithm", "evaluation", "records", "delays"}
+        left_out = {"seed", "algorithm", "evaluation", "records", "delays", "time_limit"}
         values = {**self.model_dump(mode="json", exclude=left_out), "work": self._work.model_dump()}
+        privacy = values["privacy"] = self.privacy.recorded(values["privacy"])
         for key, given in self.privacy.given.items():
-            values["privacy"][key] = [given[index % len(given)]]
+            privacy[key] = [given[index % len(given)]]
+        if self.privacy.release_caps is not None:
+            privacy["release_caps"] = [self.privacy.cap(index)]
+        for key in ("paces", "gradients_per_second"):
+            privacy.pop(key, None)  # of all edges: no business of this one
         if self.links:
             values["links"] = [values["links"][index % len(self.links)]]
+        if not self.local.given:
+            del values["local"]
+        devices = values.pop("devices")
+        if (
+            devices
+        ):  # a key that came later: an edge that does not know it is not told where there is nothing to tell
+            values["devices"] = [_own_phase(devices[index % len(devices)], index)]
         return values
+
+    def device(self, index: int) -> DeviceProfile | None:
+        """Return the device of edge k; None: the machine as it is."""
+        return self.devices[index % len(self.devices)].profile(index) if self.devices else None
+
+    @property
+    def profiles(self) -> list[DeviceProfile]:
+        """The devices of all edges, by k; none: the scenario names none."""
+        tables = self.devices
+        return [tables[k % len(tables)].profile(k) for k in range(self.workers)] if tables else []
+
+    @property
+    def longest_absence(self) -> float:
+        """For how many seconds an edge may be away by its device's word; 0: all are always there."""
+        spans = [table.profile(0).availability for table in self.devices]  # a phase does not change it
+        return max((span.longest_absence for span in spans if span is not None), default=0.0)
 
     def canonical(self) -> dict[str, Any]:
         """Return what a record holds: every value, and of the algorithm's own options those not at their default."""
         values = self.model_dump(mode="json")
         values["algorithm"] = self.algorithm.recorded() | self.described.recorded(self.algorithm.options)
         values["records"] = self.records.recorded()
+        if not self.local.given:
+            del values["local"]
+        if not self.devices:
+            del values["devices"]
+        values["privacy"] = self.privacy.recorded(values["privacy"])
+        if self.time_limit is None:
+            del values["time_limit"]
         return values
 
     def resolved(self) -> dict[str, Any]:
@@ -187,6 +276,15 @@ class Scenario(Table):
         """SHA-256 of the resolved scenario."""
         text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _own_phase(device: dict[str, Any], index: int) -> dict[str, Any]:
+    """Return what an edge is told of its device: of the phases its own."""
+    availability = device["availability"]
+    if availability is not None and availability["phase"] is not None:
+        phases = availability["phase"]
+        device = {**device, "availability": {**availability, "phase": [phases[index % len(phases)]]}}
+    return device
 
 
 def parse_scenario(values: Mapping[str, Any]) -> Scenario:

@@ -6,11 +6,19 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from common.availability import LEAST_SPAN, LONGEST_SPAN, MOST_WINDOWS
+from common.devices import (
+    LARGEST_JITTER,
+    LARGEST_SLOWDOWN,
+    LONGEST_REFERENCE_MS,
+    DeviceProfile,
+    device_profile,
+)
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.registry import MODELS
 from common.noise.law import LARGEST_PARAMETER, LEAST_PARAMETER
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND
+from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, MOST_STEPS
 from common.noise.registry import LawDescription, describe_law, laws_with
 from common.transport.link import LEAST_RATE_KBPS, LONGEST_DELAY_MS, MOST_PARTITIONS, link_profile
 
@@ -53,7 +61,7 @@ class ModelTable(Table):
     )
 
 
-_LATER = {"average": "none", "average_decay": None, "average_from": None}
+_LATER = {"average": "none", "average_decay": None, "average_from": None, "weights": None}
 
 
 class AlgorithmTable(Table):
@@ -95,6 +103,11 @@ class AlgorithmTable(Table):
         None, ge=0, lt=1, allow_inf_nan=False, description="share of T before average = tail; absent: 0.5"
     )
 
+    weights: Literal["none", "noise"] | None = Field(
+        None,
+        description="noise: gradients weigh ∝ 1/z_k²; absent: so with privacy.pace = own, else all alike",
+    )
+
     @model_validator(mode="after")
     def _average(self) -> Self:
         """Refuse a parameter of an average that was not asked for."""
@@ -125,6 +138,31 @@ class WorkTable(Table):
     centralised: bool = Field(..., description="whether one worker holds all data")
 
 
+class LocalTable(Table):
+    """[local]: E noised steps of an edge on its own before it sends their mean."""
+
+    steps: int = Field(1, ge=1, le=MOST_STEPS, description="E; each is charged as a release")
+    rate: Positive | None = Field(
+        None, le=1e6, description="ρ_local: a local step is ρ_local/C times a noised gradient"
+    )
+
+    @model_validator(mode="after")
+    def _rate(self) -> Self:
+        if self.steps > 1 and self.rate is None:
+            raise ValueError(f"local.rate: needed with local.steps = {self.steps}")
+        if self.steps == 1 and self.rate is not None:
+            raise ValueError(f"local.rate = {self.rate}: means nothing with local.steps = 1")
+        return self
+
+    @property
+    def given(self) -> bool:
+        """Whether it says anything: a key that came later is written down only where it does."""
+        return self.steps > 1
+
+
+_OF_PACE = ("paces", "gradients_per_second", "release_caps")
+
+
 class PrivacyTable(Table):
     """[privacy]: how edges clip and noise, and beside that the parameters of the law that is named.
 
@@ -141,17 +179,36 @@ class PrivacyTable(Table):
     )
     epsilon: PerEdge | None = Field(None, description="ε_k of one release; a list is cycled over edges")
     noise_multiplier: PerEdge | None = Field(None, description="z_k of the gaussian law, instead of epsilon")
-    clipping: Literal["per-sample", "normalised", "batch-mean"] = "per-sample"
+    clipping: Literal["per-sample", "normalised", "quantile", "batch-mean"] = "per-sample"
     scope: Literal["all", "first-conv"] = "all"
     total_epsilon: Positive | None = Field(
         None, le=LARGEST_PARAMETER, description="budget of each edge for the whole run"
     )
     total_delta: Fraction = Field(1e-5, description="the privacy δ")
     releases: int | None = Field(
-        None, ge=1, le=1_000_000_000, description="gradients of one edge that total_epsilon must cover"
+        None,
+        ge=1,
+        le=1_000_000_000,
+        description="noised gradients of one edge that total_epsilon must cover: with local steps, messages × E",
     )
     epsilon_floor: NonNegative = Field(0.0, description="the cloud refuses a hello with a smaller ε_k")
     noise_multiplier_ceiling: Positive | None = Field(None, description="likewise for z_k")
+    pace: Literal["same", "own"] = Field(
+        "same", description="own: each edge has its own R_k and z_k for total_epsilon; see docs/pacing.md"
+    )
+    paces: Annotated[list[Positive], Field(min_length=1, max_length=100_000)] | None = Field(
+        None, description="with pace = own: how fast edges are beside each other; cycled"
+    )
+    gradients_per_second: Annotated[list[Positive], Field(min_length=1, max_length=100_000)] | None = Field(
+        None,
+        description="with pace = own and time_limit: how fast edges are; cycled; `mapa pace` measures it",
+    )
+    release_caps: (
+        Annotated[
+            list[Annotated[int, Field(ge=1, le=1_000_000_000)]], Field(min_length=1, max_length=100_000)
+        ]
+        | None
+    ) = Field(None, description="with pace = own: R_k beside z_k; filled in when a run is assembled; cycled")
 
     @model_validator(mode="before")
     @classmethod
@@ -182,12 +239,51 @@ class PrivacyTable(Table):
                 f"privacy.releases = {self.releases}: requires privacy.total_epsilon without privacy.{calibrated},"
                 f" which it calibrates; leave privacy.releases or privacy.{calibrated} out"
             )
+        self._check_pace(calibrated, given=given)
         for parameter in law.parameters:
             for value in self._values(parameter.name):
                 parameter.option.checked(f"privacy.{parameter.name}", value)
             if parameter.limit in self.limits:
                 parameter.option.checked(f"privacy.{parameter.limit}", self.limits[parameter.limit])
         return self
+
+    def _check_pace(self, calibrated: str | None, *, given: bool) -> None:
+        """Refuse a pace that says too much or too little. R_k and z_k come together, and only with each other."""
+        own = self.pace == "own"
+        for key in _OF_PACE:
+            if getattr(self, key) is not None and not own:
+                raise ValueError(f"privacy.{key} = {getattr(self, key)!r}: only with privacy.pace = 'own'")
+        if not own:
+            return
+        if self.total_epsilon is None or calibrated is None:
+            raise ValueError(
+                f"privacy.pace = 'own': needs privacy.total_epsilon and a law that it can calibrate, not"
+                f" {self.noise!r} with privacy.total_epsilon = {self.total_epsilon}"
+            )
+        if self.releases is not None:
+            raise ValueError(
+                f"privacy.releases = {self.releases}: with privacy.pace = 'own' each edge has its own"
+            )
+        if self.paces is not None and self.gradients_per_second is not None:
+            raise ValueError("privacy.paces: not beside privacy.gradients_per_second; give one of them")
+        if given != (self.release_caps is not None):
+            raise ValueError(
+                f"privacy.release_caps: only beside privacy.{calibrated}; with privacy.pace = 'own' both follow from"
+                " privacy.total_epsilon when a run is assembled"
+            )
+
+    def cap(self, index: int) -> int | None:
+        """Return R_k of edge k; None: it has no pace of its own."""
+        return None if self.release_caps is None else self.release_caps[index % len(self.release_caps)]
+
+    def recorded(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return what a record and a welcome hold: keys that came later only where they are set."""
+        later = ("pace", *_OF_PACE)
+        return {
+            key: value
+            for key, value in values.items()
+            if key not in later or value != type(self).model_fields[key].default
+        }
 
     def _of_another_law(self, key: str) -> str:
         value, law = getattr(self, key), self.described
@@ -316,6 +412,72 @@ class LinkTable(Table):
         except ConfigurationError as error:
             raise ValueError(str(error).removeprefix("link: ")) from error
         return self
+
+
+Seconds = Annotated[float, Field(ge=LEAST_SPAN, le=LONGEST_SPAN, allow_inf_nan=False)]
+
+
+class AvailabilityTable(Table):
+    """[devices.availability]: windows that repeat, a share of every period, or churn. Seconds since the edge began."""
+
+    windows: list[Annotated[tuple[NonNegative, Positive], Field(strict=False)]] | None = Field(
+        None, min_length=1, max_length=MOST_WINDOWS, description="[start, end], in order"
+    )
+    period: Seconds | None = Field(
+        None, description="after which it all repeats; absent with windows: their last end"
+    )
+    share: Fraction | None = Field(None, description="of every period that the edge is there")
+    phase: (
+        Annotated[
+            list[Annotated[float, Field(ge=0, lt=1)]],
+            BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+            Field(min_length=1, max_length=100_000),
+        ]
+        | None
+    ) = Field(None, description="where in the period its time begins, as a share of it; cycled over edges")
+    up: Seconds | None = Field(None, description="churn: mean time there, exponential")
+    down: Seconds | None = Field(None, description="churn: mean time away, exponential")
+
+
+class DeviceTable(Table):
+    """One of devices: a preset's name, or numbers, or both."""
+
+    name: str | None = Field(None, min_length=1, max_length=64)
+    slowdown: float | None = Field(
+        None,
+        ge=1,
+        le=LARGEST_SLOWDOWN,
+        allow_inf_nan=False,
+        description="a gradient takes so many times as long",
+    )
+    jitter: NonNegative | None = Field(
+        None, le=LARGEST_JITTER, description="lognormal: σ of the logarithm; uniform: ± this share"
+    )
+    distribution: Literal["lognormal", "uniform"] | None = None
+    reference_ms: Positive | None = Field(
+        None,
+        le=LONGEST_REFERENCE_MS,
+        description="of a gradient at slowdown 1; absent: measured by the edge on made-up rows, or delays.compute",
+    )
+    availability: AvailabilityTable | None = Field(None, description="when the edge is there; absent: always")
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        """Refuse here what would end every edge that is given this device."""
+        phases = 1 if self.availability is None else len(self.availability.phase or [0.0])
+        try:
+            for index in range(phases):
+                self.profile(index)
+        except ConfigurationError as error:
+            text = str(error).removeprefix("device: ")
+            raise ValueError(
+                text if text.startswith("device") else f"device {self.name!r}: {text}"
+            ) from error
+        return self
+
+    def profile(self, index: int) -> DeviceProfile:
+        """Return the device in the core's own form, of edge k."""
+        return device_profile(self.model_dump(), index)
 
 
 class TestbedTable(Table):

@@ -20,7 +20,7 @@ def exchanges(world: World, workers: Sequence[EdgeWorker]) -> Iterator[Exchange]
     """Train with these workers; yield every model that is sent with the gradient that answers it."""
     scenario = world.scenario
     server = server_for(scenario, world.model, world.streams, edges_at_least=len(workers))
-    arrivals = arrivals_for(scenario.delays, world.streams)
+    arrivals = arrivals_for(scenario.delays, world.streams)  # devices change no gradient, only its time
     by_id = {worker.edge_id: worker for worker in workers}
     now = 0.0
 

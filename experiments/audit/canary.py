@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.metrics import LOSS, Metric
+from common.models.counted import Counted
 from common.models.gradients import Matrix, RowGradients
-from common.models.model import Features, Images, Labels, Targets, layout
+from common.models.model import Features, Images, Labels, Model, Targets, layout
 from common.noise.law import NoiseLaw, distances
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.noise.mechanism import Clipping, Mechanism, Norm, Sampling, Scope, parts_of_bound
 from common.quantities import EdgeId, PerSampleGradients, Vector
 from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Recipe, Shard
@@ -78,15 +79,20 @@ class CanarySetting:
         return Mechanism(self.clipping, scope, self.sampling, self.batch_size)
 
     @property
-    def model(self) -> GivenGradients:
-        return GivenGradients(self.dimension)
+    def model(self) -> Model:
+        return Counted(GivenGradients(self.dimension - 1)) if self.counts else GivenGradients(self.dimension)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the last coordinate is a count."""
+        return self.clipping is Clipping.QUANTILE
 
     def rows(self, there: bool) -> Matrix:
         """Return the shard's per-sample gradients with the canary there, or zeroed.
 
         A clipped batch mean moves the most where the others pull it to −C and the canary to +C.
         """
-        rows = np.zeros((self.shard_size, self.dimension), np.float32)
+        rows = np.zeros((self.shard_size, self.dimension - self.counts), np.float32)
         if self.clipping is Clipping.BATCH_MEAN:
             rows[1:, -1] = -self.batch_size
             rows[0, -1] = LOUD * self.batch_size**2 if there else 0
@@ -107,9 +113,15 @@ class CanarySetting:
             filled = (
                 1 if self.sampling is not Sampling.WITH_REPLACEMENT else self.batch_size // self.shard_size
             )
-            there[-1] = max(1, filled) * CLIP / self.batch_size
+            places = max(1, filled) / self.batch_size
+            of_gradient, of_count = parts_of_bound(CLIP, Norm.L2) if self.counts else (CLIP, 0.0)
+            along = -2 if self.counts else -1
+            there[along] = places * of_gradient
             if self.opposed:
-                zeroed[-1] = -there[-1]
+                zeroed[along] = -there[along]
+            if self.counts:  # a loud canary is clipped, whichever way it points
+                there[-1] = -places * of_count
+                zeroed[-1] = there[-1] if self.opposed else 0
         return zeroed, there
 
     def recipe(self) -> Recipe:

@@ -41,7 +41,8 @@ def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | Non
     if setting.sampling is Sampling.SHUFFLED:
         epoch = replace(setting, shard_size=2 * setting.batch_size)
         games.append(honest_game("an epoch of two releases", epoch, rounds))
-    everywhere = setting.clipping is not Clipping.BATCH_MEAN and not setting.first_layer_only
+    no_company = (Clipping.BATCH_MEAN, Clipping.QUANTILE)  # the battery's centres know neither
+    everywhere = setting.clipping not in no_company and not setting.first_layer_only
     if everywhere and isinstance(setting.law, Gaussian | GammaNorm):
         games += battery(
             setting.law,

@@ -100,6 +100,20 @@ class ClipsAfterNoise(EdgeWorker):
         return NoisyGradient(noisy / np.float32(max(1.0, float(np.linalg.norm(noisy)) / CLIP)))
 
 
+class CountsInFull(EdgeWorker):
+    """Clip each sample to C and count it in steps of C, too, with noise for one of the two."""
+
+    def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        recipe, shard = self.recipe, self.shard
+        assert recipe.law is not None
+        batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
+        rows = shard.rows[batch]
+        gradients = self.model.gradients(x, shard.features[rows], shard.targets[rows])
+        clipped = clip_per_sample(gradients, CLIP, recipe.batch_size)
+        clipped[-1] = -CLIP * np.count_nonzero(gradients.norms()) / recipe.batch_size
+        return perturb(clipped, recipe.law, sensitivity, recipe.noised, self.streams.at(0, Purpose.NOISE, n))
+
+
 class ClipsWithoutLimits(EdgeWorker):
     """Clip to whatever ΔS the cloud sends: where squares leave float32, every norm is 0 and nothing is clipped."""
 
@@ -117,6 +131,7 @@ def planted_games(rounds: int = 3000) -> list[Game]:
     """Return every planted defect; the claim is what the defect's author would print."""
     plain = CanarySetting(law=Gaussian(1.0), batch_size=4, shard_size=4, dimension=16)
     normalised = replace(plain, clipping=Clipping.NORMALISED)
+    counted = replace(plain, clipping=Clipping.QUANTILE)
     gamma = replace(plain, law=GammaNorm(4.0), dimension=2)
     exponential = replace(plain, law=ExponentialNorm(1.0), dimension=32)
     crowd = replace(plain, shard_size=5)
@@ -157,6 +172,13 @@ def planted_games(rounds: int = 3000) -> list[Game]:
         _gradients("each of four layers clipped to C", plain, EachLayer, rounds, even=True),
         _gradients("normalised to 1.5 C", normalised, ClippedAtMore, rounds),
         _gradients("not normalised", normalised, NotMeasured, rounds),
+        _game(
+            "half the noise, with a count",
+            replace(counted, law=HalfScale(Gaussian(1.0))),
+            _claim(counted),
+            rounds,
+        ),
+        _count_beside("a count as long as C beside the gradient", counted, rounds),
         _game(
             "with-replacement accounted as poisson",
             replaced,
@@ -222,6 +244,22 @@ def _gradients(
         worker=worker,
         score=along if even else setting.score,
     )
+
+
+def _count_beside(name: str, setting: CanarySetting, rounds: int) -> Game:
+    """The count in units of C, as if it cost nothing beside a gradient that has the whole bound."""
+
+    def worker(there: bool, seed: int) -> EdgeWorker:
+        honest = setting.worker(there, seed)
+        return CountsInFull(
+            honest.edge_id, honest.index, honest.model, honest.shard, honest.recipe, honest.streams
+        )
+
+    def of_both(releases: Releases, first: int) -> Floats:  # noqa: ARG001
+        total: Floats = releases[:, 0, -2] - releases[:, 0, -1]
+        return total
+
+    return replace(_game(name, setting, _claim(setting), rounds), worker=worker, score=of_both)
 
 
 def _realised_size(name: str, setting: CanarySetting, rounds: int) -> Game:

@@ -70,6 +70,11 @@ def sound_games(rounds: int = 3000) -> list[Game]:
     for norm in (LOUD, np.float32(1e-6)):  # what is long is cut, and what is short is stretched
         setting = replace(_NORMALISED, loudness=float(norm))
         games.append(honest_game(f"gaussian normalised, a gradient of {norm:g} C", setting, rounds))
+    for law, n, dimension in ((Gaussian(1.0), 4, 16), (Gaussian(1.0), 8, 16), (GammaNorm(2.0), 4, 2)):
+        setting = CanarySetting(
+            law=law, batch_size=4, shard_size=n, dimension=dimension, clipping=Clipping.QUANTILE
+        )
+        games.append(honest_game(f"{law.name} with a count poisson 4/{n}", setting, rounds))
     for law, dimension in ((Gaussian(2.0), 16), (GammaNorm(1.0), 2)):
         setting = CanarySetting(law=law, batch_size=4, shard_size=4, dimension=dimension, opposed=True)
         games.append(honest_game(f"{law.name} replace-one", setting, rounds, Adjacency.REPLACE_ONE))

@@ -10,6 +10,7 @@ import typer
 
 from common.accounting.releases import Budget
 from common.errors import ConfigurationError
+from common.noise.mechanism import MOST_STEPS
 from common.noise.registry import describe_law
 from common.own_code import add_code
 from common.transport.link import LinkProfile, link_profile
@@ -104,6 +105,14 @@ def edge_command(
         bool,
         typer.Option("--allow-seed", help="allow seeded (non-private) runs"),
     ] = False,
+    most_local_steps: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_STEPS,
+            help="local steps of one message that a run may ask for; each is a gradient, and charged as a release",
+        ),
+    ] = MOST_STEPS,
     accounts: Annotated[
         Path | None,
         typer.Option(
@@ -124,6 +133,7 @@ def edge_command(
         link=_link(link),
         allowed=frozenset(allow or ()),
         allow_seed=allow_seed,
+        most_steps=most_local_steps,
         data_name=None if edge_data is None else data_name or DEFAULT_NAME,
     )
     _check_law(policy)

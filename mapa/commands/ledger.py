@@ -66,7 +66,9 @@ def calibrate_command(
     shard: Annotated[int, typer.Option(min=1, help="n_k, the number of records of the edge")],
     total_delta: Annotated[float, typer.Option(help="δ of the whole run")] = 1e-5,
     sampler: Annotated[str, typer.Option(help="poisson, shuffled or with-replacement")] = "poisson",
-    clipping: Annotated[str, typer.Option(help="per-sample, normalised or batch-mean")] = "per-sample",
+    clipping: Annotated[
+        str, typer.Option(help="per-sample, normalised, quantile or batch-mean")
+    ] = "per-sample",
     as_json: options.AsJson = False,
 ) -> None:
     """Find the smallest noise multiplier z that keeps the given number of releases within (ε, δ).

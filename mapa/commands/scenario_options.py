@@ -27,6 +27,10 @@ class ScenarioOptions:
         str | None,
         typer.Option(help="delay to the broker: lan, wifi, 5g, 4g, wan, satellite; a list is cycled"),
     ] = None
+    devices: Annotated[
+        str | None,
+        typer.Option(help="device of an edge, see `mapa devices list`: pi4, phone …; a list is cycled"),
+    ] = None
     epsilon: Annotated[
         str | None, typer.Option(help="ε of one release; switches a gaussian scenario to gamma-norm")
     ] = None
@@ -49,6 +53,9 @@ class ScenarioOptions:
         if self.links is not None:
             tables = ", ".join(f'{{name = "{name.strip()}"}}' for name in self.links.split(","))
             found.append(f"links=[{tables}]")
+        if self.devices is not None:
+            tables = ", ".join(f'{{name = "{name.strip()}"}}' for name in self.devices.split(","))
+            found.append(f"devices=[{tables}]")
         return [*found, *self._privacy(scenario), *(self.changes or ())]
 
     def _privacy(self, scenario: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cloud.assembly import explained
 from common.errors import ConfigurationError
 from common.records.tally import Tally, headline
 from mapa.cloud_run import EXIT_CODES
@@ -45,6 +46,8 @@ def simulate_command(
     name, resolved = changed.load(scenario)
     own = OwnFiles(tuple(data or ()), test_data) if data or test_data is not None else None
     world = World.of(resolved, options.data_dir_or_default(data_dir), own)
+    if words := explained(world.scenario, world.model):
+        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(words)
     # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
     bar = TerminalBar(
         f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations, Console(stderr=True)

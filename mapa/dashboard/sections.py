@@ -101,6 +101,7 @@ def fleet(
                 "pace": None if lane is None else lane.pace,
                 "silent": _silent(lane, gathered) if live else None,
                 "link": plain(link),
+                "device": _device(lane),
                 "round_trip_ms": plain(measured.get("round_trip_ms")),
                 "epsilon": plain(stated.get(k, {}).get("epsilon")),
                 "strip": [] if lane is None else list(lane.strip.counts),
@@ -208,6 +209,11 @@ def plain(value: object) -> Any:
     if isinstance(value, list):
         return [plain(one) for one in value]
     return value if value is None or isinstance(value, str | bool) else number(value)
+
+
+def _device(lane: Lane | None) -> str | None:
+    name = None if lane is None else lane.joined.get("device")
+    return name[:64] if isinstance(name, str) else None
 
 
 def _counted(lane: Lane | None) -> dict[str, Any]:

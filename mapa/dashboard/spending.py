@@ -29,12 +29,19 @@ def release_kind(scenario: Mapping[str, Any], size: object, joined: Mapping[str,
             Scope(privacy["scope"]),
             Sampling(scenario["data"]["sampler"]),
             scenario["batch_size"],
+            _steps(scenario),
         )
         law = describe_law(noise)
         given = {key: joined[key] for key in law.names if joined.get(key) is not None}
         return ReleaseKind(law.make(given), mechanism, size)
     except (MapaError, KeyError, TypeError, ValueError, ArithmeticError):
         return None
+
+
+def _steps(scenario: Mapping[str, Any]) -> int:
+    """Return E; a scenario without local steps does not name them."""
+    steps: int = scenario.get("local", {"steps": 1})["steps"]
+    return steps
 
 
 def shard_size(manifest: Mapping[str, Any], edge: int) -> object:
@@ -50,7 +57,7 @@ def shard_size(manifest: Mapping[str, Any], edge: int) -> object:
 
 @functools.lru_cache(maxsize=4096)
 def epsilon(kind: ReleaseKind, releases: int, delta: float) -> float | None:
-    """Return ε at δ of so many releases, zero-out adjacency, as the statement computes it; None: no finite one.
+    """Return ε at δ of so many messages, zero-out adjacency, as the statement computes it; None: no finite one.
 
     Takes parts of a second: call it where nobody waits.
     """

@@ -1,4 +1,4 @@
-"""When simulated gradients arrive: the paper's cyclic order, or times drawn in virtual seconds.
+"""When simulated gradients arrive: the paper's cyclic order, or times drawn in virtual seconds, and who is away.
 
 Every draw depends on (seed, k, n) alone, like batches and noise.
 """
@@ -9,28 +9,39 @@ import csv
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from common.errors import ConfigurationError
-from common.messages import GradientArrived
+from common.availability import Attendance
+from common.devices import DeviceProfile
+from common.errors import ConfigurationError, LocalProtocolError
+from common.messages import GradientArrived, Hello, Leave
 from common.randomness import CounterStreams, Purpose
 from common.scenario.tables import DelaysTable
 
 Trip = tuple[float, float, float]  # downlink, compute, uplink in seconds
+Trips = Callable[[int, int], Trip]  # of edge k's n-th gradient
+Arrival = GradientArrived | Leave | Hello
+_IN_VAIN = 10_000  # absences one after the other without a gradient between them
 
 
 class Arrivals(Protocol):
-    """Gradients on their way to the cloud."""
+    """What is on its way to the cloud."""
+
+    def away(self, edge: int, now: float, sequence: int) -> float | None:
+        """Return when edge k is back, where a model that is sent at `now` would find it away; None: it is there."""
+
+    def come(self, due: float, news: Leave | Hello) -> None:
+        """Let an edge's own news arrive."""
 
     def send(self, edge: int, now: float, arrived: GradientArrived) -> None:
         """Edge k was sent a model at `now`; this is what comes back."""
 
-    def next(self) -> tuple[float | None, GradientArrived] | None:
-        """Return the arrival time (None: time means nothing) and the gradient that comes next."""
+    def next(self) -> tuple[float | None, Arrival] | None:
+        """Return the arrival time (None: time means nothing) and what comes next."""
 
 
 class CyclicArrivals:
@@ -39,50 +50,117 @@ class CyclicArrivals:
     def __init__(self) -> None:
         self._turns: deque[GradientArrived] = deque()
 
+    def away(self, edge: int, now: float, sequence: int) -> float | None:  # noqa: ARG002 - nobody ever is
+        return None
+
+    def come(self, due: float, news: Leave | Hello) -> None:
+        raise LocalProtocolError(f"{news} at {due}: cyclic arrivals have no time")
+
     def send(self, edge: int, now: float, arrived: GradientArrived) -> None:  # noqa: ARG002 - order is all
         self._turns.append(arrived)
 
-    def next(self) -> tuple[float | None, GradientArrived] | None:
+    def next(self) -> tuple[float | None, Arrival] | None:
         return (None, self._turns.popleft()) if self._turns else None
 
 
 class TimedArrivals:
-    """Arrivals in order of virtual time; equal times keep the order in which they were sent."""
+    """Arrivals in order of virtual time; equal times keep the order in which they were sent.
 
-    def __init__(self, trip: Callable[[int, int], Trip]) -> None:
+    As on the testbed an edge leaves between two gradients: one that it began in its time it finishes. A model that
+    comes when it is away is made nothing of: it has left, says hello when it is back, and is sent a newer one.
+    """
+
+    def __init__(self, trip: Trips, attendances: Mapping[int, Attendance] | None = None) -> None:
         self._trip = trip
-        self._heap: list[tuple[float, int, GradientArrived]] = []
+        self._attendances = attendances or {}
+        self._heap: list[tuple[float, int, Arrival]] = []
         self._sent = 0
+        self._in_vain = 0
+
+    def away(self, edge: int, now: float, sequence: int) -> float | None:
+        attendance = self._attendances.get(edge)
+        if attendance is None:
+            return None
+        down, _, up = self._trip(edge, sequence)
+        here, until = attendance.at(now + down)
+        if here:
+            return None
+        self._in_vain += 1
+        if self._in_vain > _IN_VAIN:
+            raise ConfigurationError(
+                "devices.availability: no edge is there for long enough to be sent a model; its times must be longer"
+                f" than the way there and back, {up + down:g} s here"
+            )
+        return until + up
+
+    def come(self, due: float, news: Leave | Hello) -> None:
+        self._push(due, news)
 
     def send(self, edge: int, now: float, arrived: GradientArrived) -> None:
-        due = now + sum(self._trip(edge, arrived.sequence))
-        self._sent += 1
-        heapq.heappush(self._heap, (due, self._sent, arrived))
+        self._in_vain = 0
+        self._push(now + sum(self._trip(edge, arrived.sequence)), arrived)
 
-    def next(self) -> tuple[float | None, GradientArrived] | None:
+    def _push(self, due: float, arrival: Arrival) -> None:
+        self._sent += 1
+        heapq.heappush(self._heap, (due, self._sent, arrival))
+
+    def next(self) -> tuple[float | None, Arrival] | None:
         if not self._heap:
             return None
         due, _, arrived = heapq.heappop(self._heap)
         return due, arrived
 
 
-def arrivals_for(table: DelaysTable, streams: CounterStreams) -> Arrivals:
+def arrivals_for(
+    table: DelaysTable, streams: CounterStreams, steps: int = 1, devices: Sequence[DeviceProfile] = ()
+) -> Arrivals:
+    """Return arrivals by a scenario's delays, and by the devices of its edges where it names any."""
     if table.kind == "cyclic":
+        if devices:
+            raise ConfigurationError(
+                "delays.kind = 'cyclic': has no time that devices could take; simulate them with delays.kind ="
+                " 'constant', 'uniform', 'exponential', 'lognormal' or 'recorded'"
+            )
         return CyclicArrivals()
     if table.kind == "recorded":
         assert table.file is not None
-        return TimedArrivals(recorded_trips(Path(table.file)))
-    return TimedArrivals(drawn_trips(table, streams))
+        trips = recorded_trips(Path(table.file))
+    else:
+        trips = drawn_trips(table, streams, steps)
+    return TimedArrivals(on_devices(trips, devices, streams, steps), attendances(devices, streams))
 
 
-def drawn_trips(table: DelaysTable, streams: CounterStreams) -> Callable[[int, int], Trip]:
-    """Return the law of an edge's n-th trip; every kind has the configured mean."""
+def on_devices(
+    trips: Trips, devices: Sequence[DeviceProfile], streams: CounterStreams, steps: int = 1
+) -> Trips:
+    """Return trips whose gradients take as long as the edges' devices do: what they take at slowdown 1, times that."""
+    if not devices:
+        return trips
+
+    def trip(edge: int, n: int) -> Trip:
+        down, compute, up = trips(edge, n)
+        device = devices[edge]
+        if device.reference_ms is not None:
+            compute = steps * device.reference_ms / 1000
+        return down, compute * device.factor(streams.at(edge, Purpose.DEVICE, n)), up
+
+    return trip
+
+
+def attendances(devices: Sequence[DeviceProfile], streams: CounterStreams) -> dict[int, Attendance]:
+    """Return when edges are there, those that are not always; counted from virtual time 0."""
+    spans = ((k, device.availability) for k, device in enumerate(devices))
+    return {k: Attendance(span, streams, k) for k, span in spans if span is not None}
+
+
+def drawn_trips(table: DelaysTable, streams: CounterStreams, steps: int = 1) -> Trips:
+    """Return the law of an edge's n-th trip; every kind has the configured mean, of a gradient for each local step."""
     factor = _factor(table)
 
     def trip(edge: int, n: int) -> Trip:
         speed = table.speeds[edge % len(table.speeds)]
         down = table.network * factor(streams.at(edge, Purpose.DOWNLINK_TIME, n))
-        compute = table.compute / speed * factor(streams.at(edge, Purpose.COMPUTE_TIME, n))
+        compute = steps * table.compute / speed * factor(streams.at(edge, Purpose.COMPUTE_TIME, n))
         up = table.network * factor(streams.at(edge, Purpose.UPLINK_TIME, n))
         return down, compute, up
 
@@ -103,7 +181,7 @@ def _factor(table: DelaysTable) -> Callable[[np.random.Generator], float]:
             return lambda rng: 1.0  # noqa: ARG005
 
 
-def recorded_trips(path: Path) -> Callable[[int, int], Trip]:
+def recorded_trips(path: Path) -> Trips:
     """Read CSV columns edge,compute,up,down; an edge's rows are cycled, unknown edges take the file's in turn."""
     trips: dict[int, list[Trip]] = {}
     try:

@@ -69,6 +69,11 @@ def check_plannable(world: World) -> None:
             f"engine = 'vectorised': algorithm {world.scenario.algorithm.name!r} has no vectorised form;"
             " --engine events runs any algorithm"
         )
+    if world.scenario.weighted or world.scenario.privacy.pace == "own":
+        raise ConfigurationError(
+            "engine = 'vectorised': takes gradients of all edges alike, so neither privacy.pace = 'own' nor"
+            " algorithm.weights = 'noise'; --engine events does"
+        )
     if world.scenario.algorithm.average != "none":
         raise ConfigurationError(
             f"engine = 'vectorised': keeps no average of models, and algorithm.average ="

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import numpy as np
 from cloud.assembly import begun, check_own_edges, server_for
 from common.errors import ConfigurationError
 from common.messages import (
+    AWAY,
     EdgeGone,
     EdgeJoined,
     Effect,
@@ -32,6 +34,7 @@ from common.quantities import Vector
 from common.records.journal import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Tally
+from edge.worker import EdgeWorker
 from mapa.simulation.delays import arrivals_for
 from mapa.simulation.world import World
 
@@ -61,11 +64,15 @@ def simulate(
     SIGINT or SIGTERM halts it as `interrupted` and what was done stays valid.
     """
     run = _Simulation(world, journal)
+    limit = world.scenario.time_limit or math.inf
     with interrupt_between_events() as interrupted, quiet_overflow():
         run.begin()
         while (due := run.arrivals.next()) is not None and run.halt is None and not interrupted():
             when, arrived = due
             if when is not None:
+                if when > limit:
+                    run.stop("time-limit")
+                    break
                 run.now = when
             for effect in run.server.receive(arrived):
                 run.perform(effect)
@@ -119,7 +126,12 @@ def quiet_overflow() -> np.errstate:
 
 def check_world(world: World) -> None:
     """Refuse what no simulation could begin with, before anything is written."""
-    arrivals_for(world.scenario.delays, world.streams)
+    s = world.scenario
+    arrivals_for(s.delays, world.streams, s.local.steps, s.profiles)
+    if s.time_limit is not None and s.delays.kind == "cyclic":
+        raise ConfigurationError(
+            f"time_limit = {s.time_limit:g}: means nothing with delays.kind = 'cyclic', which has no time"
+        )
     check_own_edges(world.scenario, world.model)
     begun(world.scenario, world.model)
 
@@ -142,8 +154,11 @@ class _Simulation:
                 worker.diagnose = partial(self.records.diagnosed, worker.index)
         self.by_id = {worker.edge_id: worker for worker in self.workers}
         self.server = server_for(world.scenario, world.model, world.streams, edges_at_least=len(self.workers))
-        self.arrivals = arrivals_for(world.scenario.delays, world.streams)
+        s = world.scenario
+        self.arrivals = arrivals_for(s.delays, world.streams, s.local.steps, s.profiles)
         self.timed = world.scenario.delays.kind != "cyclic"
+        self.stays = [""] * len(self.workers)  # the nonce of each edge's present stay
+        self.returns = 0
         self.now = 0.0
         self.halt: Halt | None = None
 
@@ -176,10 +191,21 @@ class _Simulation:
         worker = self.by_id[sent.edge_id]
         cap = self.world.caps[worker.index]
         if cap is None or worker.sequence < cap:
-            self.arrivals.send(worker.index, self.now, worker.receive(sent))
+            back = self.arrivals.away(worker.index, self.now, worker.sequence + 1)
+            if back is None:
+                self.arrivals.send(worker.index, self.now, worker.receive(sent))
+            else:
+                self.absent(worker, back)
             return
-        for effect in self.server.receive(Leave(sent.edge_id, "budget")):
+        for effect in self.server.receive(Leave(sent.edge_id, "budget", self.stays[worker.index])):
             self.perform(effect)
+
+    def absent(self, worker: EdgeWorker, back: float) -> None:
+        """Let the edge leave for a while, and come back as another process would."""
+        self.arrivals.come(self.now, Leave(worker.edge_id, AWAY, self.stays[worker.index]))
+        self.returns += 1
+        self.stays[worker.index] = stay = f"{self.returns:016x}"
+        self.arrivals.come(back, Hello(edge_id=worker.edge_id, last_sequence=worker.sequence, nonce=stay))
 
     def stop(self, reason: str) -> None:
         for effect in self.server.halt(reason):

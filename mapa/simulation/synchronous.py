@@ -22,7 +22,7 @@ from common.records.journal import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation
 from edge.worker import EdgeWorker
-from mapa.simulation.delays import drawn_trips
+from mapa.simulation.delays import attendances, drawn_trips, on_devices
 from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
 from mapa.simulation.world import World
 
@@ -49,7 +49,8 @@ def simulate_synchronously(
     workers = world.workers()
     count, rounds = len(workers), _rounds(world)
     schedule = _schedule(world, count)
-    trip = drawn_trips(scenario.delays, world.streams)
+    trips = drawn_trips(scenario.delays, world.streams, scenario.local.steps)
+    trip = on_devices(trips, scenario.profiles, world.streams, scenario.local.steps)
     x = first_model(model, world.streams)
     records, now = Recorder(journal), 0.0
     _joined(records, workers)
@@ -93,6 +94,15 @@ def check_synchronous(world: World) -> None:
     kind = world.scenario.delays.kind
     if kind in ("cyclic", "recorded"):
         raise ConfigurationError(f"delays.kind = {kind!r}: a synchronous round needs drawn times")
+    if attendances(world.scenario.profiles, world.streams):
+        raise ConfigurationError(
+            "devices.availability: a synchronous round waits for every edge; use the events engine"
+        )
+    if world.scenario.weighted or world.scenario.privacy.pace == "own":
+        raise ConfigurationError(
+            "engine = 'synchronous': in a round every edge takes part once, so neither privacy.pace = 'own' nor"
+            " algorithm.weights = 'noise'; use the events engine"
+        )
     if any(cap is not None and cap < _rounds(world) for cap in world.caps):
         raise ConfigurationError(
             "engine = 'synchronous': an edge's budget ends before T; use the events engine"

@@ -71,6 +71,11 @@ def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
         check_plannable(world)
         if s.delays.kind != "cyclic" or s.records.diagnostics:
             raise ConfigurationError("engine = 'vectorised': needs delays.kind = 'cyclic' and no diagnostics")
+        if s.local.steps > 1:
+            raise ConfigurationError(
+                f"engine = 'vectorised': makes no local steps, and local.steps = {s.local.steps};"
+                " --engine events does"
+            )
         if blocks and s.data.sampler == "shuffled":
             raise ConfigurationError(
                 "data.sampler = 'shuffled': block streams know with-replacement and poisson, no epochs"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cloud.assembly import settled
 from common.errors import ConfigurationError, DataUnavailableError
 from common.messages import GradientApplied, GradientArrived
 from common.quantities import Vector
@@ -78,6 +79,7 @@ def _replay(files: RunFiles, data_dir: Path, question: Question) -> Replay:
     other = None
     if question.algorithm is not None:
         other = other_scenario(scenario, question.algorithm, question.changes)
+        other = other if start.model is None else settled(other, start.model)
     elif question.changes or question.remake:
         raise ConfigurationError("--set and --remake: only with --algorithm")
     if question.remake and scenario.seed is None:

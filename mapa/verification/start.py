@@ -19,10 +19,10 @@ from common.datasets.catalogue import describe
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.model import Model
-from common.models.registry import make_model
 from common.quantities import Vector, is_finite
 from common.randomness import CounterStreams, streams_for
 from common.records.checkpoint import unpack
+from common.scenario.parts import model_for
 from common.scenario.scenario import Scenario, parse_scenario
 from mapa.verification.run_files import MANIFEST, START, RunFiles, UnreadableError
 from mapa.verification.strict_json import strict_object
@@ -89,9 +89,7 @@ def model_of(scenario: Scenario, manifest: Mapping[str, Any], allowed: Collectio
     allow(scenario.model.name, "model.name", allowed)
     shape, classes = _form(scenario, manifest)
     try:
-        return make_model(
-            scenario.model.name, shape=cast(Any, shape), classes=classes, options=scenario.model.options
-        )
+        return model_for(scenario, shape, classes)
     except ConfigurationError as error:
         raise NotCheckedError(str(error)) from error
 

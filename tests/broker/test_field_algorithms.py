@@ -58,3 +58,22 @@ def test_fedbuff_runs_over_mqtt_and_its_average_is_replayed_bit_for_bit(tmp_path
     )
     assert other.returncode == 0, other.stderr
     assert [row["algorithm"] for row in json.loads(other.stdout)["metrics"]] == ["fedbuff", "momentum"]
+
+
+@pytest.mark.usefixtures("mosquitto")
+def test_quantile_clipping_runs_over_mqtt_and_is_verified(tmp_path: Path) -> None:
+    """ΔS changes all the time here, and every gradient must carry the one that it was made with."""
+    file = tmp_path / "quantile.toml"
+    changed = SCENARIO.replace('"fedbuff"', '"quantile"').replace("rate = 0.8", "rate = 0.2")
+    changed = changed.replace("buffer = 4\nstaleness_scaling = true", "window = 2").replace(
+        '"normalised"', '"quantile"'
+    )
+    file.write_text(changed.replace("first_clip = 1.0", "first_clip = 30.0"), encoding="utf-8")
+    done = mapa("run", str(file), "--broker", "mosquitto", "--runs-dir", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    ran = json.loads(done.stdout)
+    assert (ran["reason"], ran["updates"], ran["algorithm"]) == ("finished", 240, "quantile")
+    assert ran["final_accuracy"] > 0.7
+    assert {edge["clipping"] for edge in ran["privacy"]["edges"]} == {"quantile"}
+    verified = mapa("verify", ran["path"])
+    assert verified.returncode == 0, verified.stdout

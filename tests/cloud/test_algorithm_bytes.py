@@ -45,7 +45,7 @@ Lay = Callable[[Vector], Vector]
 def begun(name: str) -> Algorithm:
     name, options, average = VARIANTS.get(name, (name, {}, "none"))
     described = describe(name)
-    given = {one.name: 0.25 for one in described.options if one.default is None}
+    given = {one.name: 0.25 for one in described.options if one.default is None or one.name == "rate"}
     values = described.resolve(given | options)
     return averaged(described.make(values), average, None, None).begin(PROBLEM, 2.0)
 

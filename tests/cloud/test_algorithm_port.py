@@ -74,7 +74,18 @@ def update(value: float = 1.0, *, t: int = 1, staleness: int = 0) -> Update:
 def test_every_file_is_an_algorithm_and_says_whether_it_is_private() -> None:
     found = {name: describe(name) for name in algorithm_names()}
     bare = {"asgd", "csgd"}
-    protected = {"adam", "audp", "constant", "delay-adaptive", "fedasync", "fedbuff", "mapa", "momentum"}
+    protected = {
+        "adam",
+        "audp",
+        "constant",
+        "delay-adaptive",
+        "fedasync",
+        "fedbuff",
+        "mapa",
+        "momentum",
+        "quantile",
+        "tuning-free",
+    }
     assert {name: one.private for name, one in found.items()} == {
         **dict.fromkeys(bare, False),
         **dict.fromkeys(protected, True),

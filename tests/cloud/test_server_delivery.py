@@ -25,7 +25,7 @@ from common.messages import (
     Welcome,
 )
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Sampling
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.problem import Problem
 from common.quantities import EdgeId, NoisyGradient
 from tests.algorithm_support import beginning
@@ -238,9 +238,9 @@ def test_without_clipping_no_length_is_refused() -> None:
 def test_a_poisson_batch_is_never_larger_than_what_is_counted_on(rows: int) -> None:
     batch = 12
     drawn = np.random.default_rng(4).binomial(rows, batch / rows, 200_000)
-    most = most_samples(Sampling.POISSON, batch)
+    most = most_samples(Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, batch))
     assert drawn.max() <= most < 6 * batch
-    assert most_samples(Sampling.SHUFFLED, batch) == batch
+    assert most_samples(Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.SHUFFLED, batch)) == batch
 
 
 # -- the end ----------------------------------------------------------------------------------------------

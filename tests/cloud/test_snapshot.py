@@ -51,6 +51,23 @@ SCENARIOS = {
     "adam-tail": small_scenario(
         edges=3, iterations=25, algorithm={"name": "adam", "average": "tail", "average_from": 0.1, **RATE}
     ),
+    "tuning-free": small_scenario(
+        edges=3,
+        iterations=25,
+        algorithm={"name": "tuning-free", "rate": 0.3},
+        privacy={"noise": "gaussian", "noise_multiplier": 1.0, "clipping": "normalised"},
+    ),
+    "paced": small_scenario(
+        edges=3,
+        iterations=25,
+        algorithm={"name": "momentum", "average": "ema", **RATE},
+        privacy={
+            "pace": "own",
+            "total_epsilon": 3.0,
+            "noise_multiplier": [1.0, 2.0, 4.0],
+            "release_caps": [2, 3, 20],
+        },
+    ),
     "mapa-ema": small_scenario(
         edges=3, iterations=25, algorithm={"theta": 0.9, "tau_max_from": "measured", "average": "ema"}
     ),

@@ -36,8 +36,13 @@ TABLE = {
     (BATCH_MEAN, WITH, ZERO_OUT): (2, B, 1 / (2 * B)),
     (BATCH_MEAN, WITH, REPLACE_ONE): (2, B, 1 / (2 * B)),
 }
-# a normalised sample has length C: what clipping a sample to C guarantees, it guarantees
-TABLE |= {(Clipping.NORMALISED, *case[1:]): row for case, row in TABLE.items() if case[0] is PER_SAMPLE}
+# a normalised sample has length C, one with its count C at most: they guarantee what clipping a sample to C does
+TABLE |= {
+    (like, *case[1:]): row
+    for like in (Clipping.NORMALISED, Clipping.QUANTILE)
+    for case, row in TABLE.items()
+    if case[0] is PER_SAMPLE
+}
 
 
 def test_the_table_is_whole() -> None:

@@ -15,11 +15,13 @@ import pytest
 from pydantic import BaseModel
 
 from common.datasets.dataset import Dataset, Samples
+from common.devices import device_profile
 from common.errors import ConfigurationError, RemoteProtocolError
 from common.messages import Welcome
 from common.models import scattering_softmax
 from common.models.registry import make_model
 from common.quantities import EdgeId, RunId
+from common.randomness import CounterStreams
 from common.scenario import explanation
 from common.scenario.scenario import parse_scenario, parse_welcome
 from common.transport.connection import BrokerAddress
@@ -27,6 +29,7 @@ from common.wire.codec import Admission, decode_answer
 from common.wire.topics import EdgeTopic
 from common.wire.v1 import WELCOME_LIMIT, bounded
 from edge import memory
+from edge.device import LONGEST_WAIT, EmulatedDevice
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.ledger import MemoryLedger
 from edge.memory import MEMORY_VARIABLE, check_model, memory_limit
@@ -158,6 +161,30 @@ def test_numbers_that_drive_timers_loops_or_memory_have_ranges(
 def test_a_link_that_would_stop_an_edge_is_refused(link: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"links\.0"):
         parse_scenario({"iterations": 10, "links": [link]})
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"slowdown": 1e6},
+        {"slowdown": 2.0, "jitter": 50.0},
+        {"reference_ms": 1e9},
+        {"availability": {"up": 1e-9, "down": 1e-9}},
+        {"availability": {"up": 1.0, "down": 1e12}},
+        {"availability": {"windows": [[float(start), start + 0.5] for start in range(501)]}},
+        {"availability": {"windows": [[0.0, 1e-9], [1.0, 2.0]]}},
+        {"availability": {"period": 1e-3, "share": 0.5}},
+    ],
+)
+def test_a_device_that_would_stop_an_edge_is_refused(device: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"devices\.0"):
+        parse_scenario({"iterations": 10, "devices": [device]})
+
+
+def test_no_draw_makes_an_edge_wait_for_more_than_an_hour() -> None:
+    profile = device_profile({"slowdown": 1000.0, "jitter": 2.0, "reference_ms": 60_000.0})
+    device = EmulatedDevice(profile, 0.0, 0, CounterStreams.seeded(0))
+    assert max(device.wait(n) for n in range(1, 200)) == LONGEST_WAIT == 3600
 
 
 # -- memory -------------------------------------------------------------------------------------------

@@ -374,7 +374,7 @@ def test_a_ledger_of_a_later_version_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 7")
     connection.close()
-    with pytest.raises(ConfigurationError, match="version 7, and this program reads versions 1 to 3"):
+    with pytest.raises(ConfigurationError, match="version 7, and this program reads versions 1 to 4"):
         SqliteLedger(tmp_path)
 
 
@@ -411,6 +411,8 @@ def as_version_2(connection: Any) -> None:
             (values.get("epsilon"), values.get("noise_multiplier"), position),
         )
     connection.execute("ALTER TABLE account DROP COLUMN parameters")
+    connection.execute("ALTER TABLE account DROP COLUMN steps")
+    connection.execute("ALTER TABLE account DROP COLUMN largest_batch")
     connection.execute("PRAGMA user_version = 2")
 
 

@@ -18,6 +18,7 @@ from edge.conversation import (
     EXIT_FULL,
     EXIT_REFUSED,
     BudgetSpent,
+    CameBack,
     Connected,
     Disconnected,
     DropOutbox,
@@ -39,8 +40,11 @@ from edge.conversation import (
     SessionEffect,
     SessionEvent,
     Stop,
+    TakeTime,
+    TimeTaken,
     Unanswered,
     WelcomeDeclined,
+    WentAway,
 )
 from edge.session import EdgeSession
 
@@ -144,6 +148,7 @@ IN_PHASE = {
     Phase.MAKING: begun(*FOLLOWED, model(0)),
     Phase.PUSHING: begun(*FOLLOWED, model(0), GradientDebited(1)),
     Phase.RENEWING: begun(refuse("ledger-lost", 2)),
+    Phase.AWAY: begun(*FOLLOWED, WentAway()),
     Phase.DONE: begun(LeaveWanted("shutdown")),
 }
 EVENTS: dict[str, SessionEvent] = {
@@ -151,6 +156,8 @@ EVENTS: dict[str, SessionEvent] = {
     "Disconnected": Disconnected(),
     "Unanswered": Unanswered(),
     "LeaveWanted": LeaveWanted("shutdown"),
+    "WentAway": WentAway(),
+    "CameBack": CameBack(),
     "GivenUp": GivenUp(EXIT_FAILED, "why"),
     "welcome": welcome(2),
     "stale welcome": welcome(0),
@@ -171,6 +178,7 @@ EVENTS: dict[str, SessionEvent] = {
     "Prepared with a link": Prepared(rerouted=True),
     "OtherShardHeld": OtherShardHeld(),
     "WelcomeDeclined": WelcomeDeclined("why"),
+    "TimeTaken": TimeTaken(1),
     "GradientDebited": GradientDebited(1),
     "BudgetSpent": BudgetSpent(),
     "IdentityRenewed": IdentityRenewed(),
@@ -178,42 +186,46 @@ EVENTS: dict[str, SessionEvent] = {
 }
 # A cell: `.` nothing happens; `!` a mistake of the shell; else the next phase, and the effects behind a colon.
 _ = "."
+REROUTE, MAKE = "rerouting:Reroute", "making:MakeGradient"
 HELLO, PREPARE, LEFT, STOPPED = "greeting:SayHello", "preparing:Prepare", "done:SayLeave,Stop", "done:Stop"
 PHASES = (
     Phase.GREETING, Phase.PREPARING, Phase.REROUTING, Phase.WAITING,
-    Phase.MAKING, Phase.PUSHING, Phase.RENEWING, Phase.DONE,
+    Phase.MAKING, Phase.PUSHING, Phase.RENEWING, Phase.DONE, Phase.AWAY,
 )  # fmt: skip
 TABLE = {
-    #                         greeting   preparing  rerouting  waiting    making     pushing    renewing   done
-    "Connected":             (HELLO,     _,         HELLO,     HELLO,     _,         HELLO,     _,         _),
-    "Disconnected":          (_,         _,         _,         _,         _,         _,         _,         _),
-    "Unanswered":            (HELLO,     _,         _,         "waiting:SayHello", _, "pushing:PushOutbox", _, _),
-    "LeaveWanted":           (LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      _),
-    "GivenUp":               (LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      _),
-    "welcome":               (PREPARE,   _,         _,         PREPARE,   _,         PREPARE,   _,         _),
-    "stale welcome":         (_,         _,         _,         _,         _,         _,         _,         _),
-    "refuse mechanism":      (STOPPED,   _,         _,         STOPPED,   _,         STOPPED,   _,         _),
-    "refuse incarnation":    (HELLO,     _,         _,         HELLO,     _,         HELLO,     _,         _),
+    #                         greeting   preparing  rerouting  waiting    making     pushing    renewing   done, away
+    "Connected":             (HELLO,     _,         HELLO,     HELLO,     _,         HELLO,     _,         _, _),
+    "Disconnected":          (_,         _,         _,         _,         _,         _,         _,         _, _),
+    "Unanswered":            (HELLO,     _,         _,         "waiting:SayHello", _, "pushing:PushOutbox", _, _, _),
+    "LeaveWanted":           (LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      _, LEFT),
+    "WentAway":              ("away:SayLeave", _, _, "away:SayLeave", _, "away:SayLeave", _, _, _),
+    "CameBack":              (_,         _,         _,         _,         _,         _,         _, _, REROUTE),
+    "GivenUp":               (LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      LEFT,      _, LEFT),
+    "welcome":               (PREPARE,   _,         _,         PREPARE,   _,         PREPARE,   _,         _, _),
+    "stale welcome":         (_,         _,         _,         _,         _,         _,         _,         _, _),
+    "refuse mechanism":      (STOPPED,   _,         _,         STOPPED,   _,         STOPPED,   _,         _, _),
+    "refuse incarnation":    (HELLO,     _,         _,         HELLO,     _,         HELLO,     _,         _, _),
     "refuse ledger-lost":    ("renewing:RenewIdentity", _, _,  "renewing:RenewIdentity", _,
-                              "renewing:RenewIdentity", _, _),
-    "stale refuse":          (_,         _,         _,         _,         _,         _,         _,         _),
-    "refuse stranger":       (_,         _,         _,         HELLO,     _,         HELLO,     _,         _),
-    "refuse full":           (_,         _,         _,         _,         _,         _,         _,         _),
-    "model":                 (_,         _,         _,         "making:MakeGradient", _, "making:MakeGradient", _, _),
-    "model of another life": (_,         _,         _,         _,         _,         _,         _,         _),
-    "cloud still online":    (_,         _,         _,         _,         _,         _,         _,         _),
-    "another cloud online":  (HELLO,     _,         _,         HELLO,     _,         HELLO,     _,         _),
-    "cloud away":            (_,         _,         _,         _,         _,         _,         _,         _),
-    "cloud over":            (_,         _,         _,         _,         _,         _,         _,         _),
-    "Halt":                  (HELLO,     _,         _,         HELLO,     _,         HELLO,     _,         _),
-    "Prepared":              ("!",       "waiting:", "!",      "!",       "!",       "!",       "!",       _),
-    "Prepared with a link":  ("!",       "rerouting:Reroute", "!", "!",   "!",       "!",       "!",       _),
-    "OtherShardHeld":        ("!",       HELLO,     "!",       "!",       "!",       "!",       "!",       _),
-    "WelcomeDeclined":       ("!",       LEFT,      "!",       "!",       "!",       "!",       "!",       _),
-    "GradientDebited":       ("!",       "!",       "!",       "!",       "pushing:PushOutbox", "!", "!",  _),
-    "BudgetSpent":           ("!",       "!",       "!",       "!",       LEFT,      "!",       "!",       _),
-    "IdentityRenewed":       ("!",       "!",       "!",       "!",       "!",       "!",       "rerouting:Reroute", _),
-    "IdentityKept":          ("!",       "!",       "!",       "!",       "!",       "!",       STOPPED,   _),
+                              "renewing:RenewIdentity", _, _, _),
+    "stale refuse":          (_,         _,         _,         _,         _,         _,         _,         _, _),
+    "refuse stranger":       (_,         _,         _,         HELLO,     _,         HELLO,     _,         _, _),
+    "refuse full":           (_,         _,         _,         _,         _,         _,         _,         _, _),
+    "model":                 (_,         _,         _,         MAKE, _, MAKE, _, _, _),
+    "model of another life": (_,         _,         _,         _,         _,         _,         _,         _, _),
+    "cloud still online":    (_,         _,         _,         _,         _,         _,         _,         _, _),
+    "another cloud online":  (HELLO,     _,         _,         HELLO,     _,         HELLO,     _,         _, _),
+    "cloud away":            (_,         _,         _,         _,         _,         _,         _,         _, _),
+    "cloud over":            (_,         _,         _,         _,         _,         _,         _,         _, _),
+    "Halt":                  (HELLO,     _,         _,         HELLO,     _,         HELLO,     _,         _, _),
+    "Prepared":              ("!",       "waiting:", "!",      "!",       "!",       "!",       "!",       _, "!"),
+    "Prepared with a link":  ("!",       REROUTE, "!", "!",   "!",       "!",       "!",       _, "!"),
+    "OtherShardHeld":        ("!",       HELLO,     "!",       "!",       "!",       "!",       "!",       _, "!"),
+    "WelcomeDeclined":       ("!",       LEFT,      "!",       "!",       "!",       "!",       "!",       _, "!"),
+    "TimeTaken":             ("!",       "!",       "!",       "!",       "!",       "!",       "!",       _, "!"),
+    "GradientDebited":       ("!",       "!",       "!",       "!",       "pushing:PushOutbox", "!", "!",  _, "!"),
+    "BudgetSpent":           ("!",       "!",       "!",       "!",       LEFT,      "!",       "!",       _, "!"),
+    "IdentityRenewed":       ("!",       "!",       "!",       "!",       "!",       "!",       REROUTE, _, "!"),
+    "IdentityKept":          ("!",       "!",       "!",       "!",       "!",       "!",       STOPPED,   _, "!"),
 }  # fmt: skip
 CELLS = [(phase, name, cell) for name, row in TABLE.items() for phase, cell in zip(PHASES, row, strict=True)]
 
@@ -525,3 +537,104 @@ def test_a_life_that_came_and_ended_while_the_edge_was_away_is_believed_when_nob
         made.receive(Unanswered())
         assert not halted(made)
     assert names(made.receive(Unanswered())) == ["Stop"]
+
+
+# -- a device that takes its time, and is not always there -------------------------------------------------
+
+
+def slow() -> EdgeSession:
+    """Return one whose device takes its time over the first gradient."""
+    made = session()
+    made.receive(welcome(1))
+    assert made.receive(Prepared(slow=True)) == []
+    assert made.receive(model(0)) == [TakeTime(1, 1)]
+    assert made.phase is Phase.MAKING
+    return made
+
+
+def test_a_slow_device_makes_its_gradient_once_it_has_taken_its_time() -> None:
+    made = slow()
+    assert names(made.receive(TimeTaken(1))) == ["MakeGradient"]
+    assert made.receive(TimeTaken(1)) == []  # once
+    assert made.receive(GradientDebited(1)) == [PushOutbox(1)]
+    assert made.receive(model(1)) == [TakeTime(2, 2)]
+    assert made.receive(TimeTaken(1)) == []  # of the wait before
+
+
+@pytest.mark.parametrize("news", [Unanswered(), Disconnected(), Connected(), refuse("stranger", None)])
+def test_what_comes_while_the_device_takes_its_time_does_not_begin_it_again(news: SessionEvent) -> None:
+    made = slow()
+    assert made.receive(news) == []
+    assert names(made.receive(TimeTaken(1))) == ["MakeGradient"]
+
+
+@pytest.mark.parametrize("news", [online(OTHER, RIVAL), Halt("finished", 9, LIFE)])
+def test_nothing_is_made_and_debited_for_a_life_that_ended_while_the_device_took_its_time(
+    news: SessionEvent,
+) -> None:
+    made = slow()
+    assert made.receive(news) == []
+    assert names(made.receive(TimeTaken(1))) == ["SayHello"]
+    assert (made.last_sequence, made.pending) == (0, None)
+    made.receive(welcome(2, OTHER))
+    assert made.receive(Prepared(slow=True)) == []
+    assert made.receive(model(0, OTHER)) == [TakeTime(1, 2)]
+
+
+@pytest.mark.parametrize("event", [LeaveWanted("shutdown"), over(), GivenUp(EXIT_FAILED, "why")])
+def test_whoever_ends_while_its_device_takes_its_time_has_debited_nothing(event: SessionEvent) -> None:
+    made = slow()
+    if isinstance(event, Presence):
+        made.receive(Halt("finished", 9, LIFE))
+    assert names(made.receive(event))[-1] == "Stop"
+    assert made.receive(TimeTaken(1)) == []
+
+
+def test_a_device_whose_time_ends_pushes_the_gradient_under_way_and_leaves_behind_it() -> None:
+    made = slow()
+    assert made.receive(WentAway()) == []
+    assert names(made.receive(TimeTaken(1))) == ["MakeGradient"]
+    assert made.receive(GradientDebited(1)) == [PushOutbox(1), SayLeave("away")]
+    assert made.phase is Phase.AWAY
+    assert made.receive(model(1)) == []  # nobody is there to take it
+
+
+def test_a_device_that_is_back_says_hello_on_a_new_connection_and_sends_what_it_owes() -> None:
+    made = pushing()
+    assert made.receive(WentAway()) == [SayLeave("away")]
+    assert made.receive(CameBack()) == [Reroute(returned=True)]
+    (hello,) = made.receive(Connected())
+    assert isinstance(hello, SayHello)
+    assert (hello.last_sequence, hello.number) == (1, 2)
+    assert follow(made, welcome(2)) == [
+        PushOutbox(1)
+    ]  # the same bytes: nothing is lost, nothing is made twice
+
+
+def test_a_device_that_is_back_before_its_gradient_is_made_never_leaves() -> None:
+    made = slow()
+    made.receive(WentAway())
+    assert made.receive(CameBack()) == []
+    made.receive(TimeTaken(1))
+    assert made.receive(GradientDebited(1)) == [PushOutbox(1)]
+
+
+def test_whoever_goes_away_without_a_connection_says_nothing() -> None:
+    made = waiting()
+    made.receive(Disconnected())
+    assert made.receive(WentAway()) == []
+    assert made.receive(Connected()) == []
+    assert made.phase is Phase.AWAY
+
+
+def test_whoever_goes_away_while_it_connects_through_its_link_lets_the_cloud_know() -> None:
+    made = IN_PHASE[Phase.REROUTING]()
+    assert made.receive(WentAway()) == []
+    assert names(made.receive(Connected())) == ["SayHello"]
+    assert follow(made, welcome(3)) == [SayLeave("away")]
+
+
+def test_whoever_is_away_believes_a_halt_and_its_goodbye() -> None:
+    made = IN_PHASE[Phase.AWAY]()
+    assert made.receive(Halt("finished", 9, LIFE)) == []
+    assert names(made.receive(over())) == ["Stop"]

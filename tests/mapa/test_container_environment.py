@@ -169,6 +169,7 @@ GIVEN = {
     "ALLOW": ("a.b:C d.e:F", "allow", ["a.b:C", "d.e:F"]),
     "CODE": ("/code", "code", [Path("/code")]),
     "ALLOW_SEED": ("1", "allow_seed", True),
+    "MOST_LOCAL_STEPS": ("4", "most_local_steps", 4),
     "ACCOUNTS": ("/secrets/accounts", "accounts", Path("/secrets/accounts")),
     "STATE_DIR": ("/ledgers", "state_dir", Path("/ledgers")),
     "EDGE_DATA": ("mine.csv", "edge_data", Path("/own-data/mine.csv")),

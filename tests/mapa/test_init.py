@@ -47,7 +47,7 @@ def test_a_project_is_three_short_files_and_says_what_is_next(mapa: Mapa, tmp_pa
         written = write_project(tmp_path / template, template)
         assert sorted(path.name for path in written) == FILES
         for path in written:
-            assert len(path.read_text(encoding="utf-8").splitlines()) < 40, path
+            assert len(path.read_text(encoding="utf-8").splitlines()) < 45, path
         readme = (tmp_path / template / "README.md").read_text(encoding="utf-8")
         for command in ("simulate", "run", "containers"):
             assert f"mapa {command} scenario.toml" in readme

@@ -120,6 +120,18 @@ def change_a_gradient(path: Path, *, least: bool) -> None:
     segment.write_bytes(with_entries(content, entries))
 
 
+@pytest.mark.parametrize("sampler", ["poisson", "shuffled"])
+def test_every_message_of_local_steps_is_made_again_bit_for_bit(
+    mapa: Mapa, tmp_path: Path, sampler: str
+) -> None:
+    run = logged_run(
+        tmp_path, share=0.2, data={"set": BLOBS, "sampler": sampler}, local={"steps": 3, "rate": 0.05}
+    )
+    code, told = replayed(mapa, run)
+    assert code == 0, told
+    assert told["gradients"]["same"] == told["gradients"]["made"] == told["updates"] > 0
+
+
 def test_a_gradient_that_the_seed_does_not_give_is_found(mapa: Mapa, copy: Path) -> None:
     change_a_gradient(copy, least=False)
     code, told = replayed(mapa, copy)

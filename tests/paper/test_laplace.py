@@ -79,7 +79,7 @@ def test_a_runs_total_is_that_of_pure_releases_under_both_adjacencies() -> None:
     assert stated.replace_one == pytest.approx(7 * amplify_replace_one(0.2, 0.4, 0.1))
 
 
-@pytest.mark.parametrize("how", list(Clipping))
+@pytest.mark.parametrize("how", [how for how in Clipping if how is not Clipping.QUANTILE])
 @pytest.mark.parametrize("form", ["outer", "rows"])
 def test_clipping_bounds_the_l1_norm(how: Clipping, form: str) -> None:
     rng = np.random.default_rng(5)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from common.models.counted import CountedGradients
 from common.models.gradients import OuterGradients, RowGradients
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
+from common.noise.mechanism import Adjacency, Clipping, Mechanism, Norm, Sampling, Scope, parts_of_bound
 from edge.privacy import clip, clip_batch_mean, clip_per_sample, normalise_per_sample
 
 Rows = npt.NDArray[np.float32]
@@ -80,7 +81,11 @@ def test_opposite_samples_attain_every_one_of_these_bounds(b: int) -> None:
     far[0, 0] = 1e6
     for sampling in (Sampling.POISSON, Sampling.WITH_REPLACEMENT):
         one = np.repeat(far[:1], b, axis=0) if sampling is Sampling.WITH_REPLACEMENT else far
-        for clipping in Clipping:
+        for clipping in (
+            Clipping.PER_SAMPLE,
+            Clipping.NORMALISED,
+            Clipping.BATCH_MEAN,
+        ):  # a count takes a part of C
             mechanism = Mechanism(clipping, Scope.ALL, sampling, b)
             stated = mechanism.sensitivity_over_clip(Adjacency.REPLACE_ONE) * b * sensitivity / 2
             assert moved(one, -one, sensitivity, clipping) == pytest.approx(stated, rel=1e-5)
@@ -126,7 +131,46 @@ def test_normalised_samples_all_have_the_length_of_the_bound(case: tuple[Rows, R
     assert moved(batch, other, sensitivity, Clipping.NORMALISED) <= sensitivity * ROUNDING
 
 
-@pytest.mark.parametrize("how", list(Clipping))
+@given(neighbours(), st.sampled_from(list(Norm)))
+def test_gradient_and_count_together_are_no_longer_than_the_bound(
+    case: tuple[Rows, Rows, int, float], norm: Norm
+) -> None:
+    """And so one record moves both together by C/b where it is zeroed, and by 2C/b where it is replaced."""
+    batch, other, place, sensitivity = case
+    bound = len(batch) * sensitivity / 2
+    zeroed = batch.copy()
+    zeroed[place] = 0
+
+    def released(rows: Rows) -> np.ndarray:
+        counted = CountedGradients(RowGradients(rows))
+        return clip(counted, Clipping.QUANTILE, bound, len(rows), norm).astype(np.float64)
+
+    order = 2 if norm is Norm.L2 else 1
+    for neighbour, most in ((zeroed, sensitivity / 2), (other, sensitivity)):
+        assert np.linalg.norm(released(batch) - released(neighbour), order) <= most * ROUNDING
+
+
+def test_the_last_coordinate_counts_who_is_not_clipped() -> None:
+    rows = np.array([[0.1, 0], [0, 0.2], [3, 4], [0, 0], [np.inf, 0]], np.float32)
+    with np.errstate(invalid="ignore"):
+        clipped = clip(CountedGradients(RowGradients(rows)), Clipping.QUANTILE, 1.0, 10)
+    of_gradient, of_count = parts_of_bound(1.0, Norm.L2)
+    expected = [0.1 + 0.6 * of_gradient, 0.2 + 0.8 * of_gradient, of_count * (2 - 1)]
+    np.testing.assert_allclose(clipped, np.array(expected) / 10, rtol=1e-6)
+    assert of_gradient**2 + of_count**2 == pytest.approx(1)
+
+
+def test_both_parts_are_noised_as_two_gaussians_that_cost_what_one_does() -> None:
+    """z⁻² = z_g⁻² + z_b⁻² with z_g, z_b the multipliers of gradient and count by themselves."""
+    z = 2.25
+    std = z * 1.0  # of noise for C = 1
+    of_gradient, of_count = parts_of_bound(1.0, Norm.L2)
+    z_g, z_b = std / of_gradient, std / of_count
+    assert (z_g**-2 + z_b**-2) ** -0.5 == pytest.approx(z)
+    assert z_g == pytest.approx(z, rel=0.01)  # the count costs half a percent of noise
+
+
+@pytest.mark.parametrize("how", [how for how in Clipping if how is not Clipping.QUANTILE])
 @pytest.mark.parametrize("present", [0, 1, 3, 9])
 def test_under_poisson_the_sum_is_divided_by_the_configured_b(how: Clipping, present: int) -> None:
     rows = np.ones((present, 2), np.float32)

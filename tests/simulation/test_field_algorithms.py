@@ -28,10 +28,15 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "momentum": {"name": "momentum", "rate": 0.2},
     "adam": {"name": "adam", "rate": 0.003},
     "constant, normalised": {"name": "constant", "rate": 0.2},
+    "quantile": {"name": "quantile", "rate": 0.2, "first_clip": 30.0},
     "constant, ema": {"name": "constant", "rate": 0.2, "average": "ema"},
     "constant, tail": {"name": "constant", "rate": 0.2, "average": "tail"},
 }
 CONSTANT = {"name": "constant", "rate": 0.3}
+
+
+def describe_clipping(name: str) -> str:
+    return describe(name).clipping or "per-sample"
 
 
 @pytest.mark.slow
@@ -50,7 +55,9 @@ def test_it_learns_digits_from_clipped_and_noised_gradients(name: str) -> None:
             "privacy": {
                 "noise": "gaussian",
                 "noise_multiplier": 1.0,
-                "clipping": "normalised" if "normalised" in name else "per-sample",
+                "clipping": "normalised"
+                if "normalised" in name
+                else describe_clipping(LEARNERS[name]["name"]),
             },
             "delays": {"kind": "lognormal", "spread": 0.5, "speeds": [1.0, 2.0, 0.5]},
             "evaluation": {"every": 0},
@@ -68,8 +75,9 @@ def test_every_algorithm_can_have_an_average_and_edges_get_the_same_models(name:
     own: dict[str, Any] = {"name": name}
     if any(option.name == "rate" for option in describe(name).options):
         own["rate"] = 0.2
-    plain = simulate(small_world(algorithm=own))
-    world = small_world(algorithm={**own, "average": average})
+    privacy = {"noise": "exponential-norm", "epsilon": 1.0, "clipping": describe_clipping(name)}
+    plain = simulate(small_world(algorithm=own, privacy=privacy))
+    world = small_world(algorithm={**own, "average": average}, privacy=privacy)
     outcome = simulate(world)
     assert outcome.reason == "finished"
     assert not np.array_equal(outcome.x, plain.x)
@@ -143,3 +151,30 @@ def test_normalised_gradients_make_the_bound_a_unit_of_measure() -> None:
 
     np.testing.assert_array_equal(result(0.5, "normalised"), result(2.0, "normalised"))
     assert not np.allclose(result(0.5, "per-sample"), result(2.0, "per-sample"), rtol=1e-2)
+
+
+QUANTILE: dict[str, Any] = {"noise": "gaussian", "noise_multiplier": 0.5, "clipping": "quantile"}
+
+
+def test_the_coordinate_of_the_count_stays_0_in_every_model() -> None:
+    algorithm = {"name": "quantile", "rate": 0.2, "window": 1}
+    outcome = simulate(small_world(algorithm=algorithm, privacy=QUANTILE))
+    plain = simulate(small_world(algorithm=CONSTANT))
+    assert len(outcome.x) == len(plain.x) + 1
+    assert outcome.x[-1] == 0
+    assert outcome.x[:-1].any()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "clipping", "words"),
+    [
+        ("quantile", "per-sample", "must be 'quantile' with algorithm.name = 'quantile'"),
+        ("constant", "quantile", "needs an algorithm that reads the count"),
+        ("asgd", "quantile", "needs an algorithm that reads the count"),
+    ],
+)
+def test_count_and_algorithm_come_together(algorithm: str, clipping: str, words: str) -> None:
+    own = {"name": algorithm} | ({} if algorithm == "asgd" else {"rate": 0.2})
+    with pytest.raises(ConfigurationError) as caught:
+        small_scenario(algorithm=own, privacy=QUANTILE | {"clipping": clipping})
+    assert words in str(caught.value)

@@ -21,7 +21,7 @@ export function fleet(root) {
     const wide = Math.max(1, ...f.edges.map((edge) => edge.strip_width));
     const strips = f.edges.map((edge) => widened(edge.strip, wide / edge.strip_width));
     const buckets = Math.max(1, ...strips.map((one) => one.length)), most = Math.max(1, ...strips.flat());
-    const headings = [{ text: "k", right: true }, "edge", "state", { text: "link", title: "what the scenario asks for; measured round trip after the run" },
+    const headings = [{ text: "k", right: true }, "edge", "state", { text: "link", title: "device and link that the scenario asks for; measured round trip after the run" },
       { text: "pace (updates/s)", right: true }, { text: "staleness mean / max / last", right: true }, { text: "applied", right: true }, { text: "share", right: true },
       { text: f.budget ? `ε spent of ${short(f.budget)}` : "ε spent", right: true }, { text: `updates over time (a bar: ${short(wide)} ${unit})`, title: "height: the square root of the count, one scale for all edges" }];
     const drawn = [];
@@ -29,7 +29,7 @@ export function fleet(root) {
       const canvas = make("canvas", { class: "strip", role: "img", "aria-label": `${edge.applied} updates over time` });
       drawn.push([canvas, strips[i]]);
       const trip = edge.round_trip_ms === null ? "" : ` · round trip ${short(edge.round_trip_ms, 3)} ms`;
-      return [whole(edge.edge), edge.edge_id ?? "", make("span", { class: `state ${states[i].kind}` }, states[i].text), link(edge.link) + trip,
+      return [whole(edge.edge), edge.edge_id ?? "", make("span", { class: `state ${states[i].kind}` }, states[i].text), (edge.device ? `${edge.device} · ` : "") + link(edge.link) + trip,
         short(edge.pace, 3), `${short(edge.staleness_mean, 3)} / ${whole(edge.staleness_max)} / ${whole(edge.staleness_last)}`, whole(edge.applied), percent(edge.share),
         spent(edge, f.budget), canvas];
     });
