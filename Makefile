@@ -20,8 +20,8 @@ $(READY): pyproject.toml docker/install-torch.sh
 	$(BIN)/python -m pip install --quiet --editable '.[all,dev]'
 	touch $@
 
-run: $(READY)  ## train with 5 edges on a private broker, with a live view
-	$(BIN)/mapa run quickstart
+run: $(READY)  ## train with 5 edges on a private broker, with a live page
+	$(BIN)/mapa run demo --dashboard
 
 test: check  ## lint, types and every test that this machine can run
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
