@@ -7,6 +7,8 @@ const OF_A_RUN = [["fleet", "Fleet"], ["training", "Training"], ["staleness", "S
 const main = document.getElementById("main"), head = document.getElementById("run"), nav = document.getElementById("views");
 const connection = document.getElementById("connection"), pause = document.getElementById("pause"), theme = document.getElementById("theme"), keys = document.getElementById("keys");
 let run = "", view = "runs", compared = [], fresh = {}, sections = {}, show = null, stream = null, paused = false, timer = 0, waiting = 0;
+const stale = new Set(); // sections that came since the view was drawn
+const SHOWN = { fleet: ["head", "fleet"], training: ["head", "training"], traffic: ["head", "traffic"] }; // else its own alone
 
 function place() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -53,6 +55,7 @@ function watch() {
   mine.onmessage = (message) => {
     const { version, ...changed } = JSON.parse(message.data);
     fresh = { ...fresh, ...changed };
+    for (const key of Object.keys(changed)) stale.add(key);
     if (!paused || !sections.events) sections = fresh;
     if ((!paused || !show) && !waiting) waiting = requestAnimationFrame(draw);
   };
@@ -75,7 +78,8 @@ function draw() {
     const body = make("div", { class: "view" });
     put(main, body);
     show = views[view](body, run);
-  }
+  } else if (!(SHOWN[view] ?? [view]).some((key) => stale.has(key))) return;
+  stale.clear();
   show(sections);
 }
 
@@ -110,6 +114,7 @@ function setPaused(now) {
   pause.textContent = now ? "Go on" : "Pause";
   if (now) return;
   sections = fresh;
+  for (const key of Object.keys(fresh)) stale.add(key);
   draw();
 }
 
