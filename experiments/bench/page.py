@@ -31,7 +31,9 @@ new PerformanceObserver((list) => { for (const one of list.getEntries()) window.
 new PerformanceObserver((list) => { for (const one of list.getEntries()) window.seen.long.push(one.duration); })
   .observe({ type: "longtask", buffered: true });
 """
-_SEEN = """() => ({ ...window.seen, total: [...performance.eventCounts.values()].reduce((a, b) => a + b, 0) })"""
+_SEEN = (
+    """() => ({ ...window.seen, total: [...performance.eventCounts.values()].reduce((a, b) => a + b, 0) })"""
+)
 
 
 def find_chromium() -> str | None:
@@ -64,10 +66,18 @@ class Writer:
                     t += 1
                     edge = min(EDGES - 1, int(draw.expovariate(0.15)))
                     sequences[edge] += 1
-                    stream.write(_applied(t, edge, sequences[edge], min(t - 1, int(draw.expovariate(0.1))), now))
+                    stream.write(
+                        _applied(t, edge, sequences[edge], min(t - 1, int(draw.expovariate(0.1))), now)
+                    )
                     if t % 500 == 0:
                         accuracy = 0.97 - 0.4 / (1 + t / 2000) + draw.gauss(0, 0.002)
-                        record = {"event": "evaluated", "t": t, "accuracy": accuracy, "loss": 1 - accuracy, "time": now}
+                        record = {
+                            "event": "evaluated",
+                            "t": t,
+                            "accuracy": accuracy,
+                            "loss": 1 - accuracy,
+                            "time": now,
+                        }
                         stream.write(json.dumps(record) + "\n")
                 stream.flush()
                 self.written.append((t, time.monotonic()))
@@ -90,8 +100,15 @@ class Writer:
 
 def _applied(t: int, edge: int, sequence: int, staleness: int, now: float) -> str:
     record = {
-        **{"event": "gradient_applied", "edge": edge, "edge_id": f"edge-{edge}", "sequence": sequence},
-        **{"version": t - staleness, "t": t, "staleness": staleness, "stage": 1, "sensitivity": 0.01},
+        "event": "gradient_applied",
+        "edge": edge,
+        "edge_id": f"edge-{edge}",
+        "sequence": sequence,
+        "version": t - staleness,
+        "t": t,
+        "staleness": staleness,
+        "stage": 1,
+        "sensitivity": 0.01,
     }
     return json.dumps({**record, "time": round(now, 6)}) + "\n"
 
@@ -108,7 +125,9 @@ def page_ratios(minutes: float) -> Iterator[Ratio]:
         with writer.writing(), page_beside(Path(text) / "runs") as beside, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=program)
             try:
-                lags, heaps, tabs = _watched(browser, f"{beside.address}#/run/bench/fleet", writer, minutes * 60)
+                lags, heaps, tabs = _watched(
+                    browser, f"{beside.address}#/run/bench/fleet", writer, minutes * 60
+                )
                 seen = browser.contexts[0].pages[0].evaluate(_SEEN)
             finally:
                 browser.close()
@@ -119,7 +138,8 @@ def page_ratios(minutes: float) -> Iterator[Ratio]:
     yield Ratio("page: latest an update is shown / 1 s", lags[-1], 1.0, True, detail)
     slow, long, total = sorted(seen["inputs"], reverse=True), seen["long"], seen["total"]
     slowest, usual = (slow[place] if place < len(slow) else 16.0 for place in (0, total // 100))
-    detail = f"99 % of {total:,} events within {usual:.0f} ms; {len(long)} long tasks, the longest {max(long, default=0):.0f} ms"
+    tasks = f"{len(long)} long tasks, the longest {max(long, default=0):.0f} ms"
+    detail = f"99 % of {total:,} events within {usual:.0f} ms; {tasks}"
     yield Ratio("page: slowest input to paint / 100 ms", slowest / 100, 1.0, True, detail)
     own, resident = (max(column) for column in zip(*tabs, strict=True))
     detail = f"{own:.0f} MB its own, {resident:.0f} MB resident, JavaScript heap {max(heaps):.0f} MB; the largest seen"

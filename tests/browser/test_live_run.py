@@ -1,4 +1,4 @@
-"""A run of real processes on a real Mosquitto, watched from its start to its halt; the page says what the records say."""
+"""A run of real processes on a real Mosquitto, watched from start to halt; the page says what the records say."""
 
 from __future__ import annotations
 

@@ -16,7 +16,17 @@ import pytest
 from tests.program_support import PATIENCE, environment, run_mapa, start_mapa
 
 pytestmark = pytest.mark.slow
-SMALL = ("--edges", "2", "--broker", "embedded", "--links", "lan", "--dashboard", "--set", "evaluation.every=10")
+SMALL = (
+    "--edges",
+    "2",
+    "--broker",
+    "embedded",
+    "--links",
+    "lan",
+    "--dashboard",
+    "--set",
+    "evaluation.every=10",
+)
 
 
 def words(runs: Path, iterations: int) -> list[str]:
@@ -31,7 +41,9 @@ def address_in(lines: Iterator[str]) -> str:
 
 
 def test_without_a_terminal_it_ends_by_itself_and_the_page_with_it(tmp_path: Path) -> None:
-    run = start_mapa(*words(tmp_path / "runs", 60), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    run = start_mapa(
+        *words(tmp_path / "runs", 60), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert run.stderr is not None
         address = address_in(iter(run.stderr.readline, ""))
