@@ -131,8 +131,8 @@ def page_ratios(minutes: float) -> Iterator[Ratio]:
                 seen = browser.contexts[0].pages[0].evaluate(_SEEN)
             finally:
                 browser.close()
-        updates = writer.written[-1][0]
-    what = f"{minutes:g} min, {updates / (minutes * 60):,.0f} updates/s of {EDGES} edges"
+        (first, began), (last, ended) = writer.written[0], writer.written[-1]
+    what = f"{minutes:g} min, {(last - first) / (ended - began):,.0f} updates/s of {EDGES} edges"
     lags.sort()
     detail = f"median {statistics.median(lags):.2f} s, 99 % {lags[int(0.99 * (len(lags) - 1))]:.2f} s; {what}"
     yield Ratio("page: latest an update is shown / 1 s", lags[-1], 1.0, True, detail)
