@@ -9,6 +9,8 @@ import numpy as np
 
 from common.datasets.dataset import Samples
 from common.metrics import LOSS, check_values
+from common.models.feature_cache import FeatureCache
+from common.models.making import features_of
 from common.models.model import Features, Model, Targets
 from common.quantities import Vector
 from common.records.tally import Evaluation
@@ -24,10 +26,12 @@ class Evaluator:
     regularization: float  # λ
 
     @classmethod
-    def of(cls, model: Model, test: Samples | None, regularization: float) -> Evaluator:
+    def of(
+        cls, model: Model, test: Samples | None, regularization: float, cache: FeatureCache | None = None
+    ) -> Evaluator:
         if test is None:
             return cls(model, None, None, regularization)
-        return cls(model, model.features(test.values()), model.targets(test.labels), regularization)
+        return cls(model, features_of(model, test, cache), model.targets(test.labels), regularization)
 
     def evaluate(self, x: Vector, updates: int, stage: int) -> Evaluation:
         if self.features is None or self.targets is None:

@@ -56,10 +56,16 @@ class History:
         self._head = (incarnation, dimension)
         self._say = say
         self._last = self._not_before = 0.0  # time of the last checkpoint; when the next may be
+        self.checkpointed: float | None = None  # Unix time of the last checkpoint
         self._stuck = False  # the algorithm's state fits into no checkpoint
         self._finished = (
             False  # the records are written: what still arrives while the connection ends is not logged
         )
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the log since the last checkpoint."""
+        return 0 if self._log is None else self._log.size
 
     @property
     def log(self) -> LogWriter:
@@ -109,6 +115,7 @@ class History:
         if not self.keep:
             self._log.remove_before(self.checkpoints.oldest_needed())
         self._last = now = time.monotonic()
+        self.checkpointed = time.time()
         self._not_before = now + _SHARE * (time.thread_time() - began)
 
     def finish(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloud.algorithm import Algorithm
@@ -14,7 +14,7 @@ from cloud.snapshot import restore_server, server_state
 from common.errors import LocalProtocolError, RecordsError
 from common.messages import EvaluationDue
 from common.quantities import EdgeId
-from common.records.log_format import Entry, Kind, LogDamagedError
+from common.records.log_format import Entry, Kind, LogDamagedError, segment_name
 from common.records.log_reader import LogReader
 from common.records.rundir import RunDirectory
 from common.transport.routing import OnMessage
@@ -130,7 +130,7 @@ def begin_history(
 
 def revive(service: CloudService, history: History, made: type[Algorithm], directory: RunDirectory) -> None:
     """Bring the run to where it was, and go on remembering it. Before the service starts, which then serves it."""
-    checkpoint, state = history.checkpoints.newest(service.say)
+    checkpoint, state = _to_begin_with(history, directory, service.say)
     channel, say, gather = service.channel, service.say, state["gather"]
     service.channel, service.say, service.gather, service.replaying = Mute(), _nothing, None, True
     reader = LogReader(history.run, first=checkpoint)
@@ -167,6 +167,38 @@ def revive(service: CloudService, history: History, made: type[Algorithm], direc
     service.revived = True
     service.go_on()
     say(f"resumed at t = {service.server.t}: checkpoint {checkpoint} and {count} events of the log")
+
+
+def _to_begin_with(
+    history: History, directory: RunDirectory, say: Callable[[str], None]
+) -> tuple[int, dict[str, Any]]:
+    """Return the newest checkpoint; the first, where events.jsonl has lost lines that only the whole log can tell."""
+    checkpoint, state = history.checkpoints.newest(say)
+    lost = state["events_bytes"] - directory.events_bytes
+    if lost <= 0:
+        return checkpoint, state
+    events = directory.path / "events.jsonl"
+    first = LogReader(history.run)
+    if (
+        1 not in history.checkpoints.numbers
+        or not first.segments
+        or first.segments[0].name != segment_name(1)
+    ):
+        raise RecordsError(
+            f"{events}: missing or cut short, by {lost} bytes at least, and the run has not kept the log that would"
+            " tell its lines again; put the file back, as it was"
+        )
+    try:
+        state = history.checkpoints.read(1)
+    except ValueError as error:
+        raise RecordsError(
+            f"{events}: missing or cut short, and the first checkpoint is damaged ({error}); put the file back"
+        ) from error
+    say(
+        f"{events}: missing or cut short; written again from the log, without `resumed` lines and refusals that"
+        " changed nothing"
+    )
+    return 1, state
 
 
 def _move_clock(service: CloudService, seconds: float) -> None:

@@ -36,6 +36,7 @@ from common.quantities import RunId
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
+from common.telemetry.family import Buckets
 from common.transport.channel import Channel, Loop, Timer
 from common.wire.codec import (
     Admission,
@@ -97,6 +98,9 @@ class CloudService:
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="mapa-evaluation")
     )
     dropped: Counter[str] = field(default_factory=Counter)  # hostile messages by leaf
+    refused_hellos: Counter[str] = field(default_factory=Counter)  # by reason
+    lost_connections: int = 0
+    replies: Buckets | None = None  # seconds from a message to the model that answers it; None: nobody asks
     contacts: Contacts = field(default_factory=Contacts)
     lives: Lives = field(default_factory=Lives)
     nonce: str = field(default_factory=new_nonce)
@@ -371,6 +375,8 @@ class CloudService:
                 if contact is not None:
                     contact.sent = now
                     self._send(contact.model_topic, effect)
+                    if self.replies is not None:
+                        self.replies.observe(self.loop.now() - now)
             case GradientApplied():
                 self.last_update = now
                 if self.first_update is None:
@@ -442,6 +448,8 @@ class CloudService:
 
     def _refuse(self, refuse: Refuse) -> None:
         topic = edge_topic(self.run, refuse.edge_id, EdgeTopic.WELCOME)
+        if refuse.nonce is not None:
+            self.refused_hellos[refuse.reason] += 1
         # without acknowledgement: whoever hears nothing asks again, and a flood must not fill the halt's queue
         self.channel.publish(topic, encode_refuse(refuse))
         if refuse.nonce is not None and refuse.reason not in ("halted", "incarnation"):

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TypedDict
 
 from common.datasets.dataset import Samples
-from common.models.model import Model
+from common.models.model import Model, feature_length
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
+from common.noise.mechanism import LEAST_BOUND, Clipping, Sampling
 from common.quantities import Indices
 from common.scenario.parts import noised_slice
 from common.scenario.scenario import Scenario
 from edge.shards import SHARED, all_shards, check_shards, shard_rows
 from edge.worker import Recipe
+
+SHORTEST = 0.1  # of ℓ: a shorter gradient is not brought to C
 
 
 class Cut(TypedDict):
@@ -62,6 +64,18 @@ def recipe_for(scenario: Scenario, model: Model, law: NoiseLaw | None) -> Recipe
         law=law,
         noised=noised_slice(scenario, model),
         regularization=scenario.model.regularization,
+        least_norm=least_norm(model),
         steps=scenario.local.steps,
         local_rate=scenario.local.rate or 0.0,
+        largest_batch=scenario.data.largest_batch,
     )
+
+
+def least_norm(model: Model) -> float:
+    """Return the norm from which on `normalised` clipping brings a gradient to C: 0.1·ℓ, where the model has an ℓ.
+
+    A record that the model knows well has a gradient near 0. Brought to C it would count as much as one that it
+    gets wrong, and only turn the model about: 1.4 points on Fashion-MNIST.
+    """
+    length = feature_length(model)
+    return LEAST_BOUND if length is None else max(LEAST_BOUND, SHORTEST * length)

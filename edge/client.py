@@ -43,7 +43,7 @@ from edge.conversation import (
 from edge.device import Rota, Slowness
 from edge.inbox import Inbox
 from edge.joining import Joining
-from edge.ledger import Ledger
+from edge.ledger import Ledger, Standing
 from edge.line import Line
 from edge.outbox import Outbox
 from edge.own_data import OwnData
@@ -78,6 +78,7 @@ class EdgeClient:
     nonce: str = field(default_factory=new_nonce)
     pushed: int = 0
     resent: int = 0
+    lost_connections: int = 0
     exit_code: int | None = None
     session: EdgeSession = field(init=False)
     patience: Patience = field(init=False)
@@ -127,6 +128,19 @@ class EdgeClient:
         return self.inbox.dropped
 
     @property
+    def standing(self) -> Standing | None:
+        """What this run has spent; None: no account was opened."""
+        return None if self.ledger.account(self.run) is None else self.ledger.standing(self.run)
+
+    @property
+    def delta(self) -> float | None:
+        """The δ that this run is accounted at; None: not known yet."""
+        standing, preparation = self.standing, self.preparation
+        if standing is not None and standing.account.budget is not None:
+            return standing.account.budget.delta
+        return None if preparation is None else preparation.scenario.privacy.total_delta
+
+    @property
     def channel(self) -> Channel | None:
         return self._line.channel
 
@@ -147,6 +161,7 @@ class EdgeClient:
         self._tell(Connected())
 
     def on_lost(self, reason: str) -> None:
+        self.lost_connections += 1
         self._tell(Disconnected())
         if self.session.phase is not Phase.DONE:
             self.say(f"{self.edge_id}: {reason}; reconnecting")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +16,11 @@ from common.datasets.source import Source
 from common.errors import RemoteProtocolError
 from common.health import beat
 from common.messages import Leave
+from common.models.feature_cache import user_cache
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
+from common.telemetry.family import Readings
+from common.telemetry.publishing import published
 from common.transport.channel import Channel, Will
 from common.transport.connection import BrokerAddress, MqttOptions, TlsFiles
 from common.transport.link import LinkProfile
@@ -26,14 +30,16 @@ from common.transport.routing import RetainedMessageError
 from common.wire.codec import encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
-from edge.accountant import max_charges_apart
+from edge.accountant import epsilons_apart, max_charges_apart
 from edge.claims import ClaimsBook
 from edge.client import FAREWELL, EdgeClient
 from edge.conversation import EXIT_FAILED, EXIT_REFUSED
 from edge.memory import memory_limit
 from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
+from edge.readings import EVERY, read_edges
 from edge.slots import Slot, take_slot
+from edge.spending import Spending
 from edge.sqlite_ledger import SqliteLedger
 
 if TYPE_CHECKING:
@@ -60,6 +66,7 @@ class FleetSettings:
     connect_timeout: float = 60.0
     accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
     own: OwnData | None = None  # records that these edges bring themselves
+    metrics: socket.socket | None = None  # None: nobody is told
 
 
 class EdgeFleet:
@@ -67,6 +74,7 @@ class EdgeFleet:
 
     def __init__(self, settings: FleetSettings, say: Callable[[str], None]) -> None:
         memory_limit()  # a wrong one is the operator's to fix, before anything starts
+        user_cache()
         if settings.own is not None:
             settings.own.check()
         self.settings = settings
@@ -80,9 +88,17 @@ class EdgeFleet:
         self._datasets: dict[Source, Dataset] = {}
         self._running = settings.count
         self._complaints = 0
+        self._spending = Spending(epsilons_apart)
 
     def serve(self) -> int:
         """Take part until every edge is done; return the worst exit code."""
+        with published(self.settings.metrics, self.loop, self._readings, self.say, every=EVERY):
+            return self._take_part()
+
+    def _readings(self) -> Readings:
+        return read_edges(self.clients, self._spending)
+
+    def _take_part(self) -> int:
         try:
             for _ in range(self.settings.count):
                 self._enlist()

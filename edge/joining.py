@@ -23,7 +23,7 @@ from edge.conversation import (
     SayHello,
     WelcomeDeclined,
 )
-from edge.ledger import Ledger, OtherShardError
+from edge.ledger import MOST_RELEASES, Ledger, OtherShardError
 from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
 from edge.preparation import Preparation, difference, prepare
@@ -109,13 +109,15 @@ class Joining:
         )
         if not can_charge:
             return f"{said}. This one has no account in that run, so what is missing cannot be charged to it"
+        if known >= MOST_RELEASES:
+            return f"{said}. No run has {known} releases: that word is forged or wrong, and cannot be charged"
         through = known + 1  # an edge has one gradient under way at a time: that one may have left, too
         words = ["mapa", "ledger", "charge", "--state", str(self.state_dir), "--run", self.run]
         command = shlex.join([*words, "--edge", self.edge_id, "--through", str(through)])
         return (
-            f"{said}, or charge what is missing and start again: {command} (one more than the cloud has got, since"
-            " one more may have left). Nothing was charged: the cloud's word is not authenticated, and whoever can"
-            " write to the broker can send it. End whatever uses another copy of this ledger first"
+            f"{said}, or charge what is missing and start again:\n{command}\nThat is one more than the cloud has got,"
+            " since one more may have left. Nothing was charged: the cloud's word is not authenticated, and whoever"
+            " can write to the broker can send it. End whatever uses another copy of this ledger first"
         )
 
     def _compare(self, first: Admission, later: Admission) -> Prepared | WelcomeDeclined:

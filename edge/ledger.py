@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from common.accounting.overlap import ShardSpent, worst_record
-from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.accounting.releases import Budget, ReleaseKind, Spent, check_together
 from common.datasets.families import records_of
 from common.errors import ConfigurationError, LocalProtocolError, MapaError, RemoteProtocolError
 from common.noise.mechanism import Adjacency, Sampling
@@ -21,6 +21,7 @@ from common.quantities import EdgeId, RunId
 
 # Says how many charges of a kind a budget permits beside what was spent.
 Accountant = Callable[[Budget, ReleaseKind, tuple[Spent, ...]], int]
+MOST_RELEASES = 10**9  # of one run; privacy.releases has the same limit
 
 
 class BudgetExhausted(MapaError):
@@ -74,7 +75,9 @@ class Account:
     budget: Budget | None = None  # None: count, never refuse
     own_budget: bool = True  # of this edge's operator; False: of the run's scenario
     reproducible: bool = False  # seeded noise: counted, but not private
-    most_releases: int | None = None  # R_k of a run with a pace of its own; None: what the budgets permit
+    most_releases: int | None = (
+        None  # R_k, in messages, of a run with a pace of its own; None: as budgets permit
+    )
 
     @property
     def operator_budget(self) -> Budget | None:
@@ -279,6 +282,8 @@ class MemoryLedger:
         budgeted = any(one.operator_budget is not None for one in accounts)
         beside = self._siblings.claim(account, budgeted=budgeted, replace_budget=replace_budget)
         budgets = {account.budget, *_binding(touching), *beside.budgets}
+        ledgers = (*(entry.standing().spent for entry in touching), *(one.spent for one in beside.spent))
+        check_together(account.run, account.kind, ledgers)
         spent = worst_record([*(e.standing().of_shard for e in touching if e.charges), *beside.spent])
         cap = _cap(account, budgets, spent, self._accountant)
         entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)

@@ -25,6 +25,13 @@ class StatesItsMemory(Protocol):
     def batch_bytes(self, batch: int) -> int: ...
 
 
+@runtime_checkable
+class StatesItsFeatures(Protocol):
+    """A model that says itself what the features of so many records take, and what it takes to make them."""
+
+    def features_bytes(self, rows: int) -> int: ...
+
+
 def memory_limit(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many bytes a welcome may make this edge take."""
     text = environ.get(MEMORY_VARIABLE, "") or str(MEMORY_LIMIT_MB)
@@ -43,19 +50,24 @@ def check_pixels(scenario: Scenario, rows: int, pixels: int) -> None:
 def check_model(scenario: Scenario, model: Model, images: Images) -> None:
     """Refuse a model that takes more than the limit with the features of this shard and with one batch.
 
-    One record tells how large its features are. A model that is linear in its scores never forms the
-    b × N matrix of a batch's gradients; a torch model says what it takes; of any other b × N is assumed.
+    A model may say how large its features are; of any other one record tells. A model that is linear in its
+    scores never forms the b × N matrix of a batch's gradients; a torch model says what it takes; of any other
+    b × N is assumed.
     """
-    rows, batch = len(images), min(scenario.batch_size, len(images))
+    rows = len(images)
+    batch = min(scenario.data.largest_batch or scenario.batch_size, rows)
     copies = _COPIES + (_STEP_COPIES if scenario.local.steps > 1 else 0)
     vectors = copies * _FLOAT * model.dimension
     _require(vectors, scenario, rows)
-    features = model.features(images[:1]).nbytes
+    if isinstance(model, StatesItsFeatures):
+        features = model.features_bytes(rows + batch)
+    else:
+        features = (rows + batch) * model.features(images[:1]).nbytes
     if isinstance(model, StatesItsMemory):
         gradients = model.batch_bytes(batch)
     else:
         gradients = 0 if isinstance(model, LinearModel) else batch * _FLOAT * model.dimension
-    _require(images.nbytes + (rows + batch) * features + gradients + vectors, scenario, rows)
+    _require(images.nbytes + features + gradients + vectors, scenario, rows)
 
 
 def _require(needed: int, scenario: Scenario, rows: int) -> None:

@@ -15,6 +15,8 @@ from common.datasets.dataset import Dataset, Samples
 from common.datasets.source import Source
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
+from common.models.feature_cache import user_cache
+from common.models.making import features_of
 from common.quantities import Indices, RunId
 from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
@@ -106,7 +108,11 @@ def prepare(
     model = model_for(scenario, shape, classes, target_range, data_dir)
     check_model(scenario, model, images)
     ledger.open(account, replace_budget=policy.replace_budget)
-    shard = Shard(model.features(images), model.targets(labels), np.arange(len(rows), dtype=np.int64))
+    cache = (
+        user_cache() if own is None else None
+    )  # records that this edge brings itself leave no features behind
+    features = features_of(model, Samples(images, labels), cache)
+    shard = Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64))
     worker = EdgeWorker(
         edge_id=admission.welcome.edge_id,
         index=index,

@@ -30,14 +30,18 @@ def clip_per_sample(
 
 
 def normalise_per_sample(
-    gradients: PerSampleGradients, bound: float, batch_size: int, norm: Norm = Norm.L2
+    gradients: PerSampleGradients,
+    bound: float,
+    batch_size: int,
+    norm: Norm = Norm.L2,
+    least: float = LEAST_BOUND,
 ) -> ClippedGradient:
-    """Scale every sample's gradient to norm C, sum, divide by the configured b; 0 stays 0.
+    """Scale every sample's gradient to norm C, one shorter than `least` in proportion; sum, divide by the configured b.
 
-    g·C/max(‖g‖, 1e-9): computed norms below the least bound cannot be trusted (common/noise/mechanism.py), and
-    what is divided by one that is too small would come out longer than C.
+    g·C/max(‖g‖, least): computed norms below the least bound cannot be trusted (common/noise/mechanism.py), and
+    what is divided by one that is too small would come out longer than C. So `least` is never below it.
     """
-    return _scaled_sum(gradients, bound, LEAST_BOUND, batch_size, norm)
+    return _scaled_sum(gradients, bound, max(least, LEAST_BOUND), batch_size, norm)
 
 
 def _scaled_sum(
@@ -108,15 +112,20 @@ def clip_batch_mean(
 
 
 def clip(
-    gradients: PerSampleGradients, how: Clipping, bound: float, batch_size: int, norm: Norm = Norm.L2
+    gradients: PerSampleGradients,
+    how: Clipping,
+    bound: float,
+    batch_size: int,
+    norm: Norm = Norm.L2,
+    least: float = LEAST_BOUND,
 ) -> ClippedGradient:
-    """Clip to C in the norm that the noise law needs."""
+    """Clip to C in the norm that the noise law needs; `least` is of normalised gradients alone."""
     check_bound(bound)
     match how:
         case Clipping.PER_SAMPLE:
             return clip_per_sample(gradients, bound, batch_size, norm)
         case Clipping.NORMALISED:
-            return normalise_per_sample(gradients, bound, batch_size, norm)
+            return normalise_per_sample(gradients, bound, batch_size, norm, least)
         case Clipping.QUANTILE:
             return clip_and_count(gradients, bound, batch_size, norm)
         case Clipping.BATCH_MEAN:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError, LedgerUnavailableError
 from common.quantities import EdgeId, RunId
+from common.records import slow_disk
 from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity, Siblings, new_edge_id
 
 FILE_NAME = "ledger.sqlite3"
@@ -158,6 +159,7 @@ class SqliteLedger(MemoryLedger):
         if connection is None:
             raise ConfigurationError(f"ledger {self.path}: closed")
         try:
+            slow_disk.wait()
             connection.execute("BEGIN IMMEDIATE")
             for statement, values in statements:
                 connection.execute(statement, values)

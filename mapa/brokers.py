@@ -110,19 +110,28 @@ class Broker:
         return False
 
     def _greets(self) -> bool:
-        with contextlib.suppress(OSError), self._probe() as probe:
-            probe.sendall(_CONNECT)
-            accepted = probe.recv(4) == b"\x20\x02\x00\x00"
-            probe.sendall(b"\xe0\x00")
-            return accepted
-        return False
+        return greets(self.address)
 
     def _probe(self) -> socket.socket:
-        return socket.create_connection((self.address.host, self.address.port), timeout=2.0)
+        return _probe(self.address)
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return "; ".join(lines[-3:]) or "no output"
+
+
+def greets(address: BrokerAddress) -> bool:
+    """Tell whether a broker there accepts an MQTT client without a password."""
+    with contextlib.suppress(OSError), _probe(address) as probe:
+        probe.sendall(_CONNECT)
+        accepted = probe.recv(4) == b"\x20\x02\x00\x00"
+        probe.sendall(b"\xe0\x00")
+        return accepted
+    return False
+
+
+def _probe(address: BrokerAddress) -> socket.socket:
+    return socket.create_connection((address.host, address.port), timeout=2.0)
 
 
 def find_mosquitto() -> str | None:

@@ -16,12 +16,14 @@ from common.scenario.scenario import Scenario
 def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
     """Return the scenario with z filled in, where it gives (total_epsilon, total_delta) instead of z.
 
-    z is found for the smallest shard, whose records are sampled most often. `releases` has done its work then
-    and goes: beside z no scenario may say it, and the cap of an edge is what the budget permits at this z.
+    z is found for the smallest shard, whose records are sampled most often; with truncated batches for every size.
+    `releases` has done its work then and goes: beside z no scenario may say it, and the cap of an edge is what the
+    budget permits at this z.
     """
     privacy = scenario.privacy
     law = privacy.described.made
-    if not scenario.private or privacy.total_epsilon is None or law.calibrated is None or privacy.given:
+    total_epsilon = privacy.total_epsilon
+    if not scenario.private or total_epsilon is None or law.calibrated is None or privacy.given:
         return scenario
     if privacy.scope != "all":
         raise ConfigurationError(
@@ -37,15 +39,22 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
 
     if privacy.pace == "own":
         return _paced(scenario, shard_sizes)
-    z = calibrate(
-        Budget(privacy.total_epsilon, privacy.total_delta),
-        releases=privacy.releases or releases_of_an_edge(scenario),
-        batch_size=scenario.batch_size,
-        shard_size=min(shard_sizes),
-        sampling=Sampling(scenario.data.sampler),
-        clipping=Clipping(privacy.clipping),
-        law=law,
-    )
+
+    def for_shard(size: int) -> float:
+        return calibrate(
+            Budget(total_epsilon, privacy.total_delta),
+            releases=privacy.releases or releases_of_an_edge(scenario),
+            batch_size=scenario.batch_size,
+            shard_size=size,
+            sampling=Sampling(scenario.data.sampler),
+            clipping=Clipping(privacy.clipping),
+            largest_batch=scenario.data.largest_batch,
+            law=law,
+        )
+
+    # how often a batch is truncated does not rise with the rate
+    sizes = {min(shard_sizes)} if scenario.data.largest_batch is None else set(shard_sizes)
+    z = max(for_shard(size) for size in sorted(sizes))
     filled = privacy.model_copy(update={law.calibrated: [z], "releases": None})
     return scenario.model_copy(update={"privacy": filled})
 
@@ -64,11 +73,12 @@ def _paced(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
         if key not in found:
             found[key] = calibrate(
                 budget,
-                releases=key[0],
+                releases=key[0] * scenario.local.steps,
                 batch_size=scenario.batch_size,
                 shard_size=key[1],
                 sampling=Sampling(scenario.data.sampler),
                 clipping=Clipping(privacy.clipping),
+                largest_batch=scenario.data.largest_batch,
                 law=law,
             )
     multipliers = [found[key] for key in zip(caps, shard_sizes, strict=True)]

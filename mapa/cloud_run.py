@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from cloud.assembly import algorithm_for, begun, explained, server_for
 from cloud.history import History
 from cloud.probe import SizeProbe
+from cloud.readings import EVERY, SECONDS, read_cloud
 from cloud.revival import begin_history, revive
 from cloud.rivals import Inquiry
 from cloud.service import CloudService
@@ -26,6 +28,8 @@ from common.records.keeping import keeps_gradients
 from common.records.recorder import Recorder
 from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario
+from common.telemetry.family import Buckets
+from common.telemetry.publishing import published
 from common.transport.channel import Will
 from common.transport.connection import SIZE_HINT, BrokerAddress, Credentials, MqttOptions
 from common.transport.loop import SelectorLoop
@@ -139,6 +143,7 @@ def open_cloud(
     gather: float | None = None,
     incarnation: int | None = None,
     remembers: bool = True,
+    metrics: socket.socket | None = None,
 ) -> Iterator[CloudRun]:
     """Connect the cloud and begin to serve hellos as soon as the loop runs.
 
@@ -171,6 +176,11 @@ def open_cloud(
         for service in started:
             service.announce()
 
+    def lost(reason: str) -> None:
+        for service in started:
+            service.lost_connections += 1
+        view.say(f"{reason}; reconnecting")
+
     def count_packets(topic: str, error: RemoteProtocolError) -> None:
         for service in started:  # what reached the service it counts itself
             if isinstance(error, RetainedMessageError):
@@ -195,7 +205,7 @@ def open_cloud(
         options,
         loop,
         on_connected=announce_again,
-        on_lost=lambda reason: view.say(f"{reason}; reconnecting"),
+        on_lost=lost,
         on_violation=count_packets,
     )
     service = CloudService(
@@ -231,8 +241,11 @@ def open_cloud(
     beat(loop, lambda: channel.connected)
     try:
         cloud = CloudRun(setting, service, channel, loop, directory)
-        yield cloud
-        channel.close(cloud.patience)
+        if metrics is not None:
+            service.replies = Buckets(SECONDS)
+        with published(metrics, loop, lambda: read_cloud(service), view.say, every=EVERY):
+            yield cloud
+            channel.close(cloud.patience)
     except BaseException:
         channel.abort()  # as a crash would: the last will tells the edges that nobody is here
         raise

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import signal
 import time
 import traceback
 import warnings
@@ -15,7 +15,7 @@ from typing import Any
 
 from docker.client import DockerClient
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from docker.types import Mount
+from docker.types import DriverConfig, Mount
 
 from common.errors import ConfigurationError, MapaError
 from mapa.faults import FaultKind
@@ -26,6 +26,15 @@ PROJECT = "com.docker.compose.project"  # Compose's own labels: what it started 
 SERVICE = "com.docker.compose.service"
 NUMBER = "com.docker.compose.container-number"
 _LOOK_EVERY = 0.1  # seconds between two looks at a container or at the records
+# /proc, because the images have no ps; the first process is the engine's init, and its child the program
+_SIGNAL = """
+import os, sys
+for name in filter(str.isdecimal, os.listdir("/proc")):
+    if open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1] == "1":
+        os.kill(int(name), int(sys.argv[1]))
+        sys.exit(0)
+sys.exit("no program runs")
+"""
 
 
 class ContainerRunError(MapaError):
@@ -91,6 +100,8 @@ class Stack:
             case FaultKind.KILL:
                 container.kill("SIGKILL")
                 container.wait()
+            case FaultKind.CRASH:
+                self.signal_inside(name, signal.SIGKILL)
             case FaultKind.PAUSE:
                 container.pause()
             case FaultKind.PARTITION:
@@ -103,6 +114,8 @@ class Stack:
         match kind:
             case FaultKind.KILL:
                 container.start()
+            case FaultKind.CRASH:
+                pass  # its restart policy brings it back
             case FaultKind.PAUSE:
                 container.unpause()
             case FaultKind.PARTITION:
@@ -118,6 +131,27 @@ class Stack:
             yield
         finally:
             self.end_fault(kind, name)
+
+    def signal_inside(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to the program of a cloud or an edge, within its container.
+
+        What the engine itself kills is a person's word, which no restart policy undoes; a program that ends is not.
+        """
+        try:
+            done = self.container(name).exec_run(["python", "-I", "-S", "-c", _SIGNAL, str(int(number))])
+        except APIError as error:
+            raise ContainerRunError(f"{name}: no {number.name}: {error.explanation}") from error
+        if done.exit_code not in (0, 137):  # 137: the container ended before the answer
+            raise ContainerRunError(
+                f"{name}: no {number.name}: {done.output.decode(errors='replace').strip()}"
+            )
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a signal by the engine: no restart policy undoes the end that it brings."""
+        try:
+            self.container(name).kill(number.name)
+        except APIError as error:
+            raise ContainerRunError(f"{name}: no {number.name}: {error.explanation}") from error
 
     def networks(self) -> list[Any]:
         return list(self.client.networks.list(filters={"label": f"{PROJECT}={self.project}"}))
@@ -166,6 +200,7 @@ class ContainerRun:
     memory: Mapping[str, str] = field(
         default_factory=lambda: {"edge": "512m", "cloud": "2g", "broker": "256m"}
     )
+    retries: int = 5  # of the restart policy, as in docker-compose.yml; 0: no end
     tail: Tail = field(init=False)
 
     def __post_init__(self) -> None:
@@ -177,20 +212,21 @@ class ContainerRun:
 
     def up(self, edges: int, timeout: float = 120.0) -> None:
         """Start the broker, get the data, start the cloud and then the edges."""
-        try:
-            self.stack.client.networks.create(self._named("federation"), labels={PROJECT: self.stack.project})
-            self._start("broker", 1, self.images.broker)
-            self._healthy("broker", timeout)
-            self._start("data", 1, self.images.cloud, command=["data"])
-            if code := self.stack.wait("data", timeout):
-                raise ContainerRunError(
-                    f"could not get the data set (exit code {code}): {self.stack.last_words()}"
-                )
-            self._start("cloud", 1, self.images.cloud)
-            self._healthy("cloud", timeout)
-            self.scale(edges)
-        except ImageNotFound as error:
-            raise ConfigurationError(f"{error.explanation}; `make images` builds the images") from error
+        self.prepare(timeout)
+        self.start("cloud", 1, self.images.cloud)
+        self.healthy("cloud", timeout)
+        self.scale(edges)
+
+    def prepare(self, timeout: float = 120.0, **broker: Any) -> None:
+        """Make the network, start the broker and get the data."""
+        self.stack.client.networks.create(self._named("federation"), labels={PROJECT: self.stack.project})
+        self.start("broker", 1, self.images.broker, **broker)
+        self.healthy("broker", timeout)
+        self.start("data", 1, self.images.cloud, command=["data"])
+        if code := self.stack.wait("data", timeout):
+            raise ContainerRunError(
+                f"could not get the data set (exit code {code}): {self.stack.last_words()}"
+            )
 
     def scale(self, edges: int) -> None:
         """Start or stop edges until this many run; the last started are stopped first, and leave properly."""
@@ -199,18 +235,12 @@ class ContainerRun:
         for surplus in reversed(running[edges:]):
             surplus.stop(timeout=20)
         for number in range(highest + 1, highest + 1 + edges - len(running)):
-            self._start("edge", number, self.images.edge)
+            self.start("edge", number, self.images.edge)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the run's summary and rewrite it on disk with its path on this host instead of the container's."""
+        """Return the run's summary with its path on this host; None: there is none."""
         found, path = self.tail.summary(), self.tail.path
-        if found is None or path is None:
-            return None
-        found["path"] = str(path)
-        draft = path / ".summary.json.tmp"
-        draft.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        draft.replace(path / "summary.json")
-        return found
+        return None if found is None or path is None else {**found, "path": str(path)}
 
     def down(self) -> None:
         """Remove containers, network and volumes; the records stay."""
@@ -224,13 +254,22 @@ class ContainerRun:
 
     # -- parts ------------------------------------------------------------------------------------------
 
-    def _named(self, part: str) -> str:
-        return f"{self.stack.project}_{part}"
+    def start(
+        self,
+        service: str,
+        number: int,
+        image: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        mounts: Sequence[Any] = (),
+        **options: Any,
+    ) -> None:
+        """Run one container; ours are read-only, without capabilities and with the caller's own user.
 
-    def _start(self, service: str, number: int, image: str, command: Sequence[str] = ()) -> None:
-        """Run one container; ours are read-only, without capabilities and with the caller's own user."""
+        `environment` comes on top of the run's, `mounts` take the place of those with their target.
+        """
         network = self._named("federation")
-        more: dict[str, Any] = {"command": list(command)} if command else {}
+        more: dict[str, Any] = {}
         if service == "broker":
             more["healthcheck"] = _check(["mosquitto_pub", "-h", "127.0.0.1", "-t", "health", "-n"])
             more["tmpfs"] = {"/mosquitto/data": "", "/mosquitto/log": ""}
@@ -246,38 +285,60 @@ class ContainerRun:
             }
         if service == "cloud":
             more["healthcheck"] = _check([*_HEALTH, "30"])
-        if service == "edge":
-            more["restart_policy"] = {"Name": "on-failure", "MaximumRetryCount": 5}
+        if service in ("cloud", "edge"):
+            more["restart_policy"] = {"Name": "on-failure", "MaximumRetryCount": self.retries}
+        taken = {mount["Target"] for mount in mounts}
         endpoint = self.stack.client.api.create_endpoint_config(aliases=[service])
-        self.stack.client.containers.run(
-            image,
-            name=f"{self.stack.project}-{service}-{number}",
-            labels={PROJECT: self.stack.project, SERVICE: service, NUMBER: str(number)},
-            detach=True,
-            init=True,
-            environment={"BROKER": "broker", "MAPA_RUN_FILE": "/shared/run", **self.environment},
-            mounts=self._mounts(service),
-            mem_limit=self.memory.get(service, "1g"),
-            network=network,
-            networking_config={network: endpoint},
-            **more,
+        more |= {
+            "name": f"{self.stack.project}-{service}-{number}",
+            "labels": {PROJECT: self.stack.project, SERVICE: service, NUMBER: str(number)},
+            "detach": True,
+            "init": True,
+            "environment": {
+                "BROKER": "broker",
+                "MAPA_RUN_FILE": "/shared/run",
+                **self.environment,
+                **(environment or {}),
+            },
+            "mounts": [*mounts, *(m for m in self._mounts(service) if m["Target"] not in taken)],
+            "mem_limit": self.memory.get(service, "1g"),
+            "network": network,
+            "networking_config": {network: endpoint},
+        }
+        try:
+            self.stack.client.containers.run(image, **(more | options))
+        except ImageNotFound as error:
+            raise ConfigurationError(f"{error.explanation}; `make images` builds the images") from error
+
+    def disk(self, part: str, target: str, size: int) -> Any:
+        """Return the mount of a small disk of its own, in memory; it lasts while a container that has it runs."""
+        driver = DriverConfig("local", {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=1777"})
+        return Mount(
+            target,
+            self._named(part),
+            type="volume",
+            labels={PROJECT: self.stack.project},
+            driver_config=driver,
         )
+
+    def _named(self, part: str) -> str:
+        return f"{self.stack.project}_{part}"
 
     def _mounts(self, service: str) -> list[Any]:
         if service == "broker":
-            return [_bind(_BROKER / name, f"/mosquitto/config/{name}") for name in _broker_files()]
+            return [bind(_BROKER / name, f"/mosquitto/config/{name}") for name in _broker_files()]
         mounts = [self._volume("state", "/state")] if service == "edge" else []
-        mounts += [_bind(self.runs, "/runs", read_only=False)] if service == "cloud" else []
+        mounts += [bind(self.runs, "/runs", read_only=False)] if service == "cloud" else []
         mounts.append(self._volume("shared", "/shared"))
         mounts.append(
-            self._volume("data", "/data") if self.data_dir is None else _bind(self.data_dir, "/data")
+            self._volume("data", "/data") if self.data_dir is None else bind(self.data_dir, "/data")
         )
-        return mounts + ([] if self.scenarios is None else [_bind(self.scenarios, "/scenarios")])
+        return mounts + ([] if self.scenarios is None else [bind(self.scenarios, "/scenarios")])
 
     def _volume(self, part: str, target: str) -> Any:
         return Mount(target, self._named(part), type="volume", labels={PROJECT: self.stack.project})
 
-    def _healthy(self, name: str, timeout: float) -> None:
+    def healthy(self, name: str, timeout: float) -> None:
         container = self.stack.container(name)
 
         def healthy() -> bool:
@@ -303,5 +364,6 @@ def _check(command: list[str]) -> dict[str, Any]:
     return {"test": ["CMD", *command], "interval": 2 * _SECOND, "timeout": 10 * _SECOND, "retries": 30}
 
 
-def _bind(source: Path, target: str, *, read_only: bool = True) -> Any:
+def bind(source: Path, target: str, *, read_only: bool = True) -> Any:
+    """Return the mount of a file or folder of the host."""
     return Mount(target, str(source.resolve()), type="bind", read_only=read_only)

@@ -17,9 +17,11 @@ _CONNECTION = (
     "CONNECT_TIMEOUT",
 )
 _PRIVACY = ("EPSILON", "NOISE_MULTIPLIER", "TOTAL_EPSILON", "TOTAL_DELTA")
-RESUMED = (*_CONNECTION, "RUNS_DIR", "TEST_DATA")  # of a cloud that goes on with a run
+_METRICS = ("METRICS_PORT", "METRICS_ADDRESS")
+RESUMED = (*_CONNECTION, *_METRICS, "RUNS_DIR", "TEST_DATA")  # of a cloud that goes on with a run
 CLOUD = (
     *_CONNECTION,
+    *_METRICS,
     *_PRIVACY,
     "EDGES",
     "EDGES_AT_LEAST",
@@ -33,6 +35,7 @@ CLOUD = (
 )
 EDGE = (
     *_CONNECTION,
+    *_METRICS,
     *_PRIVACY,
     "NOISE",
     "LINK",

@@ -9,14 +9,15 @@ from enum import Enum
 from common.errors import ConfigurationError
 
 _FAULT = re.compile(
-    r"(?P<kind>kill|pause|partition)\s+(?P<whom>broker|cloud|edge-\d+)\s+at\s+(?:t=)?(?P<t>\d+)"
+    r"(?P<kind>kill|crash|pause|partition)\s+(?P<whom>broker|cloud|edge-\d+)\s+at\s+(?:t=)?(?P<t>\d+)"
     r"(?:\s+for\s+(?P<seconds>\d+(?:\.\d+)?)\s*s?)?"
 )
 _SCALE = re.compile(r"scale\s+(?P<edges>\d+)\s+at\s+(?:t=)?(?P<t>\d+)")
 
 
 class FaultKind(Enum):
-    KILL = "kill"  # SIGKILL; comes back as a new process on the old volumes
+    KILL = "kill"  # SIGKILL by the engine, a person's word: comes back on the old volumes when it is started again
+    CRASH = "crash"  # SIGKILL of the program inside its container: its restart policy brings it back
     PAUSE = "pause"  # frozen; comes back where it was
     PARTITION = "partition"  # runs, without a network
 
@@ -47,11 +48,14 @@ def parse_fault_event(text: str) -> FaultEvent:
     words = " ".join(text.split())
     if found := _FAULT.fullmatch(words):
         seconds = None if found["seconds"] is None else float(found["seconds"])
-        if found["kind"] == "kill" and found["whom"] == "cloud" and seconds is not None:
-            raise ConfigurationError(f"fault {text!r}: a killed cloud is not restarted; omit `for`")
+        if found["kind"] == "crash" and (found["whom"] == "broker" or seconds is not None):
+            raise ConfigurationError(
+                f"fault {text!r}: must be `crash cloud|edge-N at t=T`; a restart policy says when it comes back"
+            )
         return Fault(FaultKind(found["kind"]), found["whom"], int(found["t"]), seconds)
     if found := _SCALE.fullmatch(words):
         return Scale(int(found["edges"]), int(found["t"]))
     raise ConfigurationError(
-        f"fault {text!r}: expected `kill|pause|partition broker|cloud|edge-N at t=T [for Ss]` or `scale N at t=T`"
+        f"fault {text!r}: expected `kill|pause|partition broker|cloud|edge-N at t=T [for Ss]`,"
+        " `crash cloud|edge-N at t=T` or `scale N at t=T`"
     )

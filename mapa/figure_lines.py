@@ -22,7 +22,7 @@ def line_names() -> tuple[str, ...]:
 
     Runs of one vectorised product round alike, so another order would change the last digits of results.
     """
-    names = (name for pattern in _lines()["names"] for name in _alternatives(pattern))
+    names = (name for pattern in _lines()["names"] for name in alternatives(pattern))
     return tuple(sorted(names, key=lambda name: f"{name}.toml"))
 
 
@@ -44,7 +44,7 @@ def line_of(name: str) -> str | None:
 
 
 def matching_lines(pattern: str) -> list[str]:
-    return [name for name in line_names() if _matches(pattern, name)]
+    return [name for name in line_names() if matches(pattern, name)]
 
 
 def values_of(line: str) -> dict[str, Any]:
@@ -55,15 +55,15 @@ def values_of(line: str) -> dict[str, Any]:
         )
     values: dict[str, Any] = {}
     for pattern, changes in _lines()["values"].items():
-        if _matches(pattern, line):
-            values = _merged(values, changes)
+        if matches(pattern, line):
+            values = merged(values, changes)
     return values
 
 
 def about_line(line: str) -> str:
     """Return what a line is: experiment, model and data set, variant."""
     experiment, model, data, _ = line.split("-", 3)
-    variant = [text for pattern, text in _lines()["variants"].items() if _matches(pattern, line)][-1]
+    variant = [text for pattern, text in _lines()["variants"].items() if matches(pattern, line)][-1]
     return f"{_lines()['experiments'][experiment]}, {model.upper()} on {data.upper()}: {variant}"
 
 
@@ -79,25 +79,26 @@ def _expression(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(signs.get(character, re.escape(character)) for character in pattern))
 
 
-def _matches(pattern: str, name: str) -> bool:
+def matches(pattern: str, name: str) -> bool:
+    """Say whether a name is one of those that a pattern stands for."""
     return _expression(pattern).fullmatch(name) is not None
 
 
-def _alternatives(pattern: str) -> Iterable[str]:
+def alternatives(pattern: str) -> Iterable[str]:
     """Return the names that a pattern of {a,b} alone stands for."""
     head, brace, rest = pattern.partition("{")
     if not brace:
         return [head]
     choices, _, tail = rest.partition("}")
-    return [f"{head}{choice}{end}" for choice in choices.split(",") for end in _alternatives(tail)]
+    return [f"{head}{choice}{end}" for choice in choices.split(",") for end in alternatives(tail)]
 
 
-def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return values with the changes; tables are merged key by key, anything else is replaced."""
-    merged = dict(values)
+    result = dict(values)
     for key, value in changes.items():
-        old = merged.get(key)
-        merged[key] = (
-            _merged(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
+        old = result.get(key)
+        result[key] = (
+            merged(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
         )
-    return merged
+    return result

@@ -19,6 +19,7 @@ from common.datasets.reading import read_samples
 from common.datasets.schema import DataSchema
 from common.datasets.source import LOCAL, Source
 from common.errors import ConfigurationError, MapaError
+from common.models.feature_cache import FeatureCache, user_cache
 from common.models.model import Model
 from common.quantities import Indices
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
@@ -49,7 +50,13 @@ class RunParts:
         """Bring the test set into the model's own form, which takes its time and memory; None: there is none."""
         if self.dataset.test is None:
             return None
-        return Evaluator.of(self.model, self.dataset.test, self.scenario.model.regularization)
+        weight = self.scenario.model.regularization
+        return Evaluator.of(self.model, self.dataset.test, weight, self.cache)
+
+    @property
+    def cache(self) -> FeatureCache | None:
+        """Where features are kept; those of records that an edge brings itself are nowhere."""
+        return None if self.scenario.data.set == LOCAL else user_cache()
 
 
 NEEDS_FILES = (

@@ -16,13 +16,16 @@ from common.own_code import use_code_beside
 from common.scenario.scenario import Scenario, parse_scenario
 from common.transport.link import links_from_csv
 from mapa.figure_lines import FOLDER, PREFIX, line_of, values_of
+from mapa.recipes import FOLDER as RECIPES
+from mapa.recipes import recipe_names, recipe_values
 
 SHIPPED = Path(__file__).parent / "scenarios"
 CODE_KEYS = (("model", "name"), ("data", "set"), ("algorithm", "name"), ("privacy", "noise"))
 
 
 def shipped_names() -> list[str]:
-    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+    """Return the names of all scenarios that come with mapa, but for the figures' lines."""
+    return sorted([*(path.stem for path in SHIPPED.glob("*.toml")), *recipe_names()])
 
 
 def find_scenario(name: str) -> Path:
@@ -41,10 +44,12 @@ def find_scenario(name: str) -> Path:
 
 
 def read_scenario(name: str) -> tuple[Path, dict[str, Any]]:
-    """Return a scenario's file and its unchecked values; a line of a figure has the file that it would be."""
+    """Return a scenario's file and its unchecked values; what patterns give has the file that it would be."""
     line = line_of(name)
     if line is not None:
         return FOLDER / f"{line}.toml", values_of(line)
+    if name in recipe_names():
+        return RECIPES / f"{name}.toml", recipe_values(name)
     if name.startswith(PREFIX) and not Path(name).is_file():
         raise ConfigurationError(
             f"scenario = {name!r}: no such file, and no line of a figure; `mapa scenario list --figures` lists them"

@@ -356,6 +356,8 @@ def _figures(figure: Total) -> dict[str, object]:
 def _mechanism(kind: ReleaseKind) -> dict[str, str]:
     law, mechanism = kind.law, kind.mechanism
     rate = f"poisson, rate {kind.sampling_rate:.4g}" if mechanism.amplified else mechanism.sampling.value
+    if mechanism.largest_batch is not None:
+        rate = f"{rate}, rate {kind.drawing_rate:.4g}, at most {mechanism.largest_batch}"
     if law is None:
         return {"noise": "none", "release": "none", "clipping": "none", "scope": "none", "sampler": rate}
     return {

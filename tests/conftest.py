@@ -23,7 +23,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure() -> None:
-    """Undo an ignored SIGINT, which a shell gives its background jobs and which every child would inherit."""
+    """Undo an ignored SIGINT, which a shell gives its background jobs and which every child would inherit.
+
+    No test reads or leaves features in the user's cache.
+    """
+    os.environ["MAPA_CACHE_MB"] = "0"
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,6 +14,7 @@ import pytest
 
 from common.algorithms import algorithm_names
 from mapa.figure_lines import line_names
+from mapa.recipes import recipe_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
 
 REPOSITORY = Path(__file__).parents[1]
@@ -28,7 +29,7 @@ PURE = [
     *(
         f"cloud/{name}.py"
         for name in (
-            *("stages", "algorithm", "averaging", "fixed_bound"),
+            *("stages", "algorithm", "averaging", "weighting", "fixed_bound"),
             *("fifo", "openings", "terms", "server", "snapshot"),
         )
     ),
@@ -63,6 +64,9 @@ ONLY_IN = {
     "paho": {"common/transport/mqtt_client.py"},
     "msgpack": {"common/wire/codec.py"},
     "docker": {"mapa/container_run.py"},
+    "prometheus_client": {"common/telemetry/exposition.py"},
+    "tensorboard": {"mapa/export/event_files.py"},
+    "mlflow": {"mapa/export/mlflow_store.py"},
     "starlette": {"mapa/dashboard/guard.py", "mapa/dashboard/server.py"},
     "uvicorn": {"mapa/commands/dashboard.py"},
     "torch": {
@@ -125,7 +129,7 @@ def test_a_library_has_one_door(package: str) -> None:
 
 def test_every_door_that_is_built_is_used() -> None:
     """The law above would hold of nothing if the names in it were wrong."""
-    for package in ("msgpack", "paho", "starlette", "torch", "uvicorn"):
+    for package in sorted(ONLY_IN.keys() - {"docker"}):
         for name in ONLY_IN[package]:
             assert package in packages(REPOSITORY / name)
 
@@ -184,11 +188,11 @@ def test_every_shipped_scenario_parses_and_says_what_it_is() -> None:
     files = sorted(path for path in SHIPPED.rglob("*") if path.is_file())
     assert {"quickstart.toml"} <= {path.name for path in files}
     shipped = [path.stem for path in files if path.suffix == ".toml" and path.parent == SHIPPED]
-    assert sorted(shipped) == shipped_names()
+    assert sorted([*shipped, *recipe_names()]) == shipped_names()
     for path in files:
         if path.suffix == ".toml":
             assert path.read_text(encoding="utf-8").startswith("# "), named(path)
-    for name in [*shipped, *(f"figures/{line}" for line in line_names())]:
+    for name in [*shipped_names(), *(f"figures/{line}" for line in line_names())]:
         load_scenario(name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Self
 
 from common.accounting import gaussian
@@ -85,9 +86,10 @@ def calibrate(
     shard_size: int,
     sampling: Sampling = Sampling.POISSON,
     clipping: Clipping = Clipping.PER_SAMPLE,
+    largest_batch: int | None = None,
     law: type[NoiseLaw] = Gaussian,
 ) -> float:
-    """Return the least z whose `releases` cost at most the budget by PLD, to about 1e-6.
+    """Return the least z whose `releases` cost at most the budget by PLD, to 1e-6 (truncated: 1e-4).
 
     `law` is Gaussian noise whose one parameter is z, up to a factor that its guarantee says.
 
@@ -97,13 +99,14 @@ def calibrate(
         raise ConfigurationError(f"releases = {releases}: must be at least 1")
     if budget.delta == 0:
         raise ConfigurationError("total_delta = 0: a Gaussian release needs a δ greater than 0")
-    mechanism = Mechanism(clipping, Scope.ALL, sampling, batch_size)
+    mechanism = Mechanism(clipping, Scope.ALL, sampling, batch_size, largest_batch=largest_batch)
 
     def kind(z: float) -> ReleaseKind:
         return ReleaseKind(describe_law(law.name).make({str(law.calibrated): z}), mechanism, shard_size)
 
     unit = kind(1.0)
-    z, step = _least_multiplier(budget, unit, unit.charges(releases)), 1e-9
+    z = _least_multiplier(budget, unit, unit.charges(releases))
+    step = 1e-9 if unit.truncation is None else 1e-6
     # A root may lie either side by its tolerance, and PLD's last digits jump about; the budget may not be passed.
     while not keeps(budget, kind(z), releases):
         z *= 1 + step
@@ -121,22 +124,24 @@ def _least_multiplier(budget: Budget, unit: ReleaseKind, charges: int) -> float:
     """Return the least z for so many charges, up to a tolerance; `unit` is the kind with z = 1."""
     effective = unit.guarantee(Adjacency.ZERO_OUT).noise_multiplier  # of z = 1
     assert effective is not None  # a Gaussian over all coordinates always has one
-    if unit.sampling_rate < 1:
-        return _calibrate_sampled(budget, unit.sampling_rate, charges) / effective
+    if unit.drawing_rate < 1:
+        unit_releases = GaussianReleases(1.0, unit.drawing_rate, charges, unit.truncation)
+        return _calibrate_sampled(budget, unit_releases) / effective
     sigma: float = dp_accounting().get_sigma_gaussian(budget.epsilon, budget.delta)
     return sigma * math.sqrt(charges) / effective
 
 
-def _calibrate_sampled(budget: Budget, rate: float, charges: int) -> float:
+def _calibrate_sampled(budget: Budget, unit: GaussianReleases) -> float:
     library = dp_accounting()
+    truncated = unit.truncation is not None
 
     @functools.cache
     def by_pld(z: float) -> float:
-        by_grid = gaussian.pld([GaussianReleases(z, rate, charges)], budget.delta, Adjacency.ZERO_OUT)
-        return min(by_grid, by_rdp(z))
+        by_grid = gaussian.pld([replace(unit, noise_multiplier=z)], budget.delta, Adjacency.ZERO_OUT)
+        return by_grid if truncated else min(by_grid, by_rdp(z))
 
-    def by_rdp(z: float) -> float:
-        return gaussian.rdp([GaussianReleases(z, rate, charges)], budget.delta)
+    def by_rdp(z: float) -> float:  # of truncated batches a guess: what they would cost if none were
+        return gaussian.rdp([replace(unit, noise_multiplier=z, truncation=None)], budget.delta)
 
     def search(epsilon: Callable[[float], float], bracket: object, tolerance: float) -> float:
         z: float = library.calibrate_dp_mechanism(
@@ -152,7 +157,9 @@ def _calibrate_sampled(budget: Budget, rate: float, charges: int) -> float:
     below = 0.94 * above
     while by_pld(below) <= budget.epsilon:
         above, below = below, 0.85 * below
-    return search(by_pld, library.ExplicitBracketInterval(below, above), 1e-6)
+    # a PLD of truncated batches takes five times as long
+    tolerance = 1e-4 if truncated else 1e-6
+    return search(by_pld, library.ExplicitBracketInterval(below, above), tolerance)
 
 
 class _Accountant:

@@ -28,11 +28,15 @@ _ROUNDING = 32 * 2.0**-52
 
 @dataclass(frozen=True, slots=True)
 class GaussianReleases:
-    """`count` Gaussian releases, each of them Poisson-sampled at `rate`, or not at all at 1."""
+    """`count` Gaussian releases, each of them Poisson-sampled at `rate`, or not at all at 1.
+
+    With a truncation, a batch of more than B_max of the n_k records is a random B_max of them.
+    """
 
     noise_multiplier: float  # std over sensitivity; see `pld` for replace-one
     rate: float  # q
     count: int
+    truncation: tuple[int, int] | None = None  # (B_max, n_k): a larger batch is cut down; PLD alone knows it
 
 
 def dp_accounting() -> Any:
@@ -79,6 +83,7 @@ def rdp_curve(noise_multiplier: float, rate: float, orders: tuple[float, ...]) -
 
 def rdp(groups: Sequence[GaussianReleases], delta: float) -> float:
     """Return ε at δ under zero-out adjacency by Rényi DP: one sum over orders, whatever the count."""
+    assert not any(group.truncation for group in groups)  # the library has no Rényi divergence of those
     if delta == 0:
         return math.inf
     curves = [(group.count, *_rdp_of_one(group.noise_multiplier, group.rate)) for group in groups]
@@ -101,14 +106,18 @@ def pld(
     Replace-one: dp-accounting's REPLACE_ONE puts the two versions of a sampled record at −s and +s
     around the release without it, so a sampled group's multiplier is relative to s, the zero-out
     sensitivity. An unsampled group's is relative to the full move.
+    Truncated batches: the library's bound, a mixture over whether enough other records were drawn to fill the batch.
+    If not, the release is as sampled. If so, the record takes the place of another one, and both versions of the
+    release lie within twice the sensitivity of the release without it, which is the library's replace-one pair for
+    twice the sensitivity, whichever adjacency is asked for. docs/privacy.md has the argument for zero-out.
     Pure releases enter as randomised response, which dominates every ε-DP release.
     """
     if delta == 0:
         return math.inf
     library = dp_accounting()
     loss = library.pld.privacy_loss_distribution
-    plain = [group for group in groups if group.rate == 1]
-    sampled = [group for group in groups if group.rate < 1]
+    plain = [group for group in groups if group.rate == 1 and not group.truncation]
+    sampled = [group for group in groups if group.rate < 1 or group.truncation]
     # Gaussians compose to a Gaussian whose precision is the sum of theirs.
     combined = math.fsum(group.count / group.noise_multiplier**2 for group in plain) ** -0.5 if plain else 0.0
     with np.errstate(all="ignore"):  # log 0 = −∞ is meant in the closed form
@@ -120,7 +129,9 @@ def pld(
         total = loss.identity()
         for group in sampled:
             total = total.compose(
-                _pld_of_one(group.noise_multiplier, group.rate, adjacency).self_compose(group.count)
+                one_release(group.noise_multiplier, group.rate, adjacency, group.truncation).self_compose(
+                    group.count
+                )
             )
         if plain:
             total = total.compose(loss.from_gaussian_mechanism(combined))
@@ -145,15 +156,32 @@ _NEARLY_ONE = 1 - 1e-9
 
 
 @functools.lru_cache(maxsize=32)
-def _pld_of_one(noise_multiplier: float, rate: float, adjacency: Adjacency) -> Any:
+def one_release(
+    noise_multiplier: float,
+    rate: float,
+    adjacency: Adjacency,
+    truncation: tuple[int, int] | None = None,
+    grid: float = 1e-4,
+) -> Any:
+    """Return the PLD of one release, as GaussianReleases describes it; a wider grid is quicker, and a looser bound."""
     library = dp_accounting()
-    relation = library.NeighboringRelation
+    relations, loss = library.NeighboringRelation, library.pld.privacy_loss_distribution
+    relation = relations.REPLACE_SPECIAL if adjacency is Adjacency.ZERO_OUT else relations.REPLACE_ONE
+    if truncation is not None:
+        most, records = truncation
+        return loss.from_truncated_subsampled_gaussian_mechanism(
+            dataset_size=records,
+            sampling_probability=rate,
+            truncated_batch_size=most,
+            noise_multiplier=noise_multiplier,
+            neighboring_relation=relation,
+            value_discretization_interval=grid,
+        )
     make = functools.partial(
-        library.pld.privacy_loss_distribution.from_gaussian_mechanism,
+        loss.from_gaussian_mechanism,
         noise_multiplier,
-        neighboring_relation=(
-            relation.REPLACE_SPECIAL if adjacency is Adjacency.ZERO_OUT else relation.REPLACE_ONE
-        ),
+        neighboring_relation=relation,
+        value_discretization_interval=grid,
     )
     try:
         return make(sampling_prob=rate)

@@ -106,11 +106,16 @@ def _exactly(shard: list[ShardSpent]) -> tuple[Spent, ...]:
     return tuple(Spent(kind, count) for kind, count in charges.items())
 
 
-_Key = tuple[NoiseLaw | None, Mechanism]
+_Key = tuple[NoiseLaw | None, Mechanism, int]
 
 
 def _key(spent: Spent) -> _Key:
-    return spent.kind.law, spent.kind.mechanism
+    """Name what may be compared: kinds that differ in n_k alone, but not with truncated batches.
+
+    How often a batch is truncated does not rise with the rate.
+    """
+    kind = spent.kind
+    return kind.law, kind.mechanism, kind.shard_size if kind.mechanism.largest_batch is not None else 0
 
 
 def _sums(shard: list[ShardSpent]) -> tuple[Spent, ...]:

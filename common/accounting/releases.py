@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -39,6 +39,27 @@ class ReleaseKind:
             )
         if self.mechanism.steps < 1:
             raise ConfigurationError(f"local.steps = {self.mechanism.steps}: must be at least 1")
+        self._check_truncation()
+
+    def _check_truncation(self) -> None:
+        """Refuse a B_max without truncated batches, or such batches that no bound is known for."""
+        mechanism, most = self.mechanism, self.mechanism.largest_batch
+        if mechanism.sampling is not Sampling.TRUNCATED_POISSON:
+            if most is not None:
+                raise ConfigurationError(
+                    f"data.largest_batch = {most}: requires data.sampler = 'truncated-poisson'"
+                )
+            return
+        if most is None or most < mechanism.batch_size:
+            raise ConfigurationError(
+                f"data.largest_batch = {most}: must be at least batch_size = {mechanism.batch_size} with"
+                " data.sampler = 'truncated-poisson'"
+            )
+        if mechanism.clipping is Clipping.BATCH_MEAN:
+            raise ConfigurationError(
+                "privacy.clipping = 'batch-mean': with data.sampler = 'truncated-poisson' allowed are per-sample and"
+                " normalised"
+            )
 
     def fields(self) -> dict[str, Any]:
         """Return it as plain values, for a row or a line of JSON."""
@@ -52,6 +73,7 @@ class ReleaseKind:
             "batch_size": mechanism.batch_size,
             "shard_size": self.shard_size,
             **({"steps": mechanism.steps} if mechanism.steps != 1 else {}),
+            **({"largest_batch": mechanism.largest_batch} if mechanism.largest_batch is not None else {}),
         }
 
     @classmethod
@@ -66,13 +88,26 @@ class ReleaseKind:
             Sampling(fields["sampling"]),
             fields["batch_size"],
             fields.get("steps", 1),
+            fields.get("largest_batch"),
         )
         return cls(law, mechanism, fields["shard_size"])
 
     @property
     def sampling_rate(self) -> float:
-        """q = b/n_k where it may be counted, else 1."""
+        """q = b/n_k where it may be counted, else 1; `truncation` says what may be counted of truncated batches."""
         return self.mechanism.batch_size / self.shard_size if self.mechanism.amplified else 1.0
+
+    @property
+    def truncation(self) -> tuple[int, int] | None:
+        """(B_max, n_k) where a batch may be truncated; None: never."""
+        most = self.mechanism.largest_batch
+        return None if most is None or most >= self.shard_size else (most, self.shard_size)
+
+    @property
+    def drawing_rate(self) -> float:
+        """q = b/n_k with which a record is drawn, before a batch is truncated; 1 where it may not be counted."""
+        truncated = self.mechanism.sampling is Sampling.TRUNCATED_POISSON
+        return self.mechanism.batch_size / self.shard_size if truncated else self.sampling_rate
 
     @property
     def batches_per_epoch(self) -> int:
@@ -105,6 +140,33 @@ class ReleaseKind:
         if self.law is None:
             return Guarantee(adjacency, reason=NO_NOISE)
         return self.law.guarantee(self.mechanism, adjacency)
+
+
+def check_together(run: str, kind: ReleaseKind, earlier: Iterable[Spent]) -> None:
+    """Refuse a run whose releases have no bound together with earlier ones of the same records.
+
+    Truncated batches are accounted by PLD alone, which holds for terms that were fixed beforehand. The odometer that
+    composes runs of different kinds needs Rényi divergences, and none are proven for them.
+    """
+    for spent in earlier:
+        kinds = (spent.kind, kind)
+        if spent.charges and spent.kind != kind and any(one.truncation for one in kinds):
+            raise ConfigurationError(
+                f"run {run}: would release these records by {_named(kind)}, and they were released by"
+                f" {_named(spent.kind)} before; truncated batches have no bound together with any other kind of"
+                " release. Take part in runs of the same kind, or with other records"
+            )
+
+
+def _named(kind: ReleaseKind) -> str:
+    mechanism, law = kind.mechanism, kind.law
+    most = "" if mechanism.largest_batch is None else f", largest_batch = {mechanism.largest_batch}"
+    steps = "" if mechanism.steps == 1 else f", local.steps = {mechanism.steps}"
+    noise = "no noise" if law is None else f"{law.name} noise, {law.strength}"
+    return (
+        f"sampler = {mechanism.sampling.value!r} (batch_size = {mechanism.batch_size}{most}{steps}, n_k ="
+        f" {kind.shard_size}, {noise})"
+    )
 
 
 @dataclass(frozen=True, slots=True)

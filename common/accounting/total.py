@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.accounting import gaussian, pure
 from common.accounting.gaussian import GaussianReleases
@@ -17,6 +17,7 @@ from common.noise.mechanism import Adjacency
 # A PLD's grid widens with ε: minutes and gigabytes beyond this, for a figure that protects nobody.
 PLD_CEILING = 50.0
 _NO_DELTA = "a Gaussian release has no ε at δ = 0"
+_TRUNCATED = "truncated batches are accounted by PLD alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,9 @@ def _adaptive_total(spent: tuple[Spent, ...], delta: float) -> Total:
     if delta == 0:
         return Total(delta=delta, reason=_NO_DELTA)
     groups = _gaussian_groups(spent, Adjacency.ZERO_OUT)
+    if any(group.truncation for group in groups):
+        reason = f"{_TRUNCATED}, and so have no bound together with runs of another kind"
+        return Total(delta=delta, reason=reason)
     return Total(delta=delta, odometer=odometer(groups, pure_groups, delta))
 
 
@@ -169,6 +173,8 @@ def _gaussian_total(spent: Sequence[Spent], delta: float, quick: bool, replace_o
         return Total(delta=delta, reason=_NO_DELTA)
     groups = _gaussian_groups(spent, Adjacency.ZERO_OUT)
     pure_groups = _pure_groups(spent, Adjacency.ZERO_OUT)
+    if any(group.truncation for group in groups):
+        return _truncated_total(spent, groups, pure_groups, delta, quick, replace_one)
     # An ε-DP release has a Rényi divergence of at most ε at every order, so pure releases just add up.
     by_rdp = gaussian.rdp(groups, delta) + pure.basic(pure_groups)
     if quick:
@@ -188,6 +194,31 @@ def _gaussian_total(spent: Sequence[Spent], delta: float, quick: bool, replace_o
     )
 
 
+def _truncated_total(
+    spent: Sequence[Spent],
+    groups: Sequence[GaussianReleases],
+    pure_groups: Sequence[PureReleases],
+    delta: float,
+    quick: bool,
+    replace_one: bool,
+) -> Total:
+    """Return PLD's figure or none at all: no other method has a bound for truncated batches."""
+    if quick:
+        return Total(delta=delta, reason=f"{_TRUNCATED}, which was left out for speed")
+    untruncated = gaussian.rdp([replace(group, truncation=None) for group in groups], delta)
+    if untruncated + pure.basic(pure_groups) > PLD_CEILING:
+        return Total(delta=delta, reason=f"{_TRUNCATED}, which was left out: ε is beyond {PLD_CEILING:g}")
+    by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT, pure_groups)
+    if math.isinf(by_pld):
+        reason = f"{_TRUNCATED}: with so many releases, δ = {delta:g} is too small for its arithmetic"
+        return Total(delta=delta, reason=reason)
+    return Total(
+        delta=delta,
+        pld=by_pld,
+        replace_one=_replace_one_by_pld(spent, delta) if replace_one else None,
+    )
+
+
 def _replace_one_by_pld(spent: Sequence[Spent], delta: float) -> float | None:
     groups = _gaussian_groups(spent, Adjacency.REPLACE_ONE)
     pure_groups = _pure_groups(spent, Adjacency.REPLACE_ONE)
@@ -198,10 +229,10 @@ def _replace_one_by_pld(spent: Sequence[Spent], delta: float) -> float | None:
 def _gaussian_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[GaussianReleases]:
     groups = []
     for item in spent:
-        rate = item.kind.sampling_rate
+        rate, truncation = item.kind.drawing_rate, item.kind.truncation
         # A sampled group keeps its zero-out multiplier: gaussian.pld says why.
         relative_to = Adjacency.ZERO_OUT if rate < 1 else adjacency
         multiplier = item.kind.guarantee(relative_to).noise_multiplier
         if multiplier is not None:
-            groups.append(GaussianReleases(multiplier, rate, item.charges))
+            groups.append(GaussianReleases(multiplier, rate, item.charges, truncation))
     return groups

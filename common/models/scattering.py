@@ -20,7 +20,9 @@ SCALES = 2  # J
 CHANNELS = 1 + SCALES * ANGLES + ANGLES**2
 STRIDE = 2**SCALES
 _MARGIN = 2  # pixels mirrored around the image, for the filters go round its edges
-_CHUNK = 128  # images at a time: bounds the memory
+CHUNK = 128  # images at a time: bounds the memory
+_CHUNK_PIXELS = CHUNK * 36**2  # of larger images fewer at a time
+_COPIES = 32  # bytes that a pixel takes on the way, for every filter: spectra, products, moduli
 
 Planes = npt.NDArray[np.float32]  # … × height × width
 Spectra = npt.NDArray[np.complex64]
@@ -38,14 +40,22 @@ class Scattering:
         self.shape = shape
         self.out = (shape[0] // STRIDE, shape[1] // STRIDE)
         padded = (shape[0] + 2 * _MARGIN, shape[1] + 2 * _MARGIN)
+        self.chunk = max(1, min(CHUNK, _CHUNK_PIXELS // math.prod(padded)))
         self._fine, self._coarse = (_filters(padded, scale) for scale in range(SCALES))
         self._inverse = [_inverse_dft(side // 2) for side in padded]
         self._averages = [tuple(_average(side, step) for side in shape) for step in (1, 2)]
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Estimate the memory that a chunk takes on the way."""
+        padded = (self.shape[0] + 2 * _MARGIN) * (self.shape[1] + 2 * _MARGIN)
+        taken: int = self.chunk * (ANGLES * padded * _COPIES + 8 * CHANNELS * math.prod(self.out))
+        return taken
+
     def __call__(self, images: Planes) -> Iterator[tuple[slice, Planes]]:
         """Yield rows and their n × 81 × height/4 × width/4 coefficients, a chunk at a time."""
-        for start in range(0, len(images), _CHUNK):
-            rows = slice(start, min(start + _CHUNK, len(images)))
+        for start in range(0, len(images), self.chunk):
+            rows = slice(start, min(start + self.chunk, len(images)))
             yield rows, self._transform(images[rows].reshape(-1, *self.shape))
 
     def _transform(self, images: Planes) -> Planes:
@@ -80,6 +90,20 @@ class Scattering:
         down, across = self._averages[step - 1]
         smoothed: Planes = down @ (planes @ across.T)
         return smoothed
+
+
+def mirrored(out: tuple[int, int]) -> npt.NDArray[np.int64]:
+    """Return Π: where each coefficient of an image is found in that of its mirror image, left for right.
+
+    Angle ℓπ/L becomes π − ℓπ/L, and columns change sides. Coefficients are moduli, so signs do not matter.
+    """
+    turned = -np.arange(ANGLES) % ANGLES
+    pairs = (turned[:, None] * ANGLES + turned[None, :]).ravel()
+    channels = np.concatenate([[0], *(1 + scale * ANGLES + turned for scale in range(SCALES))])
+    channels = np.concatenate([channels, 1 + SCALES * ANGLES + pairs])
+    places = np.arange(CHANNELS * math.prod(out)).reshape(CHANNELS, *out)
+    found: npt.NDArray[np.int64] = places[channels][:, :, ::-1].ravel().astype(np.int64, copy=False)
+    return found
 
 
 def group_normalised(coefficients: Planes, groups: int) -> Planes:

@@ -12,9 +12,7 @@ from enum import Enum
 # could leave float32.
 LEAST_BOUND, LARGEST_BOUND = 1e-9, 1e9
 
-MOST_STEPS = (
-    100  # E of a run: so many gradients keep an edge busy for one message; its operator may permit fewer
-)
+MOST_STEPS = 100  # E of a run: so many gradients keep an edge busy; its operator may permit fewer
 
 
 class Norm(Enum):

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.errors import ConfigurationError, RecordsError
+from common.records import slow_disk
 from common.records.log_writer import sync_folder
 from common.records.rundir import ordered
 
@@ -147,6 +148,7 @@ class Checkpoints:
                 shutil.rmtree(self.folder / f"{number:06d}", ignore_errors=True)
 
     def _file(self, path: Path, content: bytes) -> None:
+        slow_disk.wait()
         with path.open("xb") as stream:
             stream.write(content)
             stream.flush()

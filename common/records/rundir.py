@@ -26,6 +26,7 @@ from common.records.eventfile import EventFile
 from common.records.journal import Journal
 from common.scenario.scenario import Scenario
 
+FORMAT = 1  # of manifest.json
 _PACKAGES = (
     *("mapa-testbed", "numpy", "scipy", "dp-accounting", "pydantic", "paho-mqtt", "msgpack"),
     *("safetensors", "mlxtend", "torch"),
@@ -118,7 +119,7 @@ class RunDirectory:
         self._json(
             "manifest.json",
             {
-                "format": 1,
+                "format": FORMAT,
                 "run": self.path.name,
                 "name": name,
                 "engine": engine,
@@ -133,7 +134,8 @@ class RunDirectory:
         )
 
     def summary(self, summary: Mapping[str, Any]) -> None:
-        self._json("summary.json", summary)
+        """Write how the run ended; its path is relative to the file, which may be moved or bundled."""
+        self._json("summary.json", {**summary, **({"path": "."} if "path" in summary else {})})
 
     def model(self, x: Vector, layout: Sequence[Block], metadata: Mapping[str, str]) -> None:
         """Write x_{T+1}: every block under its name, the flat vector as `x`."""

@@ -143,7 +143,10 @@ class DataTable(Table):
         1.0, ge=0, le=10, allow_inf_nan=False, description="of sizes-power: n_k falls with (k + 1)^-power"
     )
     labels_per_edge: int = Field(2, ge=1, le=1000, description="of the label partition")
-    sampler: Literal["poisson", "shuffled", "with-replacement"] = "poisson"
+    sampler: Literal["poisson", "truncated-poisson", "shuffled", "with-replacement"] = "poisson"
+    largest_batch: int | None = Field(
+        None, ge=1, le=1_000_000, description="B_max of sampler = truncated-poisson"
+    )
     holdout: int = Field(
         0, ge=0, description="training records in no shard, evaluated on instead of the test set: for tuning"
     )
@@ -156,6 +159,15 @@ class DataTable(Table):
             raise ValueError(f"data.train_path: goes with data.set = {FILE!r}, and is needed there")
         if self.test_path is not None and self.set != FILE:
             raise ValueError(f"data.test_path: goes with data.set = {FILE!r}")
+        if (self.largest_batch is not None) != (self.sampler == "truncated-poisson"):
+            raise ValueError(
+                "data.largest_batch: goes with data.sampler = 'truncated-poisson', and is needed there"
+            )
+        if self.set == LOCAL and self.sampler == "truncated-poisson":
+            raise ValueError(
+                f"data.sampler = 'truncated-poisson': not with data.set = {LOCAL!r}, where n_k is not known to the run:"
+                " a smaller n_k bounds no other one's ε"
+            )
         if self.set == LOCAL:
             self._refuse_a_cut()
         elif self.declared is not None and self.declared.records_at_least:
@@ -181,7 +193,7 @@ class DataTable(Table):
         """Leave out the keys that came later where they say nothing: the digests of older scenarios last."""
         values = write(self)
         values["schema"] = values.pop("declared", values.get("schema"))
-        later = {"train_path": None, "test_path": None, "schema": None, "power": 1.0}
+        later = {"train_path": None, "test_path": None, "schema": None, "power": 1.0, "largest_batch": None}
         return {key: value for key, value in values.items() if key not in later or value != later[key]}
 
     @property

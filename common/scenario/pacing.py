@@ -5,9 +5,9 @@ Never from timings on records: how long a batch takes depends on how many record
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from common.errors import ConfigurationError
 from common.scenario.scenario import Scenario
@@ -20,7 +20,7 @@ _NEEDED = (
 
 
 def planned_releases(scenario: Scenario) -> list[int]:
-    """Return R_k of every edge: what it makes within the time limit, or its share of T by its pace."""
+    """Return R_k of every edge, in messages: what it makes within the time limit, or its share of T by its pace."""
     given = scenario.privacy.gradients_per_second
     if given is None:
         return shared_out(scenario.iterations, declared_paces(scenario))
@@ -40,15 +40,9 @@ def declared_paces(scenario: Scenario) -> list[float]:
     workers = scenario.workers
     if scenario.privacy.paces is not None:
         return cycled(scenario.privacy.paces, workers)
-    delays = scenario.delays
-    speeds = cycled(delays.speeds, workers)
-    slowdowns = _slowdowns(scenario)
-    if delays.kind == "recorded" or (len(set(speeds)) == 1 and slowdowns is None):
+    seconds = _seconds(scenario)
+    if seconds is None:
         raise ConfigurationError(_NEEDED)
-    pairs = zip(speeds, slowdowns or [1.0] * workers, strict=True)
-    seconds = [slowdown / speed for speed, slowdown in pairs]
-    if delays.kind in _DRAWN:
-        seconds = [2 * delays.network + delays.compute * one for one in seconds]
     if not min(seconds) > 0:
         raise ConfigurationError(
             "delays.compute = 0, delays.network = 0: no pace follows from them; give privacy.paces"
@@ -56,10 +50,23 @@ def declared_paces(scenario: Scenario) -> list[float]:
     return [1 / one for one in seconds]
 
 
-def _slowdowns(scenario: Scenario) -> list[float] | None:
-    """Return how many times as long a gradient takes on the device of each edge; None: no devices are declared."""
-    devices: Sequence[Any] = getattr(scenario, "profiles", ())
-    return [float(device.slowdown) for device in devices] or None
+def _seconds(scenario: Scenario) -> list[float] | None:
+    """Return how long a gradient of each edge takes by what is declared, or in proportion to it; None: nobody says."""
+    delays, devices = scenario.delays, scenario.profiles
+    speeds = cycled(delays.speeds, scenario.workers)
+    if delays.kind == "recorded" or not (devices or len(set(speeds)) > 1):
+        return None
+    slowdowns = [device.slowdown for device in devices] or [1.0] * scenario.workers
+    references = [device.reference_ms for device in devices] or [None] * scenario.workers
+    drawn = delays.kind in _DRAWN
+    if not drawn and len({reference is None for reference in references}) > 1:
+        return None  # milliseconds of some cannot be compared with the proportions of others
+    whole = delays.compute if drawn else 1.0
+    compute = [
+        slowdown * (whole / speed if reference is None else reference / 1000)
+        for slowdown, speed, reference in zip(slowdowns, speeds, references, strict=True)
+    ]
+    return [2 * delays.network + one for one in compute] if drawn else compute
 
 
 def cycled(values: Sequence[float], workers: int) -> list[float]:
@@ -73,12 +80,14 @@ def shared_out(total: int, paces: Sequence[float]) -> list[int]:
     whole = sum(paces)
     exact = [total * pace / whole for pace in paces]
     shares = [max(1, math.floor(share)) for share in exact]
+    missing = total - sum(shares)
     # the largest remainders get what is left; where the floor of 1 gave too much, the largest shares pay
-    order = sorted(range(len(paces)), key=lambda k: (shares[k] - exact[k], k))
-    place = 0
-    while sum(shares) < total:
-        shares[order[place % len(order)]] += 1
-        place += 1
-    while sum(shares) > total:
-        shares[max(range(len(shares)), key=shares.__getitem__)] -= 1
+    for k in sorted(range(len(paces)), key=lambda k: (shares[k] - exact[k], k))[: max(0, missing)]:
+        shares[k] += 1
+    largest = [(-share, k) for k, share in enumerate(shares)]
+    heapq.heapify(largest)
+    for _ in range(-missing):
+        share, k = heapq.heappop(largest)
+        shares[k] -= 1
+        heapq.heappush(largest, (share + 1, k))
     return shares

@@ -75,6 +75,14 @@ class Scenario(Table):
                 f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
                 "the number of edges, or the run would never begin"
             )
+        most = self.data.largest_batch
+        if most is not None and most < self.batch_size:
+            raise ValueError(f"data.largest_batch = {most}: must be at least batch_size = {self.batch_size}")
+        if most is not None and self.private and self.privacy.clipping == "batch-mean":
+            raise ValueError(
+                "privacy.clipping = 'batch-mean': with data.sampler = 'truncated-poisson' allowed are per-sample and"
+                " normalised"
+            )
         if self.local.steps > 1 and not self.private:
             raise ValueError(
                 f"local.steps = {self.local.steps}: needs an algorithm whose edges clip and noise, and"
@@ -84,10 +92,6 @@ class Scenario(Table):
             raise ValueError("time_limit: needed with privacy.gradients_per_second")
         if self.privacy.pace == "own" and not self.private:
             raise ValueError("privacy.pace = 'own': needs an algorithm whose edges clip and noise")
-        if self.privacy.pace == "own" and self.local.steps > 1:
-            raise ValueError(
-                f"local.steps = {self.local.steps}: must be 1 with privacy.pace = 'own', whose caps count releases"
-            )
         return self
 
     def _resolve_algorithm(self) -> WorkTable:
@@ -198,6 +202,7 @@ class Scenario(Table):
             Sampling(self.data.sampler),
             self.batch_size,
             self.local.steps,
+            self.data.largest_batch,
         )
 
     def law(self, index: int) -> NoiseLaw | None:

@@ -57,7 +57,8 @@ class ModelTable(Table):
     )
     regularization: NonNegative = Field(1e-4, description="λ of λ/2·‖x‖²")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="lr: positive = [labels]; cnn: activation; scattering: landmarks"
+        default_factory=dict,
+        description="lr: positive = [labels]; cnn: activation; scattering: see docs/features.md",
     )
 
 

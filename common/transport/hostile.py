@@ -170,10 +170,10 @@ class HostileRelay:
         self._server: asyncio.Server | None = None
         self.address = BrokerAddress("127.0.0.1", 0)
 
-    async def listen(self) -> None:
-        """Open a port on the loopback interface."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = BrokerAddress("127.0.0.1", self._server.sockets[0].getsockname()[1])
+    async def listen(self, host: str) -> None:
+        """Open a port on an interface of this machine."""
+        self._server = await asyncio.start_server(self._serve, host, 0)
+        self.address = BrokerAddress(host, self._server.sockets[0].getsockname()[1])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -240,12 +240,12 @@ class HostileLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="mapa-hostile", daemon=True)
         self._thread.start()
 
-    def open(self, broker: BrokerAddress) -> HostileRelay:
-        """Open a relay to a broker; connect to its `address`."""
+    def open(self, broker: BrokerAddress, host: str = "127.0.0.1") -> HostileRelay:
+        """Open a relay to a broker on an interface of this machine; connect to its `address`."""
 
         async def make() -> HostileRelay:
             relay = HostileRelay(broker, self._loop)
-            await relay.listen()
+            await relay.listen(host)
             return relay
 
         relay = self._await(make())

@@ -23,6 +23,7 @@ from experiments.audit.bounds import Floats
 from experiments.audit.game import Releases
 
 CLIP = 1.0  # C
+_LOCAL_RATE = 1e-3  # of local steps: x moves, and stays near 1, where the canary is as loud as it was
 LOUD = np.float32(1000.0)  # norm of a canary before clipping, in units of C
 
 
@@ -66,6 +67,8 @@ class CanarySetting:
     clipping: Clipping = Clipping.PER_SAMPLE
     first_layer_only: bool = False
     loudness: float = float(LOUD)  # norm of the canary before clipping, in units of C
+    steps: int = 1  # E: a message is the mean of so many releases, each with the canary's chance
+    largest_batch: int | None = None  # B_max of truncated batches
     opposed: bool = False  # the other samples, or the canary's other version, pull the other way
 
     @property
@@ -76,7 +79,7 @@ class CanarySetting:
     @property
     def mechanism(self) -> Mechanism:
         scope = Scope.FIRST_CONV if self.first_layer_only else Scope.ALL
-        return Mechanism(self.clipping, scope, self.sampling, self.batch_size)
+        return Mechanism(self.clipping, scope, self.sampling, self.batch_size, self.steps, self.largest_batch)
 
     @property
     def model(self) -> Model:
@@ -133,6 +136,9 @@ class CanarySetting:
             law=self.law,
             noised=slice(0, half) if self.first_layer_only else slice(0, self.dimension),
             regularization=0.0,
+            steps=self.steps,
+            local_rate=_LOCAL_RATE,
+            largest_batch=self.largest_batch,
         )
 
     def worker(self, there: bool, seed: int) -> EdgeWorker:

@@ -7,13 +7,14 @@ must be at least. Each bound falls where α or β rises, so upper bounds may be 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from common.accounting.gaussian import GaussianReleases, pld
+from common.accounting.gaussian import GaussianReleases, one_release, pld
 from common.accounting.pure import amplify_zero_out
 from common.accounting.releases import ReleaseKind
 from common.noise.mechanism import Adjacency
@@ -78,8 +79,77 @@ class GdpClaim:
         return pld([GaussianReleases(1 / value, self.rate, 1)], delta, Adjacency.ZERO_OUT)
 
 
-def claim_for(kind: ReleaseKind, adjacency: Adjacency = Adjacency.ZERO_OUT) -> PureClaim | GdpClaim:
-    """Return what the accountant states of one release of this kind; infinite where it is not DP."""
+@dataclass(frozen=True, slots=True)
+class TruncatedClaim:
+    """A Gaussian release of a truncated Poisson batch, by the hockey-stick curve of dp-accounting's bound.
+
+    A test must have β ≥ 1 − δ(ε) − e^ε·α, and α and β exchanged, for every ε; the curve rises with μ = 1/z, which is
+    looked for on a grid.
+    """
+
+    figure: ClassVar[str] = "μ"
+    value: float  # μ
+    rate: float  # q
+    truncation: tuple[int, int]  # (B_max, n_k)
+
+    def least(self, fpr: Floats, fnr: Floats) -> Floats:
+        fpr, fnr = np.asarray(fpr, np.float64), np.asarray(fnr, np.float64)
+        found = np.zeros(np.broadcast(fpr, fnr).shape)
+        for step in _STEPS:
+            possible = _most_told(self.value * step, self.rate, self.truncation, fpr, fnr)
+            found = np.where(possible, found, self.value * step)
+        return found
+
+    def epsilon(self, value: float, delta: float) -> float:
+        if value <= 0:
+            return 0.0
+        return pld([GaussianReleases(1 / value, self.rate, 1, self.truncation)], delta, Adjacency.ZERO_OUT)
+
+
+_STEPS = (0.25, 0.5, 0.8, 1.02, 1.2, 1.5, 2.0)  # of the claimed μ; what is refuted at one is refuted below it
+_GRID = 5e-3  # of the curve, which is pessimistic on any grid: on a wide one the claim is only weaker
+_EPSILONS = np.concatenate((np.linspace(0, 4, 81), np.linspace(4.25, 12, 32)))
+
+
+@functools.lru_cache(maxsize=64)
+def _curve(mu: float, rate: float, truncation: tuple[int, int]) -> Floats:
+    bound = one_release(1 / mu, rate, Adjacency.ZERO_OUT, truncation, _GRID)
+    curve: Floats = np.asarray(bound.get_delta_for_epsilon(_EPSILONS))
+    return curve
+
+
+def _most_told(mu: float, rate: float, truncation: tuple[int, int], fpr: Floats, fnr: Floats) -> Any:
+    """Tell whether errors of at most these are possible under the claim of μ."""
+    slack = 1 - _curve(mu, rate, truncation)
+    growth = np.exp(_EPSILONS)
+    one = fnr[..., None] >= slack - growth * fpr[..., None]
+    other = fpr[..., None] >= slack - growth * fnr[..., None]
+    return (one & other).all(axis=-1)
+
+
+def composed(claim: PureClaim | GdpClaim, releases: int) -> PureClaim | GdpClaim:
+    """Return the claim of so many releases, where none of them is amplified."""
+    if releases == 1:
+        return claim
+    if isinstance(claim, PureClaim):
+        return PureClaim(claim.value * releases)
+    if claim.rate < 1:
+        raise ValueError("several sampled releases have no trade-off in closed form")
+    return GdpClaim(claim.value * releases**0.5)
+
+
+def claim_for(kind: ReleaseKind, adjacency: Adjacency = Adjacency.ZERO_OUT) -> Claim:
+    """Return what the accountant states of one message of this kind; infinite where it is not DP."""
+    if kind.truncation is None or kind.guarantee(adjacency).noise_multiplier is None:
+        return composed(_of_release(kind, adjacency), kind.mechanism.steps)
+    if kind.mechanism.steps > 1 or adjacency is not Adjacency.ZERO_OUT:
+        raise ValueError("truncated batches are audited one release at a time, under zero-out adjacency")
+    multiplier = kind.guarantee(adjacency).noise_multiplier
+    assert multiplier is not None
+    return TruncatedClaim(1 / multiplier, kind.drawing_rate, kind.truncation)
+
+
+def _of_release(kind: ReleaseKind, adjacency: Adjacency) -> PureClaim | GdpClaim:
     guarantee = kind.guarantee(adjacency)
     if adjacency is not Adjacency.ZERO_OUT and kind.sampling_rate < 1:
         raise ValueError("sampled releases are audited under zero-out adjacency")

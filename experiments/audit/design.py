@@ -16,7 +16,7 @@ from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Recipe, Shard
 from experiments.audit.bounds import Floats
 from experiments.audit.canary import CLIP, GivenGradients
-from experiments.audit.claims import Claim, GdpClaim, PureClaim, claim_for
+from experiments.audit.claims import Claim, GdpClaim, PureClaim, claim_for, composed
 from experiments.audit.game import Game
 from experiments.audit.scores import Aim
 
@@ -59,11 +59,10 @@ class Design:
         one = claim_for(self.kind)
         if self.releases == 1:
             return one
-        if isinstance(one, GdpClaim) and one.rate == 1:
-            return GdpClaim(one.value * self.releases**0.5)
-        if isinstance(one, PureClaim) and self.kind.sampling_rate == 1:
-            return PureClaim(one.value * self.releases)
-        raise ValueError("a round of several sampled releases has no trade-off in closed form")
+        assert isinstance(one, PureClaim | GdpClaim)  # truncated batches have designs of single releases
+        if self.kind.sampling_rate < 1:
+            raise ValueError("a round of several sampled releases has no trade-off in closed form")
+        return composed(one, self.releases)
 
     def rows(self, there: bool) -> Matrix:
         rows = np.zeros((self.shard_size, self.canary.size), np.float32)

@@ -16,6 +16,8 @@ from experiments.audit.game import Playable
 from experiments.audit.sound import honest_game
 from mapa.simulation.world import World
 
+_IS_POISSON = {one: one in (Sampling.POISSON, Sampling.TRUNCATED_POISSON) for one in Sampling}
+
 
 def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | None = None) -> list[Playable]:
     """Return the release whose batch has the canary for certain, as sampled where it differs, and the battery.
@@ -35,8 +37,13 @@ def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | Non
         alone = replace(
             alone, sampling=Sampling.SHUFFLED, shard_size=setting.batch_size
         )  # needs others in the batch
-    games: list[Playable] = [honest_game("one release, canary in the batch", alone, rounds)]
-    if setting.sampling is Sampling.POISSON and setting.shard_size > setting.batch_size:
+    single = replace(alone, steps=1)
+    games: list[Playable] = [honest_game("one release, canary in the batch", single, rounds)]
+    if setting.steps > 1:
+        name = f"one message of {setting.steps} local steps, canary in every batch"
+        games.append(honest_game(name, alone, rounds))
+    setting = replace(setting, steps=1)  # what follows looks at single releases, which a message holds E of
+    if _IS_POISSON[setting.sampling] and setting.shard_size > setting.batch_size:
         games.append(honest_game("one release, as sampled", setting, rounds))
     if setting.sampling is Sampling.SHUFFLED:
         epoch = replace(setting, shard_size=2 * setting.batch_size)
@@ -49,7 +56,8 @@ def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | Non
             batch_size=setting.batch_size,
             dimension=setting.dimension,
             rounds=rounds,
-            sampling=setting.sampling,
+            # a batch of a shard that is no larger than b is never truncated
+            sampling=Sampling.POISSON if _IS_POISSON[setting.sampling] else setting.sampling,
             clipping=setting.clipping,
         )
     return games
@@ -69,4 +77,6 @@ def _setting(world: World, scenario: Scenario, edge: int, dimension: int | None)
         sampling=mechanism.sampling,
         clipping=mechanism.clipping,
         first_layer_only=partly,
+        steps=mechanism.steps,
+        largest_batch=mechanism.largest_batch,
     )

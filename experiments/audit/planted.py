@@ -139,6 +139,8 @@ def planted_games(rounds: int = 3000) -> list[Game]:
         plain, law=Gaussian(0.65), batch_size=8, shard_size=9, sampling=Sampling.WITH_REPLACEMENT
     )
     epoch = replace(plain, shard_size=8, sampling=Sampling.SHUFFLED)
+    stepping = replace(plain, steps=4)
+    truncated = replace(plain, shard_size=8, sampling=Sampling.TRUNCATED_POISSON, largest_batch=7)
     small = replace(plain, law=Gaussian(0.5), shard_size=8)
     return [
         _game(
@@ -191,11 +193,19 @@ def planted_games(rounds: int = 3000) -> list[Game]:
             _claim(replace(small, shard_size=80)),
             rounds,
         ),
+        _game("half the noise, four local steps", _halved(stepping), _claim(stepping), rounds),
+        _game("four local steps charged as two", stepping, _claim(replace(stepping, steps=2)), rounds),
+        _game("half the noise, truncated batches", _halved(truncated), _claim(truncated), 2 * rounds),
         _repeated_noise("noise reused for two releases", epoch, rounds),
         _known_noise("noise from a seed that the adversary knows", plain, rounds),
         _clips_after_noise("clipped after the noise", plain, rounds),
         _vanishing_squares("a ΔS whose squares leave float32", plain, rounds),
     ]
+
+
+def _halved(setting: CanarySetting) -> CanarySetting:
+    assert setting.law is not None
+    return replace(setting, law=HalfScale(setting.law))
 
 
 def _claim(setting: CanarySetting) -> Claim:

@@ -18,6 +18,14 @@ from experiments.audit.game import Game, Playable
 _NORMALISED = CanarySetting(
     law=Gaussian(1.0), batch_size=4, shard_size=4, dimension=16, clipping=Clipping.NORMALISED
 )
+TRUNCATED = CanarySetting(
+    law=Gaussian(1.0),
+    batch_size=4,
+    shard_size=8,
+    dimension=16,
+    sampling=Sampling.TRUNCATED_POISSON,
+    largest_batch=7,
+)
 _SHUFFLED, _REPLACED = Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT
 
 
@@ -75,6 +83,12 @@ def sound_games(rounds: int = 3000) -> list[Game]:
             law=law, batch_size=4, shard_size=n, dimension=dimension, clipping=Clipping.QUANTILE
         )
         games.append(honest_game(f"{law.name} with a count poisson 4/{n}", setting, rounds))
+    for law, dimension in ((Gaussian(2.0), 16), (GammaNorm(1.0), 2)):
+        setting = CanarySetting(law=law, batch_size=4, shard_size=4, dimension=dimension, steps=4)
+        games.append(honest_game(f"{law.name}, four local steps", setting, rounds))
+    for most in (5, 7):  # of 8: a batch is often truncated, or hardly ever
+        setting = replace(TRUNCATED, largest_batch=most)
+        games.append(honest_game(f"gaussian truncated-poisson 4/8, at most {most}", setting, rounds))
     for law, dimension in ((Gaussian(2.0), 16), (GammaNorm(1.0), 2)):
         setting = CanarySetting(law=law, batch_size=4, shard_size=4, dimension=dimension, opposed=True)
         games.append(honest_game(f"{law.name} replace-one", setting, rounds, Adjacency.REPLACE_ONE))

@@ -25,10 +25,10 @@ from experiments.bench.large import large_model_ratios
 from experiments.bench.memory import memory_ratios
 from experiments.bench.page import find_chromium, page_ratios
 from experiments.bench.ratios import Ratio
-from experiments.bench.wire import wire_ratios
+from experiments.bench.wire import log_ratios, wire_ratios
 from experiments.bench.wire_costs import wire_costs
 
-PARTS = ("core", "wire", "memory", "large", "page")
+PARTS = ("core", "wire", "log", "memory", "large", "page")
 
 
 def measured(parts: list[str], minutes: float) -> Iterator[Ratio]:
@@ -36,6 +36,8 @@ def measured(parts: list[str], minutes: float) -> Iterator[Ratio]:
         yield from core_ratios(data_directory(os.environ))
     if "wire" in parts:
         yield from wire_ratios()
+    if "log" in parts:
+        yield from log_ratios()
     if "memory" in parts and Path("/proc/self/smaps_rollup").exists():  # Linux alone
         yield from memory_ratios(data_directory(os.environ))
     if "large" in parts and Path("/proc/self/status").exists():
@@ -61,7 +63,7 @@ def main() -> int:
         nargs="*",
         choices=[*PARTS, []],
         metavar="part",
-        help="core, wire, memory, large, page; all of them where none is named",
+        help="core, wire, log, memory, large, page; all of them where none is named",
     )
     parser.add_argument("--minutes", type=float, default=1.0, help="of the page; its bars are meant for 10")
     parser.add_argument("--json", action="store_true")

@@ -23,10 +23,6 @@ _EDGES = (5, 20)  # K
 _DIMENSIONS = (785, 7_850, 21_840)  # N
 _PROCESSES = 2  # that carry the edges
 _ROUNDS = 9
-_LOG = {  # durability → limit, updates, rounds; what a disk takes to sync is no matter of ours
-    "process": (0.9, 2000, _ROUNDS),
-    "power": (0.0, 200, 3),
-}
 
 Race = Callable[[], Pace]
 
@@ -56,14 +52,33 @@ def wire_ratios() -> Iterator[Ratio]:
             with core_of_its_own([broker.pid, *fleet.pids]):
                 yield from against_echo(ours, echo)
                 yield many_edges(ours)
-                for durability, (bar, updates, rounds) in _LOG.items():
-                    logged = Track(
-                        lambda s, d=durability: serve_cloud(s, broker.address, fleet, directory, d),  # type: ignore[misc]
-                        names,
-                    )
-                    without = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, None), names)
-                    yield against_none(logged, without, durability, bar, updates, rounds)
+                scraped = Track(
+                    lambda s: serve_cloud(s, broker.address, fleet, directory, scraped=True), names
+                )
+                yield with_metrics(scraped, ours)
             yield against_pickled(ours, directory)
+
+
+def log_ratios() -> Iterator[Ratio]:
+    """What it costs that a cloud can be resumed: after the end of its process, and after a power failure too."""
+    with tempfile.TemporaryDirectory() as text:
+        directory = Path(text)
+        with (
+            private_mosquitto(directory / "tuned") as broker,
+            bench_fleet("experiments.bench.wire_edges", broker.address, _PROCESSES) as fleet,
+            core_of_its_own([broker.pid, *fleet.pids]),
+        ):
+            names = itertools.count()
+            without = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, None), names)
+            process = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, "process"), names)
+            power = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, "power"), names)
+            pairs = alternate(process.race(5, 7_850, 2000), without.race(5, 7_850, 2000))
+            name = 'K = 5, N = 7,850: gradient log, durability = "process" / without'
+            yield ratio_of(name, 0.9, pairs, "without")
+            for edges in _EDGES:
+                pairs = alternate(power.race(edges, 7_850, 400), process.race(edges, 7_850, 400), rounds=5)
+                name = f'K = {edges}, N = 7,850: durability = "power" / "process"'
+                yield ratio_of(name, 0.0, pairs, "process")  # no bar: what a disk takes to sync is not ours
 
 
 @contextlib.contextmanager
@@ -99,13 +114,10 @@ def many_edges(ours: Track) -> Ratio:
     return ratio_of("N = 7,850: K = 100 / K = 20, virtual", 0.8, pairs, "K = 20")
 
 
-def against_none(
-    logged: Track, without: Track, durability: str, bar: float, updates: int, rounds: int
-) -> Ratio:
-    """Rate of a cloud that can be resumed over that of one that cannot."""
-    pairs = alternate(logged.race(5, 7_850, updates), without.race(5, 7_850, updates), rounds)
-    name = f'K = 5, N = 7,850: gradient log, durability = "{durability}" / without'
-    return ratio_of(name, bar, pairs, "without")
+def with_metrics(scraped: Track, ours: Track) -> Ratio:
+    """Rate of a cloud whose metrics are scraped five times a second over that of one that serves none."""
+    pairs = alternate(scraped.race(20, 7_850, 4000), ours.race(20, 7_850, 4000))
+    return ratio_of("K = 20, N = 7,850: metrics scraped five times a second / none", 0.9, pairs, "none")
 
 
 def against_pickled(ours: Track, directory: Path) -> Ratio:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +21,7 @@ from common.models.model import Features, Images, Labels, Targets, layout
 from common.quantities import PerSampleGradients, RunId, Vector
 from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario, parse_scenario
+from common.telemetry.publishing import metrics_listener
 from common.transport.connection import BrokerAddress, Credentials
 from experiments.bench.wire_edges import PATIENCE
 from experiments.bench.wire_fleet import BenchFleet
@@ -85,14 +91,46 @@ def bench_scenario(edges: int, updates: int, durability: str = "process") -> Sce
     )
 
 
+_SCRAPER = """
+import sys, time, urllib.request
+while True:
+    try:
+        urllib.request.urlopen(sys.argv[1], timeout=5).read()
+    except OSError:
+        pass
+    time.sleep(0.2)
+"""
+
+
+@contextlib.contextmanager
+def scraper(listener: socket.socket | None) -> Iterator[None]:
+    """Ask for the metrics again and again, as Prometheus does every few seconds."""
+    if listener is None:
+        yield
+        return
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
+    program = subprocess.Popen([sys.executable, "-c", _SCRAPER, address])
+    try:
+        yield
+    finally:
+        program.kill()
+        program.wait()
+
+
 def serve_cloud(
     segment: Segment,
     broker: BrokerAddress,
     fleet: BenchFleet,
     directory: Path,
     durability: str | None = "process",
+    *,
+    scraped: bool = False,
 ) -> Pace:
-    """Serve a run to its end; its time ends when its last record is in the file. No durability: no gradient log."""
+    """Serve a run to its end; its time ends when its last record is in the file. No durability: no gradient log.
+
+    `scraped`: it serves metrics, and a program of its own asks for them five times a second.
+    """
+    listener = metrics_listener("127.0.0.1", 0) if scraped else None
     scenario = bench_scenario(segment.edges, segment.updates, durability or "process")
     nothing = Samples(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
     dataset = Dataset("none", (1, 1), 1, nothing, nothing, "none")
@@ -108,7 +146,9 @@ def serve_cloud(
             view=view_for(scenario, Console(quiet=True), quiet=True),
             edges_at_least=segment.edges,
             remembers=durability is not None,
+            metrics=listener,
         ) as cloud,
+        scraper(listener),
     ):
         fleet.begin(segment.run, segment.edges, segment.dimension)
         cloud.loop.call_later(PATIENCE, cloud.loop.stop)

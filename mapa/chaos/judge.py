@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 REQUIRED = frozenset(  # checks of `mapa verify` that must have passed: "not checked" is not enough
     {
         "scenario",
+        "versions",
         "log",
         "replay",
         "continuity",

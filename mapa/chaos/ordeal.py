@@ -1,4 +1,4 @@
-"""One run under its faults: a broker, a cloud, edges, from the start to the verdict."""
+"""One run under its faults, from the start to the verdict: processes or containers alike."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.errors import BrokerUnavailableError
+from common.errors import MapaError
 from common.quantities import RunId
-from common.transport.connection import parse_address
 from common.transport.hostile import HostileLoop
 from common.wire.topics import probe_topic
 from common.wire.v1 import packet_limit
-from mapa.brokers import MosquittoOptions, private_mosquitto
 from mapa.chaos.actions import Actions
 from mapa.chaos.evidence import gather
 from mapa.chaos.judge import Evidence, verdict
+from mapa.chaos.node import Bed, Node
 from mapa.chaos.plan import Plan
-from mapa.chaos.programs import Program
+from mapa.chaos.process_bed import ProcessBed
 from mapa.chaos.schedule import CLOUD, Fault
 from mapa.chaos.watch import Watch
-from mapa.local_run import edge_arguments
 
 _LOOK_EVERY = 0.01  # seconds
 _STALL = 240.0  # seconds without an update and without a fault: it hangs
@@ -52,8 +50,8 @@ class Ordeal:
     faults: Sequence[Fault]
     directory: Path
     say: Callable[[str], None]
-    _programs: dict[str, Program] = field(default_factory=dict)
-    _addresses: dict[str, str] = field(default_factory=dict)
+    bed: Callable[[Plan, RunId, Path], Bed] = ProcessBed
+    _nodes: dict[str, Node] = field(default_factory=dict)
     _active: dict[tuple[str, bool], tuple[Fault, float]] = field(
         default_factory=dict
     )  # place → fault, its end
@@ -65,49 +63,34 @@ class Ordeal:
         """Run to the end, and judge it."""
         began = time.monotonic()
         self.directory.mkdir(parents=True)
-        limit = MosquittoOptions(max_payload=self.plan.setting.payload_bytes)
         packets = packet_limit(self.plan.setting.model.dimension)
         with (
-            private_mosquitto(self.directory / "broker", limit) as broker,
+            self.bed(self.plan, self.run, self.directory) as bed,
             HostileLoop() as loop,
-            Watch(broker.address, self.run, packets) as watch,
+            Watch(bed.broker.address, self.run, packets) as watch,
         ):
             names = [CLOUD, *(f"edge-{k}" for k in range(1, self.plan.scenario.workers + 1))]
-            relays = {name: loop.open(broker.address) for name in names}
-            self._addresses = {name: str(relay.address) for name, relay in relays.items()}
-            self._programs = {name: Program(name, self.directory / f"{name}.log") for name in names}
+            relays = {name: loop.open(bed.broker.address, bed.host) for name in names}
+            self._nodes = {name: bed.node(name, relay.address) for name, relay in relays.items()}
             longest = 2 * self.plan.scenario.testbed.resend_after
             spared = probe_topic(self.run)
-            actions = Actions(broker, self._programs, relays, loop, self._start, longest, spared)
+            actions = Actions(bed.broker, self._nodes, relays, loop, self._revive, longest, spared)
             try:
-                for name in names:
-                    self._start(name)
+                for node in self._nodes.values():
+                    node.start()
                 self._play(actions, watch)
                 self._close(actions)
-            except BrokerUnavailableError as error:
+            except MapaError as error:
                 self._wrong.append(str(error))
             finally:
-                for program in self._programs.values():
-                    program.kill()
+                for node in self._nodes.values():
+                    node.kill()
+                bed.collect()
         return self._judged(watch, time.monotonic() - began)
 
-    def _start(self, name: str) -> None:
-        if self._closing:
-            return
-        scenario, broker = self.plan.scenario, self._addresses[name]
-        if name == CLOUD:
-            words = [*self.plan.program, "cloud", "--broker", broker]
-            words += ["--runs-dir", str(self.directory / "runs"), "--data-dir", str(self.plan.data_dir)]
-            if (path := self._path) is not None:
-                words += ["--resume", str(path)]
-            else:
-                words += [*self.plan.words, "--run", self.run]
-                words += ["--edges-at-least", str(scenario.workers)]
-        else:
-            address, state = parse_address(broker), self._state(name)
-            words = edge_arguments(scenario, self.run, address, state, self.plan.data_dir, 1)
-            words += [] if scenario.seed is None else ["--allow-seed"]
-        self._programs[name].start(words, allowed=[0])
+    def _revive(self, name: str) -> bool:
+        """Have a node back; at the end of a run whoever is away stays away."""
+        return self._closing or self._nodes[name].come_back()
 
     @property
     def _path(self) -> Path | None:
@@ -153,18 +136,18 @@ class Ordeal:
 
     def _over(self, actions: Actions) -> bool:
         """Whether the cloud has ended by itself, or a process that no fault explains."""
-        for name, program in self._programs.items():
-            if program.running or (name, False) in self._active or name in actions.away or not program.ends:
+        for name, node in self._nodes.items():
+            if node.running or (name, False) in self._active or name in actions.away or not node.ends:
                 continue
-            code, allowed = program.last_code, program.ends[-1].allowed
+            code, allowed = node.ends[-1].code, node.ends[-1].allowed
             if name == CLOUD and code == 0:
                 return True
-            if code == 0 and any(words in program.ends[-1].words for words in _OVER):
+            if code == 0 and any(words in node.ends[-1].words for words in _OVER):
                 continue  # it heard of the end before the cloud had gone
             if code == 1 and code in allowed:
-                self._start(name)  # a full disk that was noticed late
+                self._revive(name)  # a full disk that was noticed late
                 continue
-            self._wrong.append(f"{name} ended with {code} during the run: {program.ends[-1].words}")
+            self._wrong.append(f"{name} ended with {code} during the run: {node.ends[-1].words}")
             return True
         return False
 
@@ -176,11 +159,11 @@ class Ordeal:
             while not actions.end(fault) and time.monotonic() < until:
                 time.sleep(_LOOK_EVERY)
         self._active.clear()
-        for program in self._programs.values():
+        for node in self._nodes.values():
             if self._wrong:
-                program.kill()  # it is decided
+                node.kill()  # it is decided
             else:
-                program.end(_GOODBYE)
+                node.end(_GOODBYE)
 
     # -- the end --------------------------------------------------------------------------------------
 
@@ -189,21 +172,21 @@ class Ordeal:
         if path is None:
             wrong = (*self._wrong, f"no run began: {self._words()}")
             return Outcome(self.directory, None, wrong, seconds, tuple(self._skipped))
-        ended = [end for program in self._programs.values() for end in program.ends]
+        ended = [end for node in self._nodes.values() for end in node.ends]
         evidence = gather(
             path,
             iterations=self.plan.scenario.iterations,
-            states=[self._state(name) for name in self._programs if name != CLOUD],
+            states=[self._state(name) for name in self._nodes if name != CLOUD],
             watch=watch,
             ended=ended,
-            logs=[program.log for program in self._programs.values()],
+            logs=[node.log for node in self._nodes.values()],
             allowed=[],
         )
         wrong = (*self._wrong, *verdict(evidence))
-        starts = self._programs[CLOUD].starts
+        starts = self._nodes[CLOUD].starts
         return Outcome(
             self.directory, evidence, wrong, seconds, tuple(self._skipped), starts - 1, watch.again
         )
 
     def _words(self) -> str:
-        return " | ".join(f"{name}: {one.last_words(1)}" for name, one in self._programs.items())
+        return " | ".join(f"{name}: {one.last_words(1)}" for name, one in self._nodes.items())

@@ -22,11 +22,19 @@ from mapa.scenario_files import load_scenario
 class Plan:
     """A scenario and how its cloud is started, for every run."""
 
-    words: tuple[str, ...]  # SCENARIO and its changes, as `mapa cloud` takes them
+    name: str  # of the scenario, or its file
+    settings: tuple[str, ...]  # KEY=VALUE
+    edges: int | None  # instead of the scenario's
     scenario: Scenario
     setting: Setting
     data_dir: Path
     program: Sequence[str] = MAPA  # of the cloud; tests have a broken one
+
+    @property
+    def words(self) -> list[str]:
+        """Scenario and changes, as `mapa cloud` takes them."""
+        words = [self.name, *([] if self.edges is None else ["--edges", str(self.edges)])]
+        return words + [word for one in self.settings for word in ("--set", one)]
 
     @property
     def bounds(self) -> Bounds:
@@ -41,10 +49,12 @@ def plan_of(
     iterations: int | None,
     data_dir: Path,
     program: Sequence[str] = MAPA,
+    *,
+    containers: bool = False,
 ) -> Plan:
     """Return what is run; ConfigurationError where it cannot be run, or not be judged."""
     check_platform()
-    if find_mosquitto() is None:
+    if not containers and find_mosquitto() is None:
         raise ConfigurationError("mapa chaos: no mosquitto found on PATH (Debian: apt install mosquitto)")
     settings = [*changes, *([] if iterations is None else [f"iterations={iterations}"])]
     _, scenario = load_scenario(name, settings, edges=edges)
@@ -58,7 +68,4 @@ def plan_of(
         raise ConfigurationError(
             "records.keep_gradients: must be true, since chaos replays the log; or choose fewer iterations"
         )
-    words = [name, *([] if edges is None else ["--edges", str(edges)])]
-    for one in settings:
-        words += ["--set", one]
-    return Plan(tuple(words), scenario, setting, data_dir, program)
+    return Plan(name, tuple(settings), edges, scenario, setting, data_dir, program)

@@ -1,4 +1,4 @@
-"""The processes of a run under chaos: started, killed, paused, limited, and their ends noted."""
+"""A node of a run under chaos as processes: started, killed, paused, limited, and their ends noted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.errors import ConfigurationError
+from common.records import slow_disk
 from mapa.chaos.judge import Ended
+from mapa.chaos.node import FAILED, SLOW
 from mapa.children import ends_with_parent
 from mapa.environment import without_options
 from mapa.local_run import one_thread_each
 
 MAPA = (sys.executable, "-P", "-m", "mapa.cli")
 _KILLED = -int(signal.SIGKILL)
+_TOLD_EARLY = (
+    -int(signal.SIGTERM),
+    -int(signal.SIGINT),
+    130,
+)  # of an edge that is told to go while it starts
+_ROOM = 2000  # bytes that a log may still grow: less than a record, so that one is torn
 
 
 @dataclass(slots=True)
@@ -29,22 +37,27 @@ class Program:
 
     name: str
     log: Path
+    words: Callable[[], Sequence[str]]  # the command of its next process
+    slow_file: Path  # says how slow its disk is
     ends: list[Ended] = field(default_factory=list)
     starts: int = 0
     _child: subprocess.Popen[bytes] | None = None
     _allowed: set[int] = field(default_factory=set)  # exit codes that a fault explains, of this process
 
-    def start(self, words: Sequence[str], allowed: Iterable[int]) -> None:
+    def start(self) -> None:
         """Start a process; what it says goes to the end of the log."""
-        self._allowed = set(allowed)
+        self._allowed = {0}
         self.starts += 1
+        if self.starts == 1:
+            self.slow(False)
+        environment = {**without_options(one_thread_each()), slow_disk.VARIABLE: str(self.slow_file)}
         with self.log.open("ab") as stream:
             self._child = subprocess.Popen(
-                ends_with_parent(words),
+                ends_with_parent(self.words()),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                env=without_options(one_thread_each()),
+                env=environment,
                 start_new_session=True,
             )
 
@@ -60,15 +73,11 @@ class Program:
         self.ends.append(Ended(self.name, code, tuple(sorted(self._allowed)), self.last_words()))
         return False
 
-    @property
-    def pid(self) -> int:
-        if self._child is None:
-            raise ConfigurationError(f"{self.name}: is not running")
-        return self._child.pid
-
-    @property
-    def last_code(self) -> int | None:
-        return self.ends[-1].code if self.ends else None
+    def come_back(self) -> bool:
+        """Start the next process."""
+        if not self.running:
+            self.start()
+        return True
 
     def allow(self, *codes: int) -> None:
         """Expect these exit codes of the present process."""
@@ -81,17 +90,32 @@ class Program:
             self._child.wait()
             _ = self.running
 
-    def signal(self, number: signal.Signals) -> None:
+    def pause(self, on: bool) -> None:
+        """SIGSTOP, or SIGCONT."""
         if self._child is not None:
-            self._child.send_signal(number)
+            self._child.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
 
-    def limit_files(self, size: int | None) -> None:
-        """Let no file of the process grow beyond so many bytes; None: lift the limit.
+    def dismiss(self) -> None:
+        """Tell an edge to leave, also one that is paused."""
+        self.pause(False)
+        if self._child is not None:
+            self.allow(*_TOLD_EARLY)
+            self._child.send_signal(signal.SIGTERM)
+
+    def slow(self, on: bool) -> None:
+        """Let every write of log, checkpoints and ledger wait, or no more."""
+        slow_disk.set_seconds(self.slow_file, SLOW if on else 0.0)
+
+    def fill(self, on: bool) -> None:
+        """Let no file of the process grow, or lift the limit.
 
         It fails in the midst of a write, as a full disk does, and needs no privileges.
         """
         if self._child is None:
             return
+        if on:
+            self.allow(FAILED)
+        size = _largest(self._child.pid) + _ROOM if on else None
         with contextlib.suppress(ProcessLookupError):
             _, hard = resource.prlimit(self._child.pid, resource.RLIMIT_FSIZE)
             soft = hard if size is None else size
@@ -113,6 +137,19 @@ class Program:
             return ""
         said = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return " / ".join(said[-lines:])[-600:]
+
+
+def _largest(pid: int) -> int:
+    """Return the size of the segment that a cloud writes to; 0 of an edge, whose ledger is written in place."""
+    largest = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = link.readlink()
+            if target.suffix == ".seg":
+                largest = max(largest, link.stat().st_size)
+        except OSError:
+            continue
+    return largest
 
 
 def check_platform() -> None:

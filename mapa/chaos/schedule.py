@@ -30,7 +30,8 @@ class Kind(Enum):
     PARTITION = "partition"  # bytes wait in the relay, both ways
     CUT = "cut"  # connections are reset, and new ones refused
     DISORDER = "disorder"  # messages come late, twice, and in another order
-    FILL = "fill"  # files of the process cannot grow, as on a full disk
+    FILL = "fill"  # its disk is full
+    SLOW = "slow"  # every write of the process's log, checkpoints or ledger takes its time
     SCALE = "scale"  # only so many edges run; the others leave and come back
 
 
@@ -43,6 +44,7 @@ TARGETS: dict[Kind, tuple[str, ...]] = {
     Kind.CUT: (CLOUD, "edge"),
     Kind.DISORDER: (CLOUD, "edge"),
     Kind.FILL: (CLOUD, "edge"),
+    Kind.SLOW: (CLOUD, "edge"),
     Kind.SCALE: (EDGES,),
 }
 
@@ -126,7 +128,7 @@ def _seconds(kind: Kind, bounds: Bounds, rng: random.Random) -> float:
     if kind in (Kind.PAUSE, Kind.PARTITION, Kind.CUT):
         low, high = rng.choice(((0.1, 0.8), (1.1, 1.6)))
         seconds = silent * rng.uniform(low, high)
-    elif kind in (Kind.DISORDER, Kind.FILL):
+    elif kind in (Kind.DISORDER, Kind.FILL, Kind.SLOW):
         seconds = rng.uniform(1.0, 5.0)  # long enough for many messages
     else:
         seconds = rng.uniform(0.1, 2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +12,21 @@ import typer
 from rich.console import Console
 
 from common.errors import ConfigurationError
+from common.quantities import RunId
 from common.records.rundir import new_run_id
 from common.wire.topics import run_id
+from mapa.chaos.node import Bed
 from mapa.chaos.ordeal import Ordeal, Outcome
 from mapa.chaos.plan import Plan, plan_of
+from mapa.chaos.process_bed import ProcessBed
 from mapa.chaos.schedule import Fault, choose, make_schedule, parse_schedule, shrink
 from mapa.commands import options
+
+Beds = Callable[[Plan, RunId, Path], Bed]
+DISKS = {
+    False: "disks: full by RLIMIT_FSIZE of one process, slow by a wait before every write",
+    True: "disks: one in memory for every node, full by a file beside its own, slow by a wait before every write",
+}
 
 
 def chaos_command(
@@ -37,7 +46,12 @@ def chaos_command(
         bool, typer.Option("--shrink", help="run a schedule that fails again with fewer faults")
     ] = False,
     tries: Annotated[int, typer.Option(min=1, help="runs of --shrink, at most")] = 12,
-    containers: Annotated[bool, typer.Option("--containers", help="not available")] = False,
+    containers: Annotated[
+        bool, typer.Option("--containers", help="in containers, instead of processes of this machine")
+    ] = False,
+    edge_image: Annotated[
+        str | None, typer.Option(help="with --containers: image of the edges; absent: what the model needs")
+    ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="keep the directories of runs that passed too")
     ] = False,
@@ -45,16 +59,20 @@ def chaos_command(
     data_dir: options.DataDir = None,
 ) -> None:
     """Train under kills, pauses, partitions, full disks and disordered messages; check what became of the run."""
-    if containers:
-        raise ConfigurationError(
-            "--containers: not available; `mapa containers --fault` applies single faults to containers"
-        )
-    plan = plan_of(scenario, changes or (), edges, iterations, options.data_dir_or_default(data_dir))
+    if edge_image is not None and not containers:
+        raise ConfigurationError("--edge-image: is for --containers")
+    folder = options.data_dir_or_default(data_dir)
+    plan = plan_of(scenario, changes or (), edges, iterations, folder, containers=containers)
     bounds = plan.bounds
     given = None if faults is None else parse_schedule(_text(faults), bounds)
     single = given is not None or only is not None
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print("disks: full by RLIMIT_FSIZE of one process; slow ones are not available")
+    bed: Beds = ProcessBed
+    if containers:
+        from mapa.commands.chaos_containers import boxes_for  # the docker library is an extra
+
+        bed = boxes_for(scenario, plan, edge_image, data_dir).bed
+    console.print(DISKS[containers])
     until = time.monotonic() + 60 * minutes
     done = 0
     while not done or (time.monotonic() < until and not single and done != runs):
@@ -62,12 +80,12 @@ def chaos_command(
         schedule = make_schedule(number, bounds, count) if given is None else given
         chosen = schedule if only is None else choose(schedule, only)
         _announce(console, number, schedule, chosen)
-        outcome = _undergo(plan, number, chosen, runs_dir, console)
+        outcome = _undergo(plan, bed, number, chosen, runs_dir, console)
         done += 1
         if outcome.wrong:
             _complain(console, number, schedule, chosen, outcome)
             if shrinking:
-                _shrink(plan, number, chosen, runs_dir, tries, console)
+                _shrink(plan, bed, number, chosen, runs_dir, tries, console)
             raise typer.Exit(1)
         if not keep:
             shutil.rmtree(outcome.directory)
@@ -81,9 +99,11 @@ def _text(path: Path) -> str:
         raise ConfigurationError(f"--faults {path}: {error}") from error
 
 
-def _undergo(plan: Plan, seed: int, faults: tuple[Fault, ...], runs_dir: Path, console: Console) -> Outcome:
+def _undergo(
+    plan: Plan, bed: Beds, seed: int, faults: tuple[Fault, ...], runs_dir: Path, console: Console
+) -> Outcome:
     name = f"chaos-{seed}"
-    outcome = Ordeal(plan, run_id(name), faults, runs_dir / new_run_id(name), console.print).undergo()
+    outcome = Ordeal(plan, run_id(name), faults, runs_dir / new_run_id(name), console.print, bed).undergo()
     for line in outcome.skipped:
         console.print(f"  not applied: {line}")
     if not outcome.wrong and outcome.evidence is not None:
@@ -115,13 +135,13 @@ def _complain(
 
 
 def _shrink(
-    plan: Plan, seed: int, faults: tuple[Fault, ...], runs_dir: Path, tries: int, console: Console
+    plan: Plan, bed: Beds, seed: int, faults: tuple[Fault, ...], runs_dir: Path, tries: int, console: Console
 ) -> None:
     """Look for fewer faults that fail too. Timing is real: what passes once may fail another time."""
 
     def fails(part: tuple[Fault, ...]) -> bool:
         console.print(f"with {len(part)} of {len(faults)} faults:")
-        outcome = _undergo(plan, seed, part, runs_dir, console)
+        outcome = _undergo(plan, bed, seed, part, runs_dir, console)
         if outcome.wrong:
             console.print(f"  fails: {outcome.wrong[0]}")
         else:

@@ -15,14 +15,13 @@ from common.errors import ConfigurationError
 from common.quantities import EdgeId, RunId
 from edge.accountant import max_charges_apart
 from edge.claims import ClaimsBook
-from edge.ledger import Standing
+from edge.ledger import MOST_RELEASES, Standing
 from edge.ledger_snapshot import ledger_snapshot
 from edge.slots import is_held, take_slot
 from edge.sqlite_ledger import FILE_NAME, SqliteLedger
 from mapa.commands.ledger import by_records, statement_of_book
 
 _MANY = 10_000  # missing releases; more at once need --yes
-_MOST = 10**9  # sequences of a run; privacy.releases has the same limit
 
 Book = list[tuple[str, list[Standing]]]  # by edge id, what its ledger has on the same records
 
@@ -31,7 +30,7 @@ def charge_command(
     state: Annotated[Path, typer.Option(help="the state directory (--state-dir of mapa edge)")],
     run: Annotated[str, typer.Option(help="name of the run on the broker")],
     edge: Annotated[str, typer.Option(help="id of the edge")],
-    through: Annotated[int, typer.Option(min=1, max=_MOST, help="last sequence to charge")],
+    through: Annotated[int, typer.Option(min=1, max=MOST_RELEASES, help="last sequence to charge")],
     yes: Annotated[
         bool,
         typer.Option("--yes", help=f"also past the budget, and more than {_MANY:,} releases at once"),

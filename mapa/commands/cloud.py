@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
@@ -20,11 +19,12 @@ from mapa import environment
 from mapa.cloud_run import EXIT_CODES, Setting, open_cloud
 from mapa.commands import options
 from mapa.commands.groups import with_groups
-from mapa.commands.options import Connection
+from mapa.commands.options import Connection, Metrics
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.left_runs import ended_with
 from mapa.live import view_for
+from mapa.output import progress_console
 from mapa.recording import open_again, open_records, record_cloud, write_manifest
 from mapa.resuming import Resumable
 from mapa.run_parts import OwnFiles
@@ -53,6 +53,7 @@ class CloudConnection(Connection):
 def cloud_command(
     connection: CloudConnection,
     changed: ScenarioOptions,
+    metrics: Metrics,
     scenario: OptionalScenario = None,
     resume: Annotated[
         str | None, typer.Option(help="go on with this run, an id or a directory, where its cloud was killed")
@@ -78,15 +79,15 @@ def cloud_command(
             raise ConfigurationError(
                 f"--resume {resume}: a run goes on as it began; leave out SCENARIO and what changes it"
             )
-        _resume(find_run(resume, runs_dir), connection, data_dir, test_data, as_json=as_json)
+        _resume(find_run(resume, runs_dir), connection, metrics, data_dir, test_data, as_json=as_json)
     if scenario is None:
         raise ConfigurationError("SCENARIO: missing; or --resume RUN")
     name, resolved = changed.load(scenario)
     address, checked = connection.address, connection.run_id
-    introduced = connection.credentials()
+    introduced, listener = connection.credentials(), metrics.listener()
     setting = Setting.of(resolved, options.data_dir_or_default(data_dir), _own_files(resolved, test_data))
     resolved = setting.scenario
-    console = Console(stderr=True)
+    console = progress_console()
     with (
         open_records(runs_dir / new_run_id(checked)) as directory,
         view_for(resolved, console, quiet=as_json) as view,
@@ -101,6 +102,7 @@ def cloud_command(
             edges_at_least=min(edges_at_least or resolved.testbed.edges_at_least, resolved.workers),
             connect_timeout=connection.connect_timeout,
             gather=gather,
+            metrics=listener,
         ) as cloud:
             for left in unfinished_runs(checked, runs_dir):
                 view.say(
@@ -129,7 +131,13 @@ def _own_files(scenario: Scenario, test_data: Path | None) -> OwnFiles | None:
 
 
 def _resume(
-    path: Path, connection: CloudConnection, data_dir: Path | None, test_data: Path | None, *, as_json: bool
+    path: Path,
+    connection: CloudConnection,
+    metrics: Metrics,
+    data_dir: Path | None,
+    test_data: Path | None,
+    *,
+    as_json: bool,
 ) -> NoReturn:
     """Go on with a run in its own directory; of one that has ended, say how."""
     if (ended := ended_with(path)) is not None:
@@ -138,11 +146,11 @@ def _resume(
     run = Resumable.of(path)
     if connection.run not in (None, run.run):
         raise ConfigurationError(f"--run {connection.run}: the run that is resumed is called {run.run!r}")
-    address, introduced = connection.address, connection.credentials()
+    address, introduced, listener = connection.address, connection.credentials(), metrics.listener()
     setting = run.setting(options.data_dir_or_default(data_dir), _own_files(run.scenario, test_data))
     with (
         open_again(path) as directory,
-        view_for(setting.scenario, Console(stderr=True), quiet=as_json) as view,
+        view_for(setting.scenario, progress_console(), quiet=as_json) as view,
     ):
         with open_cloud(
             setting,
@@ -154,6 +162,7 @@ def _resume(
             edges_at_least=1,
             connect_timeout=connection.connect_timeout,
             incarnation=run.incarnation,
+            metrics=listener,
         ) as cloud:
             view.say(f"serving run {run.run!r} on {address} again")
             reason = cloud.serve()

@@ -26,6 +26,8 @@ from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
+from mapa.output import progress_console
+from mapa.recipes import recipe_names
 from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
 from mapa.scenario_files import find_scenario
 
@@ -42,7 +44,8 @@ def containers_command(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            help="`pause broker at t=500 for 5s`, `kill edge-2 at t=300 for 2s`, `scale 8 at t=900`"
+            help="`pause broker at t=500 for 5s`, `kill edge-2 at t=300 for 2s`, `crash cloud at t=700`,"
+            " `scale 8 at t=900`"
         ),
     ] = None,
     edge_image: Annotated[
@@ -78,7 +81,7 @@ def containers_command(
     memory = memory_for(message, resolved.workers, data_bytes)
     if edge_memory is not None:
         memory["edge"] = f"{edge_memory}m"
-    console = Console(stderr=True, quiet=as_json)
+    console = progress_console(quiet=as_json)
     bed = ContainerRun(
         Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
         {
@@ -126,6 +129,8 @@ def for_a_container(scenario: str) -> tuple[str, Path | None]:
     line = line_of(scenario)
     if line is not None:
         return f"{PREFIX}{line}", None
+    if scenario in recipe_names():
+        return scenario, None
     path = find_scenario(scenario)
     return path.stem, path.parent.resolve()
 
@@ -200,8 +205,8 @@ class Script:
                 self.bed.stack.end_fault(end[1].kind, end[1].whom)
                 self.console.print(f"t = {self.bed.tail.updates}: {end[1].whom} is back")
             cloud.reload()
-            if cloud.status == "exited":
-                return
+            if cloud.status == "exited" and not any(fault.whom == "cloud" for _, fault in self._ends):
+                return  # by itself, or killed for good
             self._look_for_memory()
             time.sleep(_LOOK_EVERY)
         raise ConfigurationError("--timeout: the run took longer")

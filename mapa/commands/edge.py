@@ -20,12 +20,13 @@ from edge.policy import OperatorPolicy
 from mapa import environment
 from mapa.commands import options
 from mapa.commands.groups import with_groups
-from mapa.commands.options import Connection
+from mapa.commands.options import Connection, Metrics
 
 
 @with_groups(environment.EDGE)
 def edge_command(
     connection: Connection,
+    metrics: Metrics,
     epsilon: Annotated[
         float | None,
         typer.Option(
@@ -176,6 +177,7 @@ def edge_command(
         connect_timeout=connection.connect_timeout,
         accounts=None if accounts is None else options.account_passwords(accounts),
         own=own,
+        metrics=metrics.listener(),
     )
     fleet = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
     raise typer.Exit(fleet.serve())

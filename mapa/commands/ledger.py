@@ -23,6 +23,7 @@ from edge.ledger import Standing
 from edge.ledger_snapshot import ledger_snapshot
 from edge.sqlite_ledger import FILE_NAME
 from mapa.commands import options
+from mapa.runs_folder import chosen
 from mapa.statement import OWN, EdgeReleases, Statement, state_privacy
 from mapa.unfinished import releases_on_record, unfinished
 
@@ -31,7 +32,10 @@ _PLACES = Decimal("1e-6")  # of a printed z
 
 def ledger_command(
     run: Annotated[
-        str, typer.Argument(help="a run's directory, its name under runs/, or an edge's state directory")
+        str,
+        typer.Argument(
+            help="a run's directory, its id or a unique beginning, latest, or an edge's state directory"
+        ),
     ],
     runs: options.RunsDir = Path("runs"),
     delta: Annotated[float | None, typer.Option(help="δ, instead of the run's total_delta")] = None,
@@ -61,11 +65,16 @@ def ledger_command(
 
 def calibrate_command(
     total_epsilon: Annotated[float, typer.Option(help="ε of the whole run")],
-    releases: Annotated[int, typer.Option(min=1, help="gradients that one edge releases")],
+    releases: Annotated[
+        int, typer.Option(min=1, help="noised gradients of one edge; with local steps, messages × E")
+    ],
     batch_size: Annotated[int, typer.Option(min=1, help="b, the batch size")],
     shard: Annotated[int, typer.Option(min=1, help="n_k, the number of records of the edge")],
     total_delta: Annotated[float, typer.Option(help="δ of the whole run")] = 1e-5,
-    sampler: Annotated[str, typer.Option(help="poisson, shuffled or with-replacement")] = "poisson",
+    sampler: Annotated[
+        str, typer.Option(help="poisson, truncated-poisson, shuffled or with-replacement")
+    ] = "poisson",
+    largest_batch: Annotated[int | None, typer.Option(min=1, help="of truncated-poisson")] = None,
     clipping: Annotated[
         str, typer.Option(help="per-sample, normalised, quantile or batch-mean")
     ] = "per-sample",
@@ -86,6 +95,7 @@ def calibrate_command(
         shard_size=shard,
         sampling=sampling,
         clipping=clipped,
+        largest_batch=largest_batch,
     )
     if as_json:
         fields = {"noise_multiplier": z, "total_epsilon": total_epsilon, "total_delta": total_delta}
@@ -93,7 +103,7 @@ def calibrate_command(
             json.dumps({**fields, "releases": releases, "batch_size": batch_size, "shard": shard}, indent=2)
         )
     else:
-        mechanism = Mechanism(clipped, Scope.ALL, sampling, batch_size)
+        mechanism = Mechanism(clipped, Scope.ALL, sampling, batch_size, largest_batch=largest_batch)
         printed = Decimal(z).quantize(_PLACES, ROUND_CEILING)
         # whoever types in what is printed must stay within the budget
         while not keeps(budget, ReleaseKind(Gaussian(float(printed)), mechanism, shard), releases):
@@ -113,7 +123,7 @@ def _find(run: str, runs: Path) -> Path:
     for path in (Path(run), runs / run):
         if path.is_dir():
             return path
-    raise ConfigurationError(f"run = {run!r}: no such directory, here or under {runs}")
+    return chosen(run, runs)
 
 
 def _statements(path: Path, delta: float | None) -> dict[str, Statement]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from common.noise.registry import PARAMETER_NAME
 from common.quantities import RunId
+from common.telemetry.publishing import metrics_listener
 from common.transport.connection import BrokerAddress, Credentials, TlsFiles, parse_address
 from common.wire.topics import edge_id, run_id
 
@@ -94,6 +96,25 @@ class Connection:
         wanted = self.tls or any(path is not None for path in (self.tls_ca, self.tls_cert, self.tls_key))
         files = TlsFiles(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) if wanted else None
         return Credentials(username=self.broker_username, password=password, tls=files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Options of a command that serves metrics; without a port it does not."""
+
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="serve Prometheus metrics at this port; 0: any free one"),
+    ] = None
+    metrics_address: Annotated[
+        str, typer.Option(help="address that --metrics-port listens on; whoever reaches it sees the metrics")
+    ] = "127.0.0.1"
+
+    def listener(self) -> socket.socket | None:
+        """Take the port; None: no metrics are asked for."""
+        if self.metrics_port is None:
+            return None
+        return metrics_listener(self.metrics_address, self.metrics_port)
 
 
 def data_dir_or_default(data_dir: Path | None) -> Path:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mapa.brokers import private
 from mapa.cloud_run import EXIT_CODES, Setting
@@ -18,6 +17,7 @@ from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.dashboard.child import page_beside
 from mapa.live import view_for
+from mapa.output import is_quiet, progress_console
 from mapa.process_run import PROCESSES, run_in_processes
 
 
@@ -53,13 +53,13 @@ def run_command(
             _say(f"watch it live: {page.address}")
         summary = run_in_processes(
             setting,
-            view_for(setting.scenario, Console(stderr=True), quiet=as_json),
+            view_for(setting.scenario, progress_console(), quiet=as_json),
             name=name,
             runs=runs,
             data_dir=data,
             broker=broker,
             processes=processes or PROCESSES,
-            say=None if as_json else sys.stderr,
+            say=None if as_json or is_quiet() else sys.stderr,
         )
         report(summary, as_json=as_json)
         if page is not None and summary["reason"] != "interrupted" and _somebody_watches():

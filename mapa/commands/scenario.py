@@ -13,6 +13,7 @@ from common.algorithms import algorithm_names, describe
 from common.noise.registry import law_names
 from common.scenario.scenario import Scenario
 from mapa.figure_lines import PREFIX, about_line, line_names
+from mapa.recipes import about_recipe, recipe_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
 
 app = typer.Typer(no_args_is_help=True, help="Scenario files: one TOML = one run.")
@@ -40,7 +41,9 @@ def list_scenarios(
 
 
 def about(name: str) -> str:
-    """Return the comment on a shipped file's first line."""
+    """Return the comment on a shipped file's first line; what a recipe's would say."""
+    if name in recipe_names():
+        return about_recipe(name)
     first = (SHIPPED / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 

@@ -30,6 +30,7 @@ def release_kind(scenario: Mapping[str, Any], size: object, joined: Mapping[str,
             Sampling(scenario["data"]["sampler"]),
             scenario["batch_size"],
             _steps(scenario),
+            scenario["data"].get("largest_batch"),
         )
         law = describe_law(noise)
         given = {key: joined[key] for key in law.names if joined.get(key) is not None}

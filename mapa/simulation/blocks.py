@@ -35,7 +35,9 @@ class BlockStreams:
         if sampling is Sampling.WITH_REPLACEMENT:
             return self._batches.integers(0, shard_size, batch_size)
         if sampling is not Sampling.POISSON:
-            raise ConfigurationError(f"data.sampler = {sampling.value!r}: block streams know no epochs")
+            raise ConfigurationError(
+                f"data.sampler = {sampling.value!r}: block streams know with-replacement and poisson"
+            )
         size = int(self._batches.binomial(shard_size, batch_size / shard_size))
         return self._batches.choice(shard_size, size, replace=False, shuffle=False)
 

@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from common.errors import ConfigurationError
 from common.models.linear import LinearModel
-from common.noise.mechanism import LEAST_BOUND, Clipping, Norm
+from common.noise.mechanism import Clipping, Norm
 from common.quantities import Indices, Vector, is_finite
 from common.records.journal import Journal
 from common.scenario.scenario import Scenario
+from edge.assembly import least_norm
 from mapa.simulation.plan import check_plannable
 from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
 from mapa.simulation.vectorised_run import Matrix, VectorisedRun, norm_of
@@ -76,9 +77,9 @@ def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
                 f"engine = 'vectorised': makes no local steps, and local.steps = {s.local.steps};"
                 " --engine events does"
             )
-        if blocks and s.data.sampler == "shuffled":
+        if blocks and s.data.sampler not in ("with-replacement", "poisson"):
             raise ConfigurationError(
-                "data.sampler = 'shuffled': block streams know with-replacement and poisson, no epochs"
+                f"data.sampler = {s.data.sampler!r}: block streams know with-replacement and poisson, no epochs"
             )
         if any(cap is not None and cap < _releases(s, k) for k, cap in enumerate(world.caps)):
             raise ConfigurationError(
@@ -116,6 +117,7 @@ class _Rounds:
         self.done = 0
         self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
         self.clips = [run.clips for run in runs]
+        self.least_norm = np.float32(least_norm(self.model))
         self.per_sample = [
             (places, norm, row_norms, clips)
             for norm, row_norms in self.row_norms.items()
@@ -181,7 +183,7 @@ class _Rounds:
             clipped = d[per_sample]
             norms = norm_of(clipped, norm) * row_norms[rows[per_sample]]
             _null_what_is_not_finite(clipped, norms)
-            least = np.float32(LEAST_BOUND) if clips is Clipping.NORMALISED else bounds
+            least = self.least_norm if clips is Clipping.NORMALISED else bounds
             clipped *= (bounds / np.maximum(norms, least))[..., None]
             if clipped.base is None:  # chosen one by one, so it is a copy
                 d[per_sample] = clipped

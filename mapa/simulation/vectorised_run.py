@@ -75,7 +75,7 @@ class VectorisedRun:
             return [shard[self.blocks.batch(sampling, len(shard), s.batch_size)] for shard in shards]
         streams = self.world.streams
         return [
-            shard[draw_batch(sampling, streams, first + i, n, len(shard), s.batch_size)]
+            shard[draw_batch(sampling, streams, first + i, n, len(shard), s.batch_size, s.data.largest_batch)]
             for i, shard in enumerate(shards)
         ]
 

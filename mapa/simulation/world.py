@@ -9,6 +9,7 @@ from pathlib import Path
 from cloud.evaluation import Evaluator
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
+from common.models.making import features_of
 from common.models.model import Features, Targets
 from common.quantities import EdgeId
 from common.randomness import CounterStreams, streams_for
@@ -45,7 +46,7 @@ class World(RunParts):
             parts.dataset,
             model,
             parts.rows,
-            features=model.features(train.values()),
+            features=features_of(model, train, parts.cache),
             targets=model.targets(train.labels),
             evaluator=parts.new_evaluator(),
             streams=streams_for(parts.scenario.seed),

@@ -25,15 +25,22 @@ _OF_FACTS = ("updates", "staleness", "stages", "edges")  # keys of summary.json 
 
 def log_by_itself(files: RunFiles) -> Iterator[Check]:
     """Check that the records of the log are whole and in order, as far as that can be told without the algorithm."""
-    t, kinds = 1, Counter[Kind]()
+    t, seconds, kinds = 1, 0.0, Counter[Kind]()
     for segment, entry in files.entries():
+        if not seconds <= entry.time < math.inf:
+            raise UnreadableError(
+                segment, f"a record of {entry.time:g} s follows one of {seconds:g} s: time never goes back"
+            )
+        seconds = entry.time
         if not t <= entry.t <= t + 1:
             raise UnreadableError(segment, f"a record of t = {entry.t} follows one of t = {t}")
         t = entry.t
         kinds[entry.kind] += 1
     counted = ", ".join(f"{kinds[kind]} {kind.name.lower()}" for kind in Kind if kinds[kind])
     yield passed(
-        "log", "log", f"{len(files.segments)} segments, checksums right, in order: {counted or 'empty'}"
+        "log",
+        "log",
+        f"{len(files.segments)} segments, checksums right, t and times in order: {counted or 'empty'}",
     )
 
 
@@ -74,9 +81,12 @@ def events_against_log(files: RunFiles, rerun: Rerun, scenario: Scenario) -> Ite
             yield passed("events", EVENTS, "the scenario asks for none, and there are none")
         return
     expected = map(_line, filter(_is_told, rerun.facts))
-    count, halts, refusals = 0, [], Counter[str]()
+    count, halts, refusals, sequel = 0, [], Counter[str](), _Sequel()
     for number, line in enumerate(files.lines(), start=1):
         event = line.get("event")
+        if (wrong := sequel.wrong(line)) is not None:
+            yield failed("events", EVENTS, f"line {number}: {wrong}")
+            return
         if event == "halted":
             halts.append((line.get("t"), line.get("reason")))
         elif event == "gradient_refused" and line.get("reason") != "after-halt":  # those may come at any time
@@ -106,7 +116,8 @@ def events_against_log(files: RunFiles, rerun: Rerun, scenario: Scenario) -> Ite
                 "events", EVENTS, f"{lines} refusals {reason!r:.40}; summary.json counts {stated!r:.40}"
             )
             return
-    yield passed("events", EVENTS, f"{count} lines agree with the log")
+    resumed = f", resumed {sequel.resumed} times" if sequel.resumed else ""
+    yield passed("events", EVENTS, f"{count} lines agree with the log{resumed}; times in order")
 
 
 def summary_against_log(
@@ -181,6 +192,42 @@ def _figures(rows: Sequence[Mapping[str, Any]], metrics: Sequence[Metric]) -> di
         tally.evaluated(Evaluation(row["updates"], row["stage"], values))
     told = _plain(tally.summary(metrics))
     return {key: told[key] for key in told if key == "metrics" or key.startswith(("final_", "best_"))}
+
+
+class _Sequel:
+    """What follows from the lines before: times never go back, and a cloud resumes at the t that was reached."""
+
+    def __init__(self) -> None:
+        self.resumed = 0
+        self._updates, self._time = 0, 0.0
+
+    def wrong(self, line: Mapping[str, Any]) -> str | None:
+        """Take a line; return what is wrong with it."""
+        event = line.get("event")
+        if event in (
+            *_TOLD,
+            "halted",
+            "resumed",
+        ):  # an evaluation or a refusal may be written later than its time
+            time = line.get("time")
+            if (
+                isinstance(time, bool)
+                or not isinstance(time, int | float)
+                or not self._time <= time < math.inf
+            ):
+                return f"time = {time!r:.40} follows {self._time:g}"
+            if event != "resumed":  # a cloud that ends before it takes anything leaves no time to the next
+                self._time = time
+        if event == "gradient_applied":
+            self._updates += 1
+        elif event == "resumed":
+            self.resumed += 1
+            torn = line.get("torn_bytes")
+            if set(line) != {"event", "t", "torn_bytes", "time"} or type(torn) is not int or torn < 0:
+                return f"{dict(line)!r:.200} is not how a cloud says that it resumed"
+            if line.get("t") != self._updates:
+                return f"resumed at t = {line.get('t')!r:.40}, behind {self._updates} updates"
+        return None
 
 
 def _is_told(fact: Fact) -> bool:

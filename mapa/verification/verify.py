@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from common.records.keeping import keeps_gradients
+from common.records.rundir import FORMAT, versions
 from common.scenario.scenario import Scenario
 from mapa.recording import ENGINES
 from mapa.verification.bundle import Bundle, claims, read_bundle
@@ -32,6 +33,8 @@ from mapa.verification.run_files import (
     of_directory,
 )
 from mapa.verification.start import NotCheckedError, Start, scenario_of, start_of
+
+_LONGEST = 200  # characters of a package's name or version
 
 
 @dataclass(slots=True)
@@ -76,6 +79,7 @@ class Verification:
         files = self.files
         scenarios: list[Scenario] = []
         yield from guarded("scenario", MANIFEST, lambda: self._scenario(scenarios))
+        yield from guarded("versions", MANIFEST, self._versions)
         if not files.segments or (START_OF_LOG not in files and not self._keeps_log()):
             yield from guarded("log", "log", self._no_log)
             yield from guarded("model", MODEL, self._model_alone)
@@ -116,6 +120,25 @@ class Verification:
             yield failed("scenario", MANIFEST, "the scenario is not in its canonical form")
         elif stated == written == summary.get("scenario_sha256"):
             yield passed("scenario", MANIFEST, f"SHA-256 {written[:16]}…")
+
+    def _versions(self) -> Iterator[Check]:
+        """Check that the manifest is of a format read here, and names what made the run; nothing can prove it."""
+        manifest = self.files.json(MANIFEST)
+        stated, form = manifest.get("versions"), manifest.get("format")
+        if form != FORMAT or type(form) is not int:
+            yield failed("versions", MANIFEST, f"format = {form!r:.40}; this version reads {FORMAT} alone")
+            return
+        if not isinstance(stated, dict) or not all(map(_is_version, stated.items())):
+            yield failed("versions", MANIFEST, f"versions = {stated!r:.100}: not names with a version each")
+            return
+        if missing := [name for name in ("mapa-testbed", "python", "numpy") if name not in stated]:
+            yield failed("versions", MANIFEST, f"versions: {', '.join(missing)} missing")
+            return
+        own = versions()
+        other = [name for name in ("mapa-testbed", "numpy") if own[name] != stated[name]]
+        here = ", ".join(f"{name} {own[name]}" for name in other) or "the same"
+        made = f"mapa-testbed {stated['mapa-testbed']}, numpy {stated['numpy']}"
+        yield passed("versions", MANIFEST, f"as stated, {made}; here {here}")
 
     def _copies(self, manifest: dict[str, object], summary: dict[str, object]) -> Iterator[Check]:
         """Check what summary.json repeats of the scenario."""
@@ -168,6 +191,10 @@ class Verification:
         if not all(map(_finite, tensors.values())):
             raise UnreadableError(MODEL, "numbers that are not finite")
         raise NotCheckedError("without a log the model is only read, not replayed")
+
+
+def _is_version(item: tuple[object, object]) -> bool:
+    return all(isinstance(text, str) and 0 < len(text) <= _LONGEST and text.isprintable() for text in item)
 
 
 def _finite(tensor: object) -> bool:

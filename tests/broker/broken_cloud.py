@@ -6,7 +6,7 @@ import sys
 
 from cloud.history import History
 from cloud.server import CloudServer
-from common.messages import GradientArrived
+from common.messages import Effect, GradientArrived
 from mapa.cli import main
 
 
@@ -39,6 +39,31 @@ def forget() -> None:
     History.gradient = unwritten  # type: ignore[method-assign]
 
 
+def twice() -> None:
+    """Apply the first gradient after a resume two times."""
+    if "--resume" not in sys.argv:
+        return
+    gradient, apply = History.gradient, CloudServer._apply
+    due, done = False, False
+
+    def written(
+        history: History, server: CloudServer, arrived: GradientArrived, payload: bytes, seconds: float
+    ) -> None:
+        nonlocal due
+        due = not done  # what is read from the log on the way back is not written again
+        gradient(history, server, arrived, payload, seconds)
+
+    def applied(server: CloudServer, arrived: GradientArrived, effects: list[Effect]) -> None:
+        nonlocal due, done
+        apply(server, arrived, effects)
+        if due:
+            due, done = False, True
+            apply(server, arrived, effects)
+
+    History.gradient = written  # type: ignore[method-assign]
+    CloudServer._apply = applied  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
-    {"double": double, "forget": forget}[sys.argv.pop(1)]()
+    {"double": double, "forget": forget, "twice": twice}[sys.argv.pop(1)]()
     main()

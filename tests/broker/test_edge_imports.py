@@ -38,6 +38,7 @@ NEEDLESS = {
     "mlxtend",
     "multiprocessing",
     "pandas",
+    "prometheus_client",
     "ray",
     "rich",
     "safetensors",

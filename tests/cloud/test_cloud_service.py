@@ -503,3 +503,26 @@ def test_a_run_whose_last_loss_is_not_finite_has_diverged() -> None:
     assert bed.service.halted == Halt("diverged", 1, LIFE)
     assert decode_halt(bed.broker.retained[halt_topic(RUN)]) == Halt("diverged", 1, LIFE)
     assert [event["reason"] for event in bed.events("halted")] == ["diverged"]
+
+
+# -- the time limit ---------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_at_its_time_limit_which_counts_from_the_first_update() -> None:
+    bed = Bed({"edges": 1, "time_limit": 20.0})
+    bed.hello("a")
+    bed.broker.advance(25.0)  # nobody has released anything: nothing runs
+    assert bed.service.halted is None
+    bed.gradient("a", 1)
+    bed.broker.advance(19.0)
+    assert bed.service.halted is None
+    bed.broker.advance(1.5)
+    assert bed.service.halted == Halt("time-limit", 1, LIFE)
+
+
+def test_without_a_time_limit_a_run_goes_on() -> None:
+    bed = Bed({"edges": 1})
+    bed.hello("a")
+    bed.gradient("a", 1)
+    bed.broker.advance(25.0)
+    assert bed.service.halted is None

@@ -18,6 +18,7 @@ from cloud.evaluation import Evaluator
 from cloud.history import History
 from cloud.revival import begin_history, revive, service_state
 from cloud.service import CloudService
+from common.errors import RecordsError
 from common.messages import GradientArrived, Hello, Leave
 from common.quantities import EdgeId, NoisyGradient, RunId
 from common.randomness import streams_for
@@ -200,6 +201,39 @@ def test_events_from_a_broken_line_on_are_written_again(tmp_path: Path, broken: 
     with RunDirectory(tmp_path / "run", resumed=True) as directory:
         revived = Cloud(directory, again=True)
         assert revived.service.server.t == cloud.service.server.t
+    assert lines(tmp_path / "run") == expected
+    assert any("written again from the log" in line for line in revived.said)
+
+
+@pytest.mark.parametrize("left", [0, 500])
+@pytest.mark.parametrize("keep", [True, False])
+def test_lost_events_are_written_again_where_the_whole_log_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, keep: bool
+) -> None:
+    monkeypatch.setattr(history_module, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(history_module, "_SHARE", 0)
+    rng = random.Random(1)
+    with RunDirectory(tmp_path / "run") as directory:
+        cloud = Cloud(directory, again=False, keep=keep)
+        for _ in range(6):
+            for _ in range(20):
+                cloud.send(rng)
+            cloud.history.checkpoint_if_due()
+        cloud.service.record()
+    expected, events = lines(tmp_path / "run"), tmp_path / "run" / "events.jsonl"
+    if left:
+        os.truncate(events, left)
+    else:
+        events.unlink()
+    with RunDirectory(tmp_path / "run", resumed=True) as directory:
+        if not keep:
+            with pytest.raises(RecordsError, match="put the file back"):
+                Cloud(directory, again=True)
+            return
+        revived = Cloud(directory, again=True)
+        assert revived.service.server.t == cloud.service.server.t
+        assert np.array_equal(revived.service.server.model, cloud.service.server.model)
+        revived.service.record()
     assert lines(tmp_path / "run") == expected
     assert any("written again from the log" in line for line in revived.said)
 

@@ -46,6 +46,19 @@ def test_the_delays_of_a_simulation_are_a_declared_profile() -> None:
     assert declared_paces(paced({"paces": [5.0]}, delays=delays)) == [5.0] * 4  # what is given counts
 
 
+def test_devices_are_a_declared_profile() -> None:
+    devices = [{"slowdown": 4.0}, {"slowdown": 2.0}, {"slowdown": 1.0}, {"slowdown": 1.0}]
+    assert planned_releases(paced(devices=devices, iterations=110)) == [10, 20, 40, 40]
+    drawn = {"kind": "constant", "compute": 0.01, "network": 0.005}  # 0.01 s on the way
+    assert declared_paces(paced(devices=devices, delays=drawn)) == pytest.approx([20, 100 / 3, 50, 50])
+    timed = [{"slowdown": 2.0, "reference_ms": 10.0}, {"slowdown": 1.0, "reference_ms": 5.0}]
+    assert planned_releases(paced(devices=timed, iterations=100)) == [10, 40, 10, 40]
+    with pytest.raises(
+        ConfigurationError, match="needs a pace for each edge"
+    ):  # 10 ms beside "as fast as it is"
+        planned_releases(paced(devices=[{"slowdown": 2.0, "reference_ms": 10.0}, {"slowdown": 1.0}]))
+
+
 def test_with_a_time_limit_releases_follow_from_gradients_per_second() -> None:
     given = paced({"gradients_per_second": [0.5, 2.0]}, iterations=60, time_limit=10.4)
     assert planned_releases(given) == [5, 20, 5, 20]

@@ -563,10 +563,10 @@ def test_an_operator_may_replace_a_budget() -> None:
 # -- a ledger that was lost ---------------------------------------------------------------------------
 
 
-def lost(stage: Stage) -> None:
-    words = "the ledger has 0 releases, but 5 were applied"
+def lost(stage: Stage, known: int = 5) -> None:
+    words = f"the ledger has 0 releases, but {known} were applied"
     answered = (stage.edge.nonce, stage.edge.session.hellos)
-    refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered, last_sequence=5)
+    refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered, last_sequence=known)
     stage.edge.inbox.on_answer("welcome", encode_refuse(refuse))
     stage.broker.settle()
 
@@ -589,9 +589,24 @@ def test_an_older_copy_of_a_ledger_does_not_go_on_under_another_id() -> None:
     lost(stage)
     assert (stage.edge.exit_code, stage.edge.edge_id) == (EXIT_REFUSED, name)
     command = f"mapa ledger charge --state state --run {RUN} --edge {name} --through 6"
-    for words in ("older copy", "it has 2 releases", "it has got 5", command, "not authenticated"):
+    for words in ("older copy", "it has 2 releases", "it has got 5", "not authenticated"):
         assert words in stage.said[-1]
+    assert command in stage.said[-1].splitlines()  # by itself on its line, to be copied
     assert ledger.standing(RUN).charges == 2  # a forged refusal burns nothing
+
+
+@pytest.mark.parametrize(("known", "through"), [(10**9 - 1, 10**9), (10**9, None), (2**62, None)])
+def test_only_what_mapa_ledger_charge_takes_is_proposed(known: int, through: int | None) -> None:
+    ledger = MemoryLedger()
+    released(ledger, RUN, 0)
+    stage = Stage(ledger=ledger)
+    lost(stage, known)
+    assert stage.edge.exit_code == EXIT_REFUSED
+    if through is None:
+        assert "mapa ledger charge" not in stage.said[-1]
+        assert "forged or wrong" in stage.said[-1]
+    else:
+        assert stage.said[-1].splitlines()[1].endswith(f"--through {through}")
 
 
 @pytest.mark.parametrize("budget", [None, Budget(1.0, 0.0)])

@@ -19,6 +19,8 @@ from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario
 from common.wire.codec import Admission
+from edge.conversation import Prepared, WelcomeDeclined
+from edge.joining import Joining
 from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, ShardIdentity
 from edge.policy import OperatorPolicy
 from edge.preparation import Preparation, prepare
@@ -193,6 +195,20 @@ def test_a_cloud_that_takes_the_pace_away_after_a_look_is_refused() -> None:
         del plain["privacy"][key]
     with pytest.raises(ConfigurationError, match="most_releases = 7, not None; a run keeps its terms"):
         prepare(admitted(plain), RUN, OperatorPolicy(), ledger, lambda _: small_dataset())
+
+
+@pytest.mark.parametrize(
+    "changed", [{"release_caps": [CAP + 1]}, {"noise_multiplier": [9.0]}, {"pace": "same"}, {}]
+)
+def test_a_second_welcome_must_deal_the_same_pace(changed: dict[str, Any]) -> None:
+    """Before the first release, too: what the ledger holds was fixed with the first welcome."""
+    joining = Joining(RUN, OperatorPolicy(), MemoryLedger(EDGE), lambda _: small_dataset())
+    first = filled().for_edge(0)
+    assert isinstance(joining.follow(admitted(first)), Prepared)
+    later = {**first, "privacy": {**first["privacy"], **changed}}
+    answer = joining.follow(admitted(later))
+    assert isinstance(answer, WelcomeDeclined if changed else Prepared)
+    assert joining.ledger.standing(RUN).account.most_releases == CAP
 
 
 def test_a_welcome_with_several_numbers_is_refused() -> None:

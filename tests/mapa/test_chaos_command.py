@@ -12,7 +12,8 @@ from tests.program_support import Mapa
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("--containers",), "--containers: not available"),
+        (("--containers", "--iterations", "200000"), "must be at most 256 MB"),
+        (("--edge-image", "mapa-edge"), "--edge-image: is for --containers"),
         (("--set", "records.events=false"), "records.events = false"),
         (("--set", "records.keep_gradients=false"), "records.keep_gradients"),
         (("--iterations", "30"), "at least 40 updates"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -121,9 +120,8 @@ def test_a_run_on_containers_is_summarised_with_its_place_on_this_host(tmp_path:
     assert bed.summary() is None
     records = tmp_path / "runs" / "one"
     records.mkdir()
-    (records / "summary.json").write_text('{"path": "/runs/one", "reason": "finished"}')
+    (records / "summary.json").write_text('{"path": ".", "reason": "finished"}')
     assert bed.summary() == {"path": str(records), "reason": "finished"}
-    assert json.loads((records / "summary.json").read_text())["path"] == str(records)
 
 
 @pytest.mark.parametrize("environ", [{}, dict.fromkeys((*environment.CLOUD, "SET", "SCENARIO", "DATA"), " ")])
@@ -152,6 +150,8 @@ GIVEN = {
     "TLS_CERT": ("c.pem", "tls_cert", Path("c.pem")),
     "TLS_KEY": ("k.pem", "tls_key", Path("k.pem")),
     "CONNECT_TIMEOUT": ("600", "connect_timeout", 600.0),
+    "METRICS_PORT": ("9464", "metrics_port", 9464),
+    "METRICS_ADDRESS": ("0.0.0.0", "metrics_address", "0.0.0.0"),
     "TOTAL_DELTA": ("1e-6", "total_delta", 1e-6),
     "EDGES": ("7", "edges", 7),
     "EDGES_AT_LEAST": ("3", "edges_at_least", 3),
@@ -342,6 +342,8 @@ def test_the_data_set_is_the_scenarios_own() -> None:
         ("kill edge-3 at t=500 for 2s", Fault(FaultKind.KILL, "edge-3", 500, 2.0)),
         ("pause  broker at 80 for 0.5", Fault(FaultKind.PAUSE, "broker", 80, 0.5)),
         ("partition cloud at t=1", Fault(FaultKind.PARTITION, "cloud", 1)),
+        ("kill cloud at 5 for 2s", Fault(FaultKind.KILL, "cloud", 5, 2.0)),
+        ("crash cloud at t=7", Fault(FaultKind.CRASH, "cloud", 7)),
         ("scale 20 at t=300", Scale(20, 300)),
     ],
 )
@@ -349,7 +351,10 @@ def test_faults_have_names(text: str, event: object) -> None:
     assert parse_fault_event(text) == event
 
 
-@pytest.mark.parametrize("text", ["", "kill", "kill data at 5", "kill cloud at 5 for 2s", "scale -1 at t=3"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "kill", "kill data at 5", "crash cloud at 5 for 2s", "crash broker at 5", "scale -1 at t=3"],
+)
 def test_a_fault_that_nobody_knows_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="fault"):
         parse_fault_event(text)

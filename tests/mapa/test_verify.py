@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,19 @@ def swap_two_and_their_t(entries: list[Any]) -> None:
     entries[one], entries[other] = entries[one]._replace(t=first), entries[other]._replace(t=second)
 
 
+def turn_time_back(entries: list[Any]) -> None:
+    place = gradients_in(entries)[10]
+    entries[place] = entries[place]._replace(time=entries[place - 1].time - 0.5)
+
+
+def end_in_eternity(entries: list[Any]) -> None:
+    entries[-1] = entries[-1]._replace(time=math.inf)
+
+
+def in_manifest(change: Callable[[dict[str, Any]], object]) -> Change:
+    return lambda parts: edit_json(parts, "run/manifest.json", lambda value: change(value) and None)
+
+
 def forget_a_hello(entries: list[Any]) -> None:
     del entries[0]
 
@@ -314,6 +328,16 @@ def forget_the_seed(parts: dict[str, bytes]) -> None:
         (in_summary(lambda s: s["metrics"][1].update(better="higher")), SUMMARY),
         (in_summary(lambda s: s.update(metrics=[])), SUMMARY),
         (one_more_line(b'{"event": "blessed"}'), EVENTS),
+        (change_log(turn_time_back), SEGMENT),
+        (change_log(end_in_eternity), SEGMENT),
+        (one_more_line(b'{"event": "resumed", "t": 3, "torn_bytes": 0, "time": 1e6}'), EVENTS),
+        (one_more_line(b'{"event": "resumed", "t": 60, "torn_bytes": -1, "time": 1e6}'), EVENTS),
+        (one_more_line(b'{"event": "halted", "t": 60, "reason": "finished", "time": 0.0}'), EVENTS),
+        (in_events(b'"time": ', b'"time": 9'), EVENTS),
+        (in_manifest(lambda m: m["versions"].pop("numpy")), "run/manifest.json"),
+        (in_manifest(lambda m: m["versions"].update(numpy=2)), "run/manifest.json"),
+        (in_manifest(lambda m: m.update(versions="all")), "run/manifest.json"),
+        (in_manifest(lambda m: m.update(format=2)), "run/manifest.json"),
         (one_more_line(b'{"event": "gradient_refused", "reason": "norm"}'), EVENTS),
         (drop_the_log, "log"),
         (in_a_ledger(charges=0), "ledgers/000001.json"),
@@ -515,3 +539,16 @@ def test_json_that_is_none_is_named(mapa: Mapa, bundle: Path, content: bytes, na
     code, document = verified(mapa, edited)
     assert code == 1
     assert name in failures(document)
+
+
+def test_a_cloud_that_was_resumed_twice_before_it_took_anything_is_no_fault(mapa: Mapa, bundle: Path) -> None:
+    """The run's clock goes on at the last record of the log: of what came behind it the next cloud knows nothing."""
+
+    def resume_twice(parts: dict[str, bytes]) -> None:
+        updates = json.loads(parts[SUMMARY])["updates"]
+        for time in (2e6, 1e6):
+            line = {"event": "resumed", "t": updates, "torn_bytes": 0, "time": time}
+            parts[EVENTS] += json.dumps(line).encode() + b"\n"
+
+    code, document = verified(mapa, rewritten(bundle, resume_twice))
+    assert code == 0, failures(document)

@@ -73,6 +73,16 @@ def test_no_edge_passes_its_number_however_the_run_turns_out(kind: str) -> None:
     assert outcome.reason == "finished"
 
 
+def test_with_local_steps_a_message_is_charged_as_all_its_releases() -> None:
+    world = paced_world(local={"steps": 3, "rate": 0.1})
+    outcome = simulate(world)
+    assert outcome.releases == [10, 20, 40, 80, 100] == world.scenario.privacy.release_caps  # messages
+    kind = ReleaseKind(world.scenario.law(1), world.scenario.mechanism, 60)
+    spent = total([Spent(kind, kind.charges(20))], 1e-5, replace_one=False).epsilon
+    assert kind.charges(20) == 60
+    assert 0.98 * 3.0 <= spent <= 3.0
+
+
 def test_a_recorded_run_is_the_same_run() -> None:
     world = paced_world()
     again = World.on(parse_scenario(world.scenario.canonical()), small_dataset(rows=ROWS))

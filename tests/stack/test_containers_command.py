@@ -43,6 +43,10 @@ def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> No
         "[privacy]\nnoise_multiplier = 2.0\n[evaluation]\nevery = 0\n[testbed]\nresend_after = 0.5\n"
     )
     faults = ["kill edge-1 at t=100 for 1s", "pause broker at t=250 for 1s", "scale 2 at t=500"]
+    faults += [
+        "crash cloud at t=700",
+        "kill cloud at t=1000 for 1s",
+    ]  # a policy has it back; a person starts it
     words = [word for fault in faults for word in ("--fault", fault)]
     done = mapa(
         *(
@@ -68,6 +72,7 @@ def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> No
     assert {event["edge"] for event in applied} == {0, 1, 2, 3}
     assert len({event["edge"] for event in applied[-100:]}) == 2
     assert any(event["returned"] for event in events if event["event"] == "edge_joined")
+    assert sum(event["event"] == "resumed" for event in events) == 2
     assert ours(engine) <= before
 
 

@@ -1,0 +1,90 @@
+"""mapa export: a run for TensorBoard, MLflow, or any program that reads tables."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.errors import ConfigurationError
+from mapa.commands import options
+from mapa.run_reader import find_run
+from mapa.run_result import Run, read_result
+
+
+class Format(Enum):
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+def export_command(
+    run: Annotated[str, typer.Argument(help="a run's directory, or its id under the runs folder")],
+    to: Annotated[Format, typer.Option(help="what to write")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="folder to write, new or empty; for mlflow also one with a store. Default: exports/FORMAT/RUN, and"
+            " exports/mlflow for all runs"
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="tensorboard: go on while the run writes, until it ends")
+    ] = False,
+    runs: options.RunsDir = Path("runs"),
+) -> None:
+    """Write a run's metrics, stages, staleness, ε of each edge, scenario and statement for another program."""
+    path = find_run(run, runs)
+    if follow and to is not Format.TENSORBOARD:
+        raise ConfigurationError(f"--follow --to {to.value}: only tensorboard goes on while a run writes")
+    name = path.resolve().name
+    shared = to is Format.MLFLOW
+    folder = out if out is not None else Path("exports", to.value, *(() if shared else (name,)))
+    more = viewer = ""
+    if to is Format.TENSORBOARD:
+        from mapa.export.following import write_events
+
+        _make(folder)
+        if follow:
+            print(f"following {path} into {folder}", file=sys.stderr, flush=True)
+        points, whole = write_events(path, folder, follow=follow)
+        more = f", {points} points{'' if whole else '; the run has no statement, so no ε'}"
+        viewer = f"tensorboard --logdir {folder.parent}"
+    elif to is Format.MLFLOW:
+        from mapa.export.mlflow_store import store_uri, write_run
+
+        found = _read(path)
+        _make(folder, may_hold="mlflow.db")
+        more = f", {write_run(found, folder)} points"
+        viewer = f"mlflow ui --backend-store-uri {store_uri(folder)}"
+    else:
+        from mapa.export.table_files import WRITERS
+
+        found = _read(path)
+        _make(folder)
+        WRITERS[to.value](found, folder)
+    print(f"wrote {folder}{more}")
+    if viewer:
+        print(f"see it: {viewer}")
+
+
+def _read(path: Path) -> Run:
+    try:
+        return read_result(path)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigurationError(f"{path}: not records that mapa wrote ({error!r})") from error
+
+
+def _make(folder: Path, may_hold: str = "") -> None:
+    """Make the folder; refuse one with files in it: they may be anybody's."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise ConfigurationError(f"--out {folder}: {error.strerror or error}") from error
+    if held and may_hold not in held:
+        raise ConfigurationError(f"--out {folder}: must be new or empty")

@@ -1,0 +1,68 @@
+"""Edges of three speeds over a real broker: each makes its own number of releases, and all end with the same ε."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.accounting.releases import ReleaseKind, Spent
+from common.accounting.total import total
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from tests.program_support import run_mapa as mapa
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+# shuffled: unamplified Gaussian releases, whose total has a closed form; 5000 records in thirds, 26 batches an epoch
+SCENARIO = """
+edges = 3
+iterations = 210
+batch_size = 64
+devices = [{ slowdown = 4, reference_ms = 8 }, { slowdown = 2, reference_ms = 8 }, { slowdown = 1, reference_ms = 8 }]
+data.set = "mnist-5k"
+data.sampler = "shuffled"
+model.name = "scattering"
+model.options = { landmarks = 50 }
+model.regularization = 0.0
+
+[algorithm]
+name = "tuning-free"
+
+[privacy]
+clipping = "normalised"
+total_epsilon = 8.0
+pace = "own"
+
+[evaluation]
+every = 0
+"""
+
+
+@pytest.mark.usefixtures("mosquitto")
+def test_fast_and_slow_edges_end_with_the_same_epsilon(tmp_path: Path) -> None:
+    file = tmp_path / "paced.toml"
+    file.write_text(SCENARIO, encoding="utf-8")
+    done = mapa("run", str(file), "--broker", "mosquitto", "--runs-dir", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    ran = json.loads(done.stdout)
+    assert "= 1.5·b/(ℓ·z·√T) with b = 64, ℓ = 7.07107" in ran["rate"]
+    assert (ran["reason"], ran["updates"], ran["releases"]) == ("finished", 210, [30, 60, 120])
+    assert [edge["releases"] for edge in ran["privacy"]["edges"]] == [30, 60, 120]
+    for edge in ran["privacy"]["edges"]:
+        assert 0.98 * 8 <= edge["epsilon"] <= 8
+    scenario = json.loads((Path(ran["path"]) / "manifest.json").read_text())["scenario"]
+    mechanism = Mechanism(Clipping.NORMALISED, Scope.ALL, Sampling.SHUFFLED, 64)
+    sizes = json.loads((Path(ran["path"]) / "manifest.json").read_text())["shard_sizes"]
+    for z, releases, size in zip(
+        scenario["privacy"]["noise_multiplier"], ran["releases"], sizes, strict=True
+    ):
+        kind = ReleaseKind(Gaussian(z), mechanism, size)
+        spent = total([Spent(kind, kind.charges(releases))], 1e-5, replace_one=False)
+        assert 0.98 * 8 <= spent.epsilon <= 8
+    again = mapa("replay", ran["path"], "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["same_model"]
+    checked = mapa("verify", ran["path"])
+    assert checked.returncode == 0, checked.stdout + checked.stderr

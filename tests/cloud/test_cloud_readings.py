@@ -1,0 +1,130 @@
+"""What the cloud tells Prometheus, against what its records say."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cloud.history import History
+from cloud.readings import (
+    DROPPED,
+    DROPS,
+    EDGES,
+    FAMILIES,
+    HELLO_REFUSALS,
+    LAST_UPDATE,
+    REFUSALS,
+    REFUSED,
+    REFUSED_HELLOS,
+    REPLY,
+    SECONDS,
+    STALE,
+    UPDATES,
+    read_cloud,
+)
+from cloud.service import CloudService
+from common.messages import GradientRefused
+from common.records.journal import Journal
+from common.records.recorder import Recorder
+from common.telemetry.exposition import exposition
+from common.telemetry.family import Buckets, Family, Kind
+from common.wire.topics import EdgeTopic
+from tests.cloud.test_cloud_service import THEIRS, Bed
+from tests.common.test_telemetry import read
+
+ROOT = Path(__file__).parents[2]
+
+
+def value(bed: Bed, family: Family, label: str = "") -> float | None:
+    bed.service.record()
+    suffix = "_count" if family.kind is Kind.HISTOGRAM else ""
+    return read(exposition(read_cloud(bed.service))).get((family.name + suffix, label))
+
+
+def test_a_cloud_that_has_seen_nothing_says_so() -> None:
+    bed = Bed()
+    readings = read_cloud(bed.service)
+    assert value(bed, UPDATES) == value(bed, STALE) == 0
+    assert not readings.keys() & {LAST_UPDATE, REPLY}, "what is not known is left out, never a number"
+
+
+def test_counts_are_those_of_the_records() -> None:
+    bed = Bed({"edges": 2})
+    bed.service.replies = Buckets(SECONDS)
+    bed.hello("a")
+    bed.hello("b")
+    for sequence in (1, 2, 2, 3):
+        bed.gradient("a", sequence)
+    bed.gradient("nobody", 1)
+    bed.hello("c")  # the fleet is full
+    bed.leave("b", "shutdown")
+    with pytest.raises(Exception, match="gradient"):
+        bed.service.on_gradient("mapa/v1/service/edge/a/gradient", b"junk")
+    applied = bed.events("gradient_applied")
+    assert value(bed, UPDATES) == value(bed, STALE) == len(applied) > 0
+    assert value(bed, REFUSED, "duplicate") == 1
+    assert value(bed, REFUSED, "stranger") == 1
+    assert value(bed, REFUSED_HELLOS, "fleet-full") == 1
+    assert value(bed, DROPS, "gradient") == 1
+    assert (value(bed, EDGES, "present"), value(bed, EDGES, "left")) == (1, 1)
+    assert (value(bed, REPLY) or 0) >= len(applied)
+
+
+def test_strangers_and_junk_make_no_series() -> None:
+    bed = Bed({"edges": 1})
+    bed.hello("a")
+    before = set(read(exposition(read_cloud(bed.service))))
+    for k in range(50):
+        bed.hello(f"stranger-{k}", THEIRS)
+        bed.gradient(f"stranger-{k}", k)
+        bed.edge.publish(f"mapa/v1/service/edge/x{k}/{EdgeTopic.HELLO.value}", b"\x00" * k, qos=1)
+        bed.broker.settle()
+    bed.service.record()
+    after = set(read(exposition(read_cloud(bed.service))))
+    assert after == before
+
+
+def test_the_closed_sets_name_every_word_that_the_code_uses() -> None:
+    """A new reason must be added to the set: it would count as `other`."""
+    server = (ROOT / "cloud/server.py").read_text()
+    body = server.partition("def _refusal(")[2].partition("def _drain(")[0]
+    said = set(re.findall(r'return "([\w-]+)"', body)) | {"full"}
+    documented = set(re.findall(r"`([\w-]+)`", GradientRefused.__doc__ or ""))
+    assert said == documented == set(REFUSALS)
+    judged = server.partition("def _judged(")[2].partition("def _refuse(")[0]
+    assert set(re.findall(r'_refuse\(\s*hello, "([\w-]+)"', judged)) | {"mechanism", "epsilon-floor"} == set(
+        HELLO_REFUSALS
+    )
+    places = [ROOT / "cloud/service.py", ROOT / "mapa/cloud_run.py"]
+    assert {
+        word for path in places for word in re.findall(r'dropped\["([\w-]+)"\]', path.read_text())
+    } == set(DROPPED)
+
+
+def test_the_age_of_log_and_checkpoint(tmp_path: Path) -> None:
+    bed = Bed()
+    history = History(tmp_path, incarnation=1, dimension=bed.service.server.model.size, keep=True)
+    history.state = dict
+    bed.service.history = history
+    found = read(exposition(read_cloud(bed.service)))
+    assert ("mapa_cloud_checkpoint_timestamp_seconds", "") not in found
+    history.begin()
+    bed.hello("a")
+    first = read(exposition(read_cloud(bed.service)))
+    assert first["mapa_cloud_log_bytes", ""] == history.log.path.stat().st_size
+    assert first["mapa_cloud_checkpoint_timestamp_seconds", ""] == history.checkpointed
+    history.close()
+
+
+def test_the_service_counts_nothing_more_where_nobody_asks() -> None:
+    bed = Bed()
+    bed.hello("a")
+    bed.gradient("a", 1)
+    assert bed.service.replies is None
+    assert isinstance(bed.service, CloudService)
+    assert Recorder(Journal(io.StringIO())).tally.staleness == Counter()
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)

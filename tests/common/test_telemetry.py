@@ -1,0 +1,251 @@
+"""Metrics: plain counts, closed labels, and an endpoint that nobody can harm the service by."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.errors import ConfigurationError
+from common.telemetry import endpoint as endpoint_module
+from common.telemetry.endpoint import CONNECTIONS, REQUEST, Endpoint
+from common.telemetry.exposition import exposition
+from common.telemetry.family import OTHER, Buckets, Family, Kind, Readings
+from common.telemetry.publishing import Publication, metrics_listener, published
+from common.transport.channel import MemoryBroker
+from common.transport.loop import SelectorLoop
+
+COUNT = Family("mapa_test_things_total", Kind.COUNTER, "Things.", "reason", ("a", "b"))
+LEVEL = Family("mapa_test_level", Kind.GAUGE, "Level.")
+TIMES = Family("mapa_test_wait_seconds", Kind.HISTOGRAM, "Waits.")
+
+
+def read(text: bytes) -> dict[tuple[str, str], float]:
+    """Return what Prometheus's own parser finds, by name and label value."""
+    families = text_string_to_metric_families(text.decode())
+    return {
+        (one.name, ",".join(one.labels.values())): one.value for family in families for one in family.samples
+    }
+
+
+@given(st.dictionaries(st.text(max_size=8), st.integers(1, 100), max_size=50))
+def test_a_peer_makes_no_series(counted: dict[str, int]) -> None:
+    found = read(exposition({COUNT: counted}))
+    assert {label for _, label in found} <= {"a", "b", OTHER}
+    assert sum(found.values()) == sum(counted.values())
+
+
+def test_names_of_the_runs_own_are_few() -> None:
+    family = Family("mapa_test_measured", Kind.GAUGE, "Measured.", "metric", most=3)
+    assert len(read(exposition({family: {f"m{k}": k for k in range(100)}}))) == 3
+
+
+@given(st.lists(st.floats(0, 10), max_size=50))
+def test_a_histogram_counts_what_is_at_most_each_bound(values: list[float]) -> None:
+    buckets = Buckets((0.5, 1.0, 5.0))
+    for value in values:
+        buckets.observe(value)
+    found = read(exposition({TIMES: buckets}))
+    for bound in (0.5, 1.0, 5.0):
+        assert found["mapa_test_wait_seconds_bucket", f"{bound:g}"] == sum(v <= bound for v in values)
+    assert found["mapa_test_wait_seconds_bucket", "+Inf"] == len(values)
+    assert found["mapa_test_wait_seconds_count", ""] == len(values)
+    assert found["mapa_test_wait_seconds_sum", ""] == pytest.approx(sum(values))
+
+
+def test_a_copy_stays_as_it_was() -> None:
+    buckets = Buckets((1.0,))
+    buckets.observe(0.5)
+    copy = buckets.copy()
+    buckets.observe(0.5, times=3)
+    assert (copy.cumulative(), buckets.cumulative()) == ([1, 1], [4, 4])
+
+
+# -- the endpoint -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def served(answer: Callable[[], bytes]) -> Iterator[tuple[Endpoint, int]]:
+    listener = metrics_listener("127.0.0.1", 0)
+    made = Endpoint(listener, answer)
+    made.start()
+    try:
+        yield made, listener.getsockname()[1]
+    finally:
+        made.close()
+
+
+def get(port: int, path: str = "/metrics", method: str = "GET") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_one_page_is_served_and_nothing_else() -> None:
+    with served(lambda: b"mapa_test_level 1.0\n") as (_, port):
+        assert get(port) == (200, b"mapa_test_level 1.0\n")
+        assert get(port, "/metrics?x=1")[0] == 200
+        assert get(port, method="HEAD") == (200, b"")
+        assert get(port, "/")[0] == get(port, "/metrics/../etc/passwd")[0] == 404
+        assert get(port, method="POST")[0] == get(port, method="DELETE")[0] == 405
+
+
+def test_what_cannot_be_read_is_an_error_of_that_request_alone() -> None:
+    answers = iter([b"one\n", b"two\n"])
+    with served(lambda: next(answers)) as (_, port):
+        assert [get(port)[0] for _ in range(3)] == [200, 200, 500]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00" * 20 + b"\r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+        b"\r\n\r\n",
+        b"GET  /metrics HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_gets_an_answer_that_says_so(sent: bytes) -> None:
+    with served(lambda: b"") as (_, port), socket.create_connection(("127.0.0.1", port), timeout=600) as one:
+        one.sendall(sent)
+        assert one.makefile("rb").readline() == b"HTTP/1.1 400 Bad Request\r\n"
+        assert get(port)[0] == 200
+
+
+def test_a_request_without_end_is_cut() -> None:
+    with served(lambda: b"") as (_, port), socket.create_connection(("127.0.0.1", port), timeout=600) as one:
+        with contextlib.suppress(ConnectionError):
+            one.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * (4 * REQUEST))
+        with contextlib.suppress(ConnectionError):
+            assert one.recv(1) == b""
+        assert get(port)[0] == 200
+
+
+def test_connections_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slowloris: more connections than are served at a time, each a byte of a request and no more."""
+    monkeypatch.setattr(endpoint_module, "A_SECOND", 10_000)
+    with served(lambda: b"ok\n") as (made, port), contextlib.ExitStack() as stack:
+        for _ in range(4 * CONNECTIONS):
+            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=600))
+            one.sendall(b"G")
+        assert get(port) == (200, b"ok\n")
+        assert made.connections <= CONNECTIONS
+
+
+def test_a_silent_connection_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "PATIENCE", 0.05)
+    with served(lambda: b"") as (_, port), socket.create_connection(("127.0.0.1", port), timeout=600) as one:
+        one.sendall(b"GET /metr")
+        assert one.recv(1) == b""
+
+
+def test_one_who_reads_nothing_of_a_long_answer_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "PATIENCE", 600.0)
+    body = b"x" * (1 << 24)
+    with served(lambda: body) as (_, port), socket.create_connection(("127.0.0.1", port), timeout=600) as one:
+        one.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        one.recv(1)
+        assert get(port) == (200, body)
+
+
+def test_so_many_connections_a_second_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood takes a bounded share of the processor; what waits is served in the next second."""
+    monkeypatch.setattr(endpoint_module, "A_SECOND", 2)
+    with served(lambda: b"ok\n") as (_, port):
+        assert [get(port)[0] for _ in range(5)] == [200] * 5
+
+
+def test_the_port_is_free_again_after_the_end() -> None:
+    with (
+        served(lambda: b"") as (_, port),
+        pytest.raises(ConfigurationError, match=f"--metrics-port {port}: cannot"),
+    ):
+        metrics_listener("127.0.0.1", port)
+    metrics_listener("127.0.0.1", port).close()
+
+
+def test_an_address_that_is_none_of_this_machine_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot listen on '192\.0\.2\.1'"):
+        metrics_listener("192.0.2.1", 0)
+
+
+# -- from the service to the endpoint ---------------------------------------------------------------------
+
+
+def test_a_reading_that_fails_does_not_end_the_service() -> None:
+    loop, said = MemoryBroker(), list[str]()
+    levels = iter([1.0, ValueError("no"), ValueError("no"), 4.0])
+
+    def reading() -> Readings:
+        level = next(levels)
+        if isinstance(level, Exception):
+            raise level
+        return {LEVEL: level}
+
+    publication = Publication(loop, reading, 1.0, said.append, exposition)
+    publication.start()
+    assert b"mapa_test_level 1.0" in publication.text()
+    loop.advance(1.5)
+    assert b"mapa_test_level 1.0" in publication.text(), "the last one that could be read"
+    loop.advance(2.0)
+    assert b"mapa_test_level 4.0" in publication.text()
+    assert len(said) == 1
+    assert "the run goes on" in said[0]
+
+
+def test_readings_are_turned_into_text_once_however_many_ask() -> None:
+    loop, made = MemoryBroker(), list[Readings]()
+
+    def text_of(readings: Readings) -> bytes:
+        made.append(readings)
+        return exposition(readings)
+
+    publication = Publication(loop, lambda: {LEVEL: loop.now()}, 1.0, print, text_of)
+    publication.start()
+    assert len({publication.text() for _ in range(5)}) == len(made) == 1
+    loop.advance(1.0)
+    publication.text()
+    assert len(made) == 2
+
+
+def test_nobody_waits_for_a_service_that_is_busy() -> None:
+    """A scrape that waited for the loop would tell how long a gradient takes."""
+    said: list[str] = []
+    loop, busy, done = SelectorLoop(), threading.Event(), threading.Event()
+
+    def gradient() -> None:
+        busy.set()
+        assert done.wait(600)
+        loop.stop()
+
+    with published(
+        metrics_listener("127.0.0.1", 0), loop, lambda: {LEVEL: 7}, said.append, every=0.01
+    ) as port:
+        assert port is not None
+        loop.post(gradient)
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        assert busy.wait(600)
+        status, text = get(port)
+        assert not done.is_set()
+        done.set()
+        thread.join()
+    loop.close()
+    assert (status, read(text)) == (200, {("mapa_test_level", ""): 7.0})
+    assert said == [f"metrics on http://127.0.0.1:{port}/metrics, for everybody who reaches it"]
+
+
+def test_without_a_port_nothing_is_served() -> None:
+    with published(None, MemoryBroker(), dict, print, every=1.0) as port:
+        assert port is None
