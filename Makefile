@@ -20,14 +20,14 @@ $(READY): pyproject.toml docker/install-torch.sh
 	$(BIN)/python -m pip install --quiet --editable '.[all,dev]'
 	touch $@
 
-run: $(READY)  ## train with 5 edges on a private broker, with a live view
-	$(BIN)/mapa run quickstart
+run: $(READY)  ## train with 5 edges on a private broker, with a live page
+	$(BIN)/mapa run demo --dashboard
 
 test: check  ## lint, types and every test that this machine can run
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test-fast: $(READY)  ## while editing: no broker, no Docker engine, no processes, nothing slow
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not broker and not stack and not slow' --ignore tests/broker --ignore tests/stack
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not broker and not stack and not browser and not slow' --ignore tests/broker --ignore tests/stack --ignore tests/browser
 
 check: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check .

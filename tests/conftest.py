@@ -53,7 +53,7 @@ def _refuse_skip(report: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the stack tests in one worker: they share one engine.
+    """Keep the stack tests in one worker: they share one engine; and a file of browser tests in one.
 
     xdist 3.8 marks groups by an attribute that pytest 9.2 no longer reads, so its own `loadgroup` scatters them.
     """
@@ -61,7 +61,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class OneWorkerForTheStack(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "stack" if "stack/" in nodeid.partition("::")[0] else str(super()._split_scope(nodeid))
+            file = nodeid.partition("::")[0]
+            if "browser/" in file:
+                return file  # a file shares one run, and a worker one Chromium
+            return "stack" if "stack/" in file else str(super()._split_scope(nodeid))
 
     return OneWorkerForTheStack(config, log) if config.getvalue("dist") == "loadgroup" else None
 

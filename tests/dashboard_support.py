@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import uvicorn
+
+from mapa.dashboard.address import bind
+from mapa.dashboard.server import make_app
 from mapa.face import simulate
 
 
@@ -47,3 +54,19 @@ def write_live_run(runs: Path, name: str = "first", *records: dict[str, Any]) ->
 def simulated(runs: Path, **changes: Any) -> Path:
     """Simulate a small run, return its folder."""
     return simulate("quickstart", seed=1, runs_dir=runs, progress=False, **changes).path
+
+
+@contextlib.contextmanager
+def serving(runs: Path, token: str | None = None) -> Iterator[str]:
+    """Serve the page of a folder from a thread; yields its address, without a slash at its end."""
+    listener = bind("127.0.0.1", 0)
+    config = uvicorn.Config(make_app(runs, token), log_level="warning", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -22,14 +23,15 @@ from common.errors import ConfigurationError
 from experiments.bench.core import core_ratios
 from experiments.bench.large import large_model_ratios
 from experiments.bench.memory import memory_ratios
+from experiments.bench.page import find_chromium, page_ratios
 from experiments.bench.ratios import Ratio
 from experiments.bench.wire import log_ratios, wire_ratios
 from experiments.bench.wire_costs import wire_costs
 
-PARTS = ("core", "wire", "log", "memory", "large")
+PARTS = ("core", "wire", "log", "memory", "large", "page")
 
 
-def measured(parts: list[str]) -> Iterator[Ratio]:
+def measured(parts: list[str], minutes: float) -> Iterator[Ratio]:
     if "core" in parts:
         yield from core_ratios(data_directory(os.environ))
     if "wire" in parts:
@@ -40,6 +42,8 @@ def measured(parts: list[str]) -> Iterator[Ratio]:
         yield from memory_ratios(data_directory(os.environ))
     if "large" in parts and Path("/proc/self/status").exists():
         yield from large_model_ratios()
+    if "page" in parts and find_chromium() is not None and find_spec("playwright") is not None:
+        yield from page_ratios(minutes)
 
 
 def print_costs(console: Console) -> None:
@@ -59,8 +63,9 @@ def main() -> int:
         nargs="*",
         choices=[*PARTS, []],
         metavar="part",
-        help="core, wire, log, memory, large; all of them where none is named",
+        help="core, wire, log, memory, large, page; all of them where none is named",
     )
+    parser.add_argument("--minutes", type=float, default=1.0, help="of the page; its bars are meant for 10")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--strict", action="store_true", help="end with 1 where a ratio misses its bar")
     arguments = parser.parse_args()
@@ -69,7 +74,7 @@ def main() -> int:
     table = Table("measured in one run", "ratio", "bar", "", "detail")
     ratios = []
     try:
-        for ratio in measured(parts):
+        for ratio in measured(parts, arguments.minutes):
             ratios.append(ratio)
             bar = f"{'≤' if ratio.at_most else '≥'} {ratio.bar:g}"
             met = "met" if ratio.met else "MISSED"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,7 @@ from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
+from mapa.dashboard.child import page_beside
 from mapa.live import view_for
 from mapa.output import is_quiet, progress_console
 from mapa.process_run import PROCESSES, run_in_processes
@@ -33,21 +35,43 @@ def run_command(
     runs: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     as_json: options.AsJson = False,
+    dashboard: Annotated[
+        bool,
+        typer.Option(
+            "--dashboard",
+            help="serve the live page too; in a terminal it stays after the run until Ctrl-C",
+        ),
+    ] = False,
 ) -> None:
     """Train with a broker, a cloud and edge processes on this machine."""
     name, resolved = changed.load(scenario)
     private(broker)  # an address that is none ends here
     data = options.data_dir_or_default(data_dir)
     setting = Setting.of(resolved, data)
-    summary = run_in_processes(
-        setting,
-        view_for(setting.scenario, progress_console(), quiet=as_json),
-        name=name,
-        runs=runs,
-        data_dir=data,
-        broker=broker,
-        processes=processes or PROCESSES,
-        say=None if as_json or is_quiet() else sys.stderr,
-    )
-    report(summary, as_json=as_json)
+    with page_beside(runs) if dashboard else contextlib.nullcontext() as page:
+        if page is not None:
+            _say(f"watch it live: {page.address}")
+        summary = run_in_processes(
+            setting,
+            view_for(setting.scenario, progress_console(), quiet=as_json),
+            name=name,
+            runs=runs,
+            data_dir=data,
+            broker=broker,
+            processes=processes or PROCESSES,
+            say=None if as_json or is_quiet() else sys.stderr,
+        )
+        report(summary, as_json=as_json)
+        if page is not None and summary["reason"] != "interrupted" and _somebody_watches():
+            _say(f"the page stays at {page.address} until Ctrl-C; later: mapa dashboard --runs-dir {runs}")
+            page.stay()
     raise typer.Exit(EXIT_CODES.get(summary["reason"], 1))
+
+
+def _somebody_watches() -> bool:
+    """Whether a person can press Ctrl-C; a job without a terminal must end by itself."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from common.metrics import CLASSIFICATION, RESERVED, Metric
 from common.records.tally import EdgeTally
-from mapa.dashboard.series import Counts, Envelope, HeatMap
+from mapa.dashboard.series import Counts, Durations, Envelope, HeatMap
 
 EDGES = 10_000  # lanes kept
 STAGES, METRICS, REASONS = 1000, 16, 32
@@ -34,7 +34,9 @@ class Lane:
         default_factory=lambda: Counts(48, 0.125)
     )  # updates over time, or over t without times
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=32))  # times of its last updates
+    turns: Durations = field(default_factory=Durations)  # from one of its updates to the next
     joined: dict[str, Any] = field(default_factory=dict)  # the record of its last join
+    returned: bool = False  # since its last update: the pause is no turn
     mixed: bool = False  # it noised in several ways: its releases are of several kinds
     last_staleness: int | None = None
     last: tuple[int, float | None] | None = None  # (t, seconds) of its last update
@@ -65,6 +67,7 @@ class Gathered:
     latest: dict[str, Any] = field(default_factory=dict)  # the last evaluation
     best: tuple[float, int] | None = None  # of the headline metric
     rate: Counts = field(default_factory=lambda: Counts(240, 0.25))
+    turns: Durations = field(default_factory=Durations)  # of all edges
     refused: Counter[str] = field(default_factory=Counter)
     refused_over: dict[str, Counts] = field(default_factory=dict)
     halted: str = ""
@@ -124,6 +127,10 @@ class Gathered:
                 self.first_time = time
             self.last_time = time if self.last_time is None else max(self.last_time, time)
             seconds = max(0.0, time - self.first_time)
+            if lane.recent and not lane.returned:
+                self.turns.add(time - lane.recent[-1])
+                lane.turns.add(time - lane.recent[-1])
+            lane.returned = False
             lane.recent.append(time)
             self._times[t] = seconds
             if len(self._times) > _TIMES:
@@ -174,6 +181,7 @@ class Gathered:
         lane.tally.edge_id = _text(edge_id)
         lane.tally.joins += 1
         lane.tally.gone = ""
+        lane.returned = True
         ways = [{k: v for k, v in r.items() if k not in _VARY} for r in (lane.joined, record)]
         lane.mixed = lane.mixed or (bool(lane.joined) and ways[0] != ways[1])
         lane.joined = dict(record)

@@ -9,8 +9,10 @@ from common.metrics import Metric
 from common.records.tally import staleness_summary
 from mapa.dashboard.gathered import Gathered, Lane, metric_named, number
 from mapa.dashboard.plan import planned
+from mapa.dashboard.series import Durations
 
 LANES = 500  # edges shown one by one
+_SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _BINS = 200  # bars of the histogram
 _HEAD = ("name", "engine", "algorithm", "model", "data", "seed", "batch_size", "parameters")
 
@@ -144,6 +146,8 @@ def staleness(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def traffic(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
+    network = {row["edge"]: row for row in rows(summary, "network") if type(row.get("edge")) is int}
+    everyone = sorted({*gathered.lanes, *network})
     refused = table(summary, "refused") if "refused" in summary else dict(gathered.refused)
     return {
         "width": gathered.rate.width,
@@ -155,10 +159,24 @@ def traffic(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
             for reason, counts in gathered.refused_over.items()
         },
         "dropped": {str(key): plain(count) for key, count in table(summary, "dropped").items()},
-        "trips": [
-            {key: plain(row.get(key)) for key in ("edge", "edge_id", "asked_delay_ms", "round_trip_ms")}
-            for row in rows(summary, "network")[:LANES]
-        ],
+        "turns": _turns(gathered.turns),
+        "trips": [_trip(k, gathered.lanes.get(k), network.get(k, {})) for k in everyone[:LANES]],
+    }
+
+
+def _turns(turns: Durations) -> dict[str, float | None]:
+    """Return percentiles in milliseconds of the time from one update of an edge to its next."""
+    found = {name: turns.percentile(share) for name, share in _SHARES.items()}
+    return {name: None if value is None else value * 1000 for name, value in found.items()}
+
+
+def _trip(edge: int, lane: Lane | None, measured: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "edge": edge,
+        "edge_id": plain(measured.get("edge_id")) if lane is None else lane.tally.edge_id,
+        "turns": _turns(Durations() if lane is None else lane.turns),
+        "asked_delay_ms": plain(measured.get("asked_delay_ms")),
+        "round_trip_ms": plain(measured.get("round_trip_ms")),
     }
 
 

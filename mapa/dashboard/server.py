@@ -21,7 +21,9 @@ from mapa.dashboard.stream import MOST_VIEWERS, Followed, Following, messages
 STATIC = Path(__file__).parent / "static"
 FILES = {
     "index.html": "text/html; charset=utf-8",
-    **dict.fromkeys(("page.js", "charts.js", "views.js", "dom.js"), "text/javascript; charset=utf-8"),
+    **dict.fromkeys(
+        ("page.js", "charts.js", "heat.js", "views.js", "dom.js"), "text/javascript; charset=utf-8"
+    ),
     "style.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
     "uplot/uPlot.iife.min.js": "text/javascript; charset=utf-8",

@@ -75,14 +75,14 @@ class Watch:
         return f'{{"version":{self.version},{",".join(new)}}}' if new else ""
 
     def unaccounted(self) -> Iterator[tuple[ReleaseKind, int]]:
-        """Yield kinds and numbers of releases whose ε is not computed yet."""
+        """Yield kinds and numbers of releases whose ε is not computed yet; the latest first, who watches wants it."""
         wanted: dict[ReleaseKind, set[int]] = {}
         for k, lane in list(self.gathered.lanes.items())[: sections.LANES]:
             kind = self._kind(k, lane)
             if kind is not None and (kind in wanted or len(wanted) < MOST_KINDS):
                 wanted.setdefault(kind, set()).update(mark[0] for mark in lane.marks)
         for kind, counts in wanted.items():
-            yield from ((kind, n) for n in sorted(counts) if (kind, n) not in self._computed)
+            yield from ((kind, n) for n in sorted(counts, reverse=True) if (kind, n) not in self._computed)
 
     def account(self, kind: ReleaseKind, releases: int) -> None:
         """Compute one ε; parts of a second."""

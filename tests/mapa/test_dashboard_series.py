@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mapa.dashboard.series import Counts, Envelope, HeatMap
+from mapa.dashboard.series import Counts, Durations, Envelope, HeatMap
 
 VALUES = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=400)
 
@@ -86,3 +88,21 @@ def test_an_odd_bucket_survives_the_halving(buckets: int) -> None:
         envelope.add(x, -x if x % 97 == 0 else x)
     kept = [y for _, y, _ in envelope.points()]
     assert (min(kept), max(kept)) == (-970, 999)
+
+
+@given(st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99]))
+def test_a_percentile_of_durations_is_within_5_percent(values: list[float], share: float) -> None:
+    durations = Durations()
+    for value in values:
+        durations.add(value)
+    exact = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    assert durations.percentile(share) == pytest.approx(exact, rel=0.05)
+
+
+def test_durations_are_bounded_and_none_has_no_percentile() -> None:
+    durations = Durations()
+    assert durations.percentile(0.5) is None
+    for power in range(-400, 400):
+        durations.add(2.0**power)
+    durations.add(-1.0)
+    assert len(durations.counts) <= 8 * 41

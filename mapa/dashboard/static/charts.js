@@ -1,16 +1,17 @@
-// Charts: uPlot for lines and bars, a canvas for heat maps and lanes. Colours follow the page's light or dark look.
+// Charts: uPlot for lines and bars. Colours follow the page's light or dark look, and differ for the colour-blind too.
 import { make, short } from "./dom.js";
 
 const LIGHT = ["#0b6bcb", "#c9480a", "#0a7d4f", "#8a3ffc", "#a8680a", "#c2185b", "#007a87", "#5c6470"];
 const DARK = ["#6ab0ff", "#ff9a5c", "#4fd39a", "#c0a0ff", "#f0bf4c", "#ff85b3", "#4fd1dc", "#b4bcc8"];
 const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
-const live = new Set();
+export const live = new Set();
+const SPARSE = 80; // points up to which each is marked
 
 export const isDark = () => document.documentElement.dataset.theme === "dark";
 export const colour = (place) => (isDark() ? DARK : LIGHT)[place % LIGHT.length];
 export const dash = (place) => DASHES[Math.floor(place / LIGHT.length) % DASHES.length];
-const ink = () => (isDark() ? "#aab4c2" : "#4a5462");
-const grid = () => (isDark() ? "#2a323d" : "#e3e7ec");
+export const ink = () => (isDark() ? "#aab4c2" : "#4a5462");
+export const grid = () => (isDark() ? "#2a323d" : "#e3e7ec");
 
 export function forgetCharts() {
   for (const chart of live) chart.destroy();
@@ -26,7 +27,9 @@ export class Chart {
   constructor(options, height = 260) {
     this.options = options;
     this.height = height;
-    this.element = make("div", { class: "chart", role: "img", "aria-label": `${options.y.label} over ${options.x.label}` });
+    this.said = make("p", { class: "unseen", "aria-live": "polite" });
+    this.element = make("div", { class: "chart", role: "group", tabindex: "0", "aria-label": `${options.y.label} over ${options.x.label}; arrow keys: values, plus and minus: zoom`, onkeydown: (event) => this.key(event) }, this.said);
+    this.element.kept = true;
     this.zoomed = false;
     this.values = null;
     live.add(this);
@@ -43,6 +46,7 @@ export class Chart {
       this.plot.setData(values, false);
       this.plot.setScale("x", { min, max });
     } else this.plot.setData(values);
+    this.rest();
   }
 
   build() {
@@ -54,11 +58,11 @@ export class Chart {
         label: line.label, stroke: colour(place), width: line.bars ? 0 : 2, dash: line.dash ?? dash(place), spanGaps: true,
         fill: line.bars ? colour(place) : undefined,
         paths: line.bars ? uPlot.paths.bars({ size: [0.86, 60], align: 1 }) : line.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
-        points: { show: line.bars ? false : line.points ?? undefined, size: 5 },
+        points: { show: line.bars ? false : line.points ?? ((plot) => plot.data[0].length <= SPARSE), size: 5 },
         value: (_, value) => (value === null || value === undefined ? "–" : (line.text ?? y.text ?? ((v) => short(v, 6)))(value)),
       };
     });
-    const hooks = { setSelect: [() => { this.zoomed = true; }], draw: marks ? [(plot) => this.mark(plot)] : [] };
+    const hooks = { setSelect: [() => { this.zoomed = true; }], setLegend: [() => this.rest()], draw: marks ? [(plot) => this.mark(plot)] : [] };
     this.plot = new uPlot({
       width: this.element.clientWidth, height: this.height, series: [{ label: x.label, value: (_, v) => (v === null || v === undefined ? "–" : (x.text ?? ((value) => short(value, 7)))(v)) }, ...series],
       scales: { x: { time: false }, y: { distr: y.log ? 3 : 1, range: y.log ? undefined : (_, low, high) => extent(low, high, y) } },
@@ -66,9 +70,59 @@ export class Chart {
         { ...axis, label: x.unit ? `${x.label} (${x.unit})` : x.label, values: (_, ticks) => ticks.map((v) => (v === null ? "" : compact(v))) },
         { ...axis, label: y.unit ? `${y.label} (${y.unit})` : y.label, size: 62, values: (_, ticks) => ticks.map((v) => (v === null ? "" : y.share ? `${short(v * 100, 4)} %` : compact(v))) },
       ],
-      cursor: { drag: { x: true, y: false, setScale: true }, focus: { prox: 24 }, sync: this.options.sync ? { key: this.options.sync } : undefined, bind: { dblclick: () => () => { this.reset(); return null; } } },
+      cursor: { dataIdx: (plot, i, at, x) => this.indexAt(plot, i, at, x), drag: { x: true, y: false, setScale: true }, focus: { prox: 24 }, sync: this.options.sync ? { key: this.options.sync } : undefined, bind: { dblclick: () => () => { this.reset(); return null; } } },
       legend: { live: true }, hooks,
     }, this.values, this.element);
+    this.plot.over.addEventListener("mouseleave", () => this.rest());
+    for (const row of this.element.querySelectorAll(".u-legend .u-series:not(:first-child) th")) {
+      row.setAttribute("tabindex", "0");
+      row.setAttribute("title", "click or Enter: hide or show");
+      row.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); event.stopPropagation(); row.click(); } });
+    }
+    this.rest();
+  }
+
+  // A bar and a step reach from their place to the next one; a curve has the value of its last point until its next.
+  indexAt(plot, i, at, x) {
+    const stepwise = this.options.lines[0].bars || this.options.lines[0].steps;
+    if (stepwise && at > 0 && (plot.data[0][at] > x || at > this.last())) at -= 1;
+    return i && !this.options.lines[0].bars ? asOf(plot.data[i], at) : at;
+  }
+
+  // The last place with a value.
+  last() {
+    const has = (i) => this.values.slice(1).some((column) => column[i] !== null && column[i] !== undefined);
+    let i = this.values[0].length - 1;
+    while (i > 0 && !has(i)) i -= 1;
+    return i;
+  }
+
+  // Where nobody points, the legend has the last value of each line.
+  rest() {
+    if (!this.plot || this.plot.cursor.left >= 0 || !this.values) return;
+    const [, ...lines] = this.values, last = [lines.length ? lines[0] : [], ...lines].map((column) => column.findLastIndex((value) => value !== null && value !== undefined));
+    this.plot.setLegend({ idxs: last.map((i) => (i < 0 ? null : i)) }, false);
+  }
+
+  key(event) {
+    if (!this.plot || event.target !== this.element || event.ctrlKey || event.metaKey || event.altKey) return;
+    const xs = this.values[0], last = this.last(), { min, max } = this.plot.scales.x, at = this.plot.cursor.left >= 0 ? this.plot.cursor.idxs[0] ?? last : null;
+    const steps = { ArrowLeft: at === null ? last : at - 1, ArrowRight: at === null ? 0 : at + 1, Home: 0, End: last };
+    if (event.key in steps) this.pointAt(Math.max(0, Math.min(last, steps[event.key])));
+    else if (event.key === "+" || event.key === "-") {
+      const middle = at === null ? (min + max) / 2 : xs[at], half = ((max - min) * (event.key === "+" ? 0.5 : 2)) / 2;
+      const low = Math.max(xs[0], middle - half), high = Math.min(xs.at(-1), middle + half);
+      if (high <= low) return;
+      this.zoomed = low > xs[0] || high < xs.at(-1);
+      this.plot.setScale("x", { min: low, max: high });
+      if (at !== null) this.pointAt(at);
+    } else return;
+    event.preventDefault();
+  }
+
+  pointAt(i) {
+    this.plot.setCursor({ left: this.plot.valToPos(this.values[0][i], "x") + 0.01, top: this.plot.over.clientHeight / 2 });
+    this.said.textContent = [...this.element.querySelectorAll(".u-legend .u-series")].map((row) => `${row.querySelector(".u-label").textContent}: ${row.querySelector(".u-value").textContent}`).join(", ");
   }
 
   mark(plot) {
@@ -94,6 +148,7 @@ export class Chart {
   reset() {
     this.zoomed = false;
     if (this.plot && this.values) this.plot.setData(this.values);
+    this.rest();
   }
 
   fit() {
@@ -107,6 +162,12 @@ export class Chart {
     this.observer.disconnect();
     if (this.plot) this.plot.destroy();
   }
+}
+
+// The place of the last value at or before `at`: a curve keeps its value until its next point.
+function asOf(column, at) {
+  for (let i = at; i >= 0; i--) if (column[i] !== null && column[i] !== undefined) return i;
+  return at;
 }
 
 function extent(low, high, y) {
@@ -133,90 +194,4 @@ export function joined(curves) {
     return column;
   });
   return [places, ...columns];
-}
-
-// A heat map: columns of counts. Darker is more, on a root scale so that rare values can be seen.
-export class Heat {
-  constructor(labels, height = 260) {
-    this.labels = labels;
-    this.height = height;
-    this.canvas = make("canvas", { role: "img", "aria-label": labels.title });
-    this.said = make("p", { class: "hover", "aria-live": "off" }, "Point at a cell for its count.");
-    this.element = make("div", { class: "chart" }, this.canvas, this.said);
-    this.canvas.addEventListener("pointermove", (event) => this.point(event));
-    this.observer = new ResizeObserver(() => this.draw());
-    this.observer.observe(this.element);
-    live.add(this);
-  }
-
-  set(heat) { this.heat = heat; this.draw(); }
-  reset() {}
-  destroy() { this.observer.disconnect(); }
-
-  draw() {
-    const width = this.element.clientWidth;
-    if (!this.heat || !width) return;
-    const ratio = devicePixelRatio, { cells, height: tall } = this.heat;
-    const rows = Math.max(1, ...cells.map((column) => column.length)), columns = Math.max(1, cells.length);
-    this.canvas.width = width * ratio;
-    this.canvas.height = this.height * ratio;
-    this.canvas.style.width = `${width}px`;
-    this.canvas.style.height = `${this.height}px`;
-    const ctx = this.canvas.getContext("2d");
-    ctx.scale(ratio, ratio);
-    const left = 62, bottom = this.height - 40, top = 8, right = width - 12;
-    const most = Math.max(1, ...cells.flat());
-    const w = (right - left) / columns, h = (bottom - top) / rows;
-    this.place = { left, top, w, h, rows, columns, tall };
-    const [r, g, b] = isDark() ? [106, 176, 255] : [11, 107, 203];
-    cells.forEach((column, i) => column.forEach((count, j) => {
-      if (!count) return;
-      ctx.fillStyle = `rgba(${r},${g},${b},${0.12 + 0.88 * Math.sqrt(count / most)})`;
-      ctx.fillRect(left + i * w, bottom - (j + 1) * h, Math.max(1, w - (w > 4 ? 1 : 0)), Math.max(1, h - (h > 4 ? 1 : 0)));
-    }));
-    ctx.fillStyle = ink();
-    ctx.strokeStyle = grid();
-    ctx.font = "12px system-ui, sans-serif";
-    ctx.strokeRect(left - 0.5, top, right - left, bottom - top + 0.5);
-    ctx.textAlign = "right";
-    ctx.textBaseline = "middle";
-    const every = Math.ceil(rows / 8);
-    for (let j = 0; j < rows; j += every) ctx.fillText(compact(j * tall), left - 8, bottom - (j + 0.5) * h);
-    ctx.textAlign = "center";
-    ctx.textBaseline = "top";
-    const step = Math.max(1, Math.ceil(columns / Math.max(2, Math.floor(width / 110))));
-    for (let i = 0; i < columns; i += step) ctx.fillText(compact(i * this.heat.width + 1), left + (i + 0.5) * w, bottom + 6);
-    ctx.fillText(this.labels.x, (left + right) / 2, bottom + 22);
-    ctx.save();
-    ctx.translate(10, (top + bottom) / 2);
-    ctx.rotate(-Math.PI / 2);
-    ctx.fillText(this.labels.y, 0, -6);
-    ctx.restore();
-  }
-
-  point(event) {
-    if (!this.place) return;
-    const { left, top, w, h, rows, columns, tall } = this.place, { width, cells } = this.heat;
-    const i = Math.floor((event.offsetX - left) / w), j = rows - 1 - Math.floor((event.offsetY - top) / h);
-    if (i < 0 || i >= columns || j < 0 || j >= rows) return;
-    const count = cells[i]?.[j] ?? 0;
-    const stale = tall === 1 ? `τ = ${j}` : `τ ${j * tall} to ${(j + 1) * tall - 1}`;
-    this.said.textContent = `t ${Math.floor(i * width) + 1} to ${Math.floor((i + 1) * width)}, ${stale}: ${count.toLocaleString("en")} updates`;
-  }
-}
-
-// One edge's updates over time as a small strip; all strips of a fleet share one scale.
-export function strip(canvas, counts, buckets, most) {
-  const width = canvas.clientWidth || 160, height = canvas.clientHeight || 22, ratio = devicePixelRatio;
-  canvas.width = width * ratio;
-  canvas.height = height * ratio;
-  const ctx = canvas.getContext("2d");
-  ctx.scale(ratio, ratio);
-  ctx.fillStyle = colour(0);
-  const w = width / buckets;
-  counts.forEach((count, i) => {
-    if (!count) return;
-    const tall = Math.max(1, (height - 1) * (count / most));
-    ctx.fillRect(i * w, height - tall, Math.max(1, w - 0.5), tall);
-  });
 }

@@ -5,7 +5,7 @@ export function make(tag, fields = {}, ...children) {
   for (const [key, value] of Object.entries(fields)) {
     if (value === null || value === undefined || value === false) continue;
     if (key === "class") element.className = value;
-    else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (key.startsWith("on")) { element.addEventListener(key.slice(2), value); element.kept = true; }
     else if (value === true) element.setAttribute(key, "");
     else element.setAttribute(key, String(value));
   }
@@ -18,6 +18,27 @@ export function make(tag, fields = {}, ...children) {
 
 export function put(parent, ...children) {
   parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+}
+
+// As `put`, but what is alike stays: focus, scroll position and selection last while figures change.
+export function renew(parent, ...children) {
+  settle(parent, children.flat().filter((child) => child !== null && child !== undefined).map((child) => (child instanceof Node ? child : document.createTextNode(String(child)))));
+}
+
+function settle(parent, wanted) {
+  wanted.forEach((now, i) => {
+    const old = parent.childNodes[i];
+    if (!old) parent.append(now);
+    else if (old === now) return;
+    else if (old.nodeType === Node.TEXT_NODE && now.nodeType === Node.TEXT_NODE) { if (old.data !== now.data) old.data = now.data; }
+    else if (old.nodeName !== now.nodeName || old.nodeName === "CANVAS" || old.kept || now.kept) old.replaceWith(now);
+    else {
+      for (const { name } of [...old.attributes]) if (!now.hasAttribute(name)) old.removeAttribute(name);
+      for (const { name, value } of now.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+      settle(old, [...now.childNodes]);
+    }
+  });
+  while (parent.childNodes.length > wanted.length) parent.lastChild.remove();
 }
 
 const NONE = "–";
@@ -71,7 +92,7 @@ export function described(value) {
 }
 
 export function table(headings, rows, caption) {
-  const head = make("tr", {}, headings.map((one) => make("th", { scope: "col", class: one.right ? "right" : null, title: one.title }, one.text ?? one)));
+  const head = make("tr", {}, headings.map((one) => make("th", { scope: "col", class: one.right ? "right" : null, title: one.title, "aria-label": one.label }, one.text ?? one)));
   const body = rows.map((cells) => make("tr", {}, cells.map((cell, i) => make("td", { class: headings[i].right ? "right" : null }, cell))));
   return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, body)));

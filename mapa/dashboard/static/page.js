@@ -6,7 +6,9 @@ import * as views from "./views.js";
 const OF_A_RUN = [["fleet", "Fleet"], ["training", "Training"], ["staleness", "Staleness"], ["privacy", "Privacy"], ["traffic", "Traffic"], ["events", "Events"]];
 const main = document.getElementById("main"), head = document.getElementById("run"), nav = document.getElementById("views");
 const connection = document.getElementById("connection"), pause = document.getElementById("pause"), theme = document.getElementById("theme"), keys = document.getElementById("keys");
-let run = "", view = "runs", compared = [], sections = {}, show = null, stream = null, paused = false, timer = 0, waiting = 0;
+let run = "", view = "runs", compared = [], fresh = {}, sections = {}, show = null, stream = null, paused = false, timer = 0, waiting = 0;
+const stale = new Set(); // sections that came since the view was drawn
+const SHOWN = { fleet: ["head", "fleet"], training: ["head", "training"], traffic: ["head", "traffic"] }; // else its own alone
 
 function place() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -20,7 +22,7 @@ function open() {
   const wanted = place();
   forgetCharts();
   clearTimeout(timer);
-  if (wanted.run !== run) { leave(); sections = {}; }
+  if (wanted.run !== run) { leave(); fresh = sections = {}; }
   run = wanted.run;
   view = wanted.view;
   compared = wanted.names ?? [];
@@ -52,8 +54,10 @@ function watch() {
   mine.onopen = () => say("");
   mine.onmessage = (message) => {
     const { version, ...changed } = JSON.parse(message.data);
-    sections = { ...sections, ...changed };
-    if (!paused && !waiting) waiting = requestAnimationFrame(draw);
+    fresh = { ...fresh, ...changed };
+    for (const key of Object.keys(changed)) stale.add(key);
+    if (!paused || !sections.events) sections = fresh;
+    if ((!paused || !show) && !waiting) waiting = requestAnimationFrame(draw);
   };
   mine.onerror = () => {
     say(mine.readyState === EventSource.CLOSED ? "no such run, or not allowed" : "connection lost; trying again");
@@ -74,7 +78,8 @@ function draw() {
     const body = make("div", { class: "view" });
     put(main, body);
     show = views[view](body, run);
-  }
+  } else if (!(SHOWN[view] ?? [view]).some((key) => stale.has(key))) return;
+  stale.clear();
   show(sections);
 }
 
@@ -86,7 +91,7 @@ async function poll() {
       const answer = await fetch(address);
       if (!answer.ok) throw new Error(await answer.text());
       const found = await answer.json();
-      if (view !== asked || paused) return;
+      if (view !== asked || (paused && show)) return;
       if (!show) {
         put(main, body);
         show = asked === "compare" ? views.compare(body) : views.runs(body, (names) => { location.hash = `#/compare?${names.map((name) => `run=${encodeURIComponent(name)}`).join("&")}`; });
@@ -107,7 +112,10 @@ function setPaused(now) {
   paused = now;
   pause.setAttribute("aria-pressed", String(now));
   pause.textContent = now ? "Go on" : "Pause";
-  if (!now) draw();
+  if (now) return;
+  sections = fresh;
+  for (const key of Object.keys(fresh)) stale.add(key);
+  draw();
 }
 
 function setTheme(name) {
@@ -123,7 +131,7 @@ function switchTheme() {
 }
 
 function help() {
-  const rows = [["1 – 6", "views of a run"], ["0", "all runs"], ["p", "pause, go on"], ["z", "zoom out; or double-click a chart"], ["d", "dark or light"], ["?", "this list"]];
+  const rows = [["1 – 6", "views of a run"], ["0", "all runs"], ["p", "pause, go on"], ["z", "zoom out; or double-click a chart"], ["← → + −", "in a chart: values, zoom"], ["d", "dark or light"], ["?", "this list"]];
   put(keys, make("h2", { id: "keys-title" }, "Keys"), make("dl", {}, rows.flatMap(([key, text]) => [make("dt", {}, make("kbd", {}, key)), make("dd", {}, text)])),
     make("p", {}, "Drag across a chart to zoom in. Point at it for exact values. Click a name in the legend to hide its line."), make("button", { type: "button", onclick: () => keys.close() }, "Close"));
   keys.showModal();

@@ -1,6 +1,7 @@
 // The views of one run. Each returns a function that shows the sections as they are now.
-import { Chart, Heat, compact, joined, strip } from "./charts.js";
-import { card, clock, described, make, metricText, moment, percent, put, short, table, tile, upward, whole } from "./dom.js";
+import { Chart, joined } from "./charts.js";
+import { card, clock, described, make, metricText, moment, percent, put, renew, short, table, tile, upward, whole } from "./dom.js";
+import { Heat, strip } from "./heat.js";
 
 const T = { label: "update t", text: whole };
 const SECONDS = { label: "time since the first update", unit: "s", text: (v) => `${short(v, 6)} s` };
@@ -12,7 +13,7 @@ export function fleet(root) {
   return ({ head, fleet: f }) => {
     const states = f.edges.map((edge) => state(edge, head));
     const count = (name) => states.filter((one) => one.kind === name).length;
-    put(summary,
+    renew(summary,
       tile("edges seen", whole(head.edges_seen), `of ${whole(head.edges)} configured`),
       tile("at work", whole(count("ok"))), tile("silent", whole(count("silent"))), tile("gone", whole(count("gone"))),
       tile("ended", whole(count("ended"))));
@@ -22,7 +23,7 @@ export function fleet(root) {
     const buckets = Math.max(1, ...strips.map((one) => one.length)), most = Math.max(1, ...strips.flat());
     const headings = [{ text: "k", right: true }, "edge", "state", { text: "link", title: "device and link that the scenario asks for; measured round trip after the run" },
       { text: "pace (updates/s)", right: true }, { text: "staleness mean / max / last", right: true }, { text: "applied", right: true }, { text: "share", right: true },
-      { text: f.budget ? `ε spent of ${short(f.budget)}` : "ε spent", right: true }, `updates over time (a bar: ${short(wide)} ${unit})`];
+      { text: f.budget ? `ε spent of ${short(f.budget)}` : "ε spent", right: true }, { text: `updates over time (a bar: ${short(wide)} ${unit})`, title: "height: the square root of the count, one scale for all edges" }];
     const drawn = [];
     const rows = f.edges.map((edge, i) => {
       const canvas = make("canvas", { class: "strip", role: "img", "aria-label": `${edge.applied} updates over time` });
@@ -33,7 +34,7 @@ export function fleet(root) {
         spent(edge, f.budget), canvas];
     });
     const hidden = f.hidden ? `; ${whole(f.hidden)} more edges are not shown` : "";
-    put(lanes, table(headings, rows, `A lane for each edge${hidden}`));
+    renew(lanes, rows.length ? table(headings, rows, `A lane for each edge${hidden}`) : make("p", { class: "quiet" }, "No edge has joined yet."));
     for (const [canvas, counts] of drawn) strip(canvas, counts, Math.max(buckets, width), most);
   };
 }
@@ -110,7 +111,7 @@ export function training(root) {
         cards.push(make("section", { class: "card wide" }, schedule));
       }
       if (!cards.length) cards.push(make("p", { class: "quiet" }, "No evaluation is on record yet."));
-      put(grid, cards);
+      put(grid, cards.length ? cards : make("p", { class: "quiet" }, "No evaluation and no stage yet."));
     }
     for (const name of names) charts[name].set([t.curves[name][axis], t.curves[name].value]);
     if (t.stages.length) {
@@ -122,7 +123,7 @@ export function training(root) {
       }
       const planned = new Map(t.plan.map((stage) => [stage.stage, stage]));
       const right = (text) => ({ text, right: true });
-      put(schedule, table([right("stage"), right("first update"), right("by theory"), right("ΔS"), right("γ"), right("T_s"), right("by theory"), right("τ_max"), ""],
+      renew(schedule, table([right("stage"), right("first update"), right("by theory"), right("ΔS"), right("γ"), right("T_s"), right("by theory"), right("τ_max"), ""],
         t.stages.map((stage) => [whole(stage.stage), whole(stage.t), whole(planned.get(stage.stage)?.t), short(stage.sensitivity), short(stage.learning_rate), whole(stage.length), whole(planned.get(stage.stage)?.length), whole(stage.tau_max), stage.reopened ? "reopened" : ""]),
         "Stages beside the theoretical schedule"));
     }
@@ -152,8 +153,8 @@ export function staleness(root) {
   put(root, tiles, make("div", { class: "grid" }, card("Histogram", "τ = t − the version that the edge read.", bars.element), card("Over time", "Each column: a stretch of updates. The stronger the colour, the more updates of this staleness.", heat.element)));
   return ({ staleness: s }) => {
     const m = s.summary;
-    put(tiles, tile("mean", short(m.mean)), tile("median", whole(m.p50)), tile("90 %", whole(m.p90)), tile("99 %", whole(m.p99)), tile("max", whole(m.max)));
-    bars.set([s.bins.map((_, i) => i * s.bin_width), s.bins]);
+    renew(tiles, tile("mean", short(m.mean)), tile("median", whole(m.p50)), tile("90 %", whole(m.p90)), tile("99 %", whole(m.p99)), tile("max", whole(m.max)));
+    bars.set([[...s.bins, 0].map((_, i) => i * s.bin_width), [...s.bins, null]]); // with the end of the last bar
     heat.set(s.heat);
   };
 }
@@ -163,7 +164,7 @@ export function privacy(root) {
   const words = make("div"), place = make("div"), edges = make("div");
   put(root, make("section", { class: "card statement" }, make("h2", {}, "Statement"), words), place, edges);
   return ({ privacy: p }) => {
-    put(words, p.words.map((line) => make("p", {}, line)));
+    renew(words, p.words.map((line) => make("p", {}, line)));
     const now = JSON.stringify([p.curves.map((one) => one.edge), p.budget]);
     if (now !== signature) {
       signature = now;
@@ -181,7 +182,7 @@ export function privacy(root) {
       chart.set(values);
     }
     const right = (text) => ({ text, right: true });
-    put(edges, p.edges.length ? table([right("k"), "edge", right("n_k"), right("releases"), "release", "sampler", right("ε"), right("ε replace-one"), "method"],
+    renew(edges, p.edges.length ? table([right("k"), "edge", right("n_k"), right("releases"), "release", "sampler", right("ε"), right("ε replace-one"), "method"],
       p.edges.map((edge) => [whole(edge.edge), edge.edge_id ?? "", whole(edge.shard_size), whole(edge.releases), edge.release ?? "–", edge.sampler ?? "–", edge.epsilon === null ? edge.reason ?? "none" : upward(edge.epsilon, 6), upward(edge.epsilon_replace_one, 6), edge.method ?? ""]),
       `Each edge's records at δ = ${exponent(p.delta)}`) : null);
   };
@@ -196,7 +197,7 @@ export function traffic(root) {
   put(root, tiles, over, refusals, tables);
   return ({ head, traffic: f }) => {
     const total = Object.values(f.refused).reduce((sum, one) => sum + (one ?? 0), 0), lost = Object.values(f.dropped).reduce((sum, one) => sum + (one ?? 0), 0);
-    put(tiles, tile("updates", whole(head.updates), `of ${whole(head.iterations)}`), tile("updates/s", short(head.updates_per_second, 4), "whole run"), tile("refused", whole(total), f.refused_exact ? "" : "on record so far"), tile("dropped", f.refused_exact ? whole(lost) : "–", "messages that could not be read"), tile("duration", clock(head.seconds)));
+    renew(tiles, tile("updates", whole(head.updates), `of ${whole(head.iterations)}`), tile("updates/s", short(head.updates_per_second, 4), "whole run"), tile("refused", whole(total), f.refused_exact ? "" : "on record so far"), tile("dropped", f.refused_exact ? whole(lost) : "–", "messages that could not be read"), tile("turn", f.turns.p50 === null ? "–" : `${short(f.turns.p50, 3)} ms`, f.turns.p50 === null ? "" : `median; 99 % ${short(f.turns.p99, 3)} ms`), tile("duration", clock(head.seconds)));
     over.hidden = !f.applied.length;
     const n = Math.max(0, f.applied.length - (head.state === "ended" ? 0 : 1)); // the last stretch is not over yet
     if (n) rate.set(perSecond(f.applied.slice(0, n), f.width));
@@ -209,9 +210,10 @@ export function traffic(root) {
     }
     if (refused) refused.set(joined(reasons.map((key) => perSecond(f.refused_over[key].counts, f.refused_over[key].width))));
     const right = (text) => ({ text, right: true });
-    put(tables,
+    renew(tables,
       card("Refusals by reason", f.refused_exact ? null : "On record so far; the summary at the end has all.", Object.keys(f.refused).length ? table(["reason", right("gradients")], Object.entries(f.refused).map(([reason, count]) => [reason, whole(count)]), "Refused gradients") : make("p", { class: "quiet" }, "None.")),
-      card("Round trips", "Measured by the cloud; written when the run has ended.", f.trips.length ? table([right("k"), "edge", right("asked one-way delay (ms)"), right("round trip (ms)")], f.trips.map((row) => [whole(row.edge), row.edge_id ?? "", short(row.asked_delay_ms), short(row.round_trip_ms)]), "Mean round trip of each edge") : make("p", { class: "quiet" }, "Not recorded.")),
+      card("Latency of each edge", "A turn: from one update of an edge to its next; the model goes out, a gradient is computed and comes back (within 5 %). The cloud writes mean round trips when the run has ended.", f.trips.length ? table([right("k"), "edge", right("turn 50 % (ms)"), right("90 %"), right("99 %"), right("link, one way (ms)"), right("round trip (ms)")],
+        f.trips.map((row) => [whole(row.edge), row.edge_id ?? "", short(row.turns.p50, 3), short(row.turns.p90, 3), short(row.turns.p99, 3), short(row.asked_delay_ms), short(row.round_trip_ms)]), "Latency of each edge") : make("p", { class: "quiet" }, "No edge yet.")),
       Object.keys(f.dropped).length ? card("Dropped messages", null, table(["reason", right("messages")], Object.entries(f.dropped).map(([reason, count]) => [reason, whole(count)]), "Dropped messages")) : null);
   };
 }
@@ -231,7 +233,7 @@ export function events(root, run) {
     timer = 0;
     asked = Date.now();
     const mine = ++shown;
-    const query = new URLSearchParams({ event: kind.value, edge: edge.value.trim(), text: text.value.trim() });
+    const query = new URLSearchParams({ event: kind.value, edge: edge.value.trim(), text: text.value.trim(), before: number + 1 }); // as of what is shown, also while the page is paused
     let found;
     try {
       const answer = await fetch(`/api/runs/${encodeURIComponent(run)}/events?${query}`);
@@ -240,8 +242,8 @@ export function events(root, run) {
     } catch { return; }
     if (mine !== shown || !root.isConnected) return;
     const right = (title) => ({ text: title, right: true });
-    const rows = found.events.map(({ number: n, event, t, time, edge: k, edge_id: id, ...rest }) => [whole(n), event ?? "", whole(t), time === undefined ? "–" : short(time, 7), k === undefined ? id ?? "" : `${k} ${id ?? ""}`, described(rest)]);
-    put(list, table([right("no."), "event", right("t"), right("time (s)"), "edge", "fields"], rows, "Events, newest first"));
+    const rows = found.events.map(({ number: n, event, t, time, edge: k, edge_id: id, ...rest }) => [whole(n), event ?? "", whole(t), typeof time === "number" ? time.toFixed(3) : "–", k === undefined ? id ?? "" : `${k} ${id ?? ""}`, described(rest)]);
+    renew(list, table([right("no."), "event", right("t"), right("time (s)"), "edge", "fields"], rows, "Events, newest first"));
     said.textContent = `${whole(found.total)} events on record; searched are the last 500 updates and the last 2,000 others${found.more ? "; the newest 300 of what fits are shown" : ""}.`;
   }
   const soon = () => { if (!timer) timer = setTimeout(load, Math.max(0, 1000 - (Date.now() - asked))); };
@@ -262,9 +264,9 @@ export function events(root, run) {
 export function runHead(root, head) {
   const first = head.metrics[0], latest = head.latest.values ?? {}, done = head.iterations ? Math.min(1, head.updates / head.iterations) : 0;
   const names = { live: "live", ending: "ending", quiet: "no news", ended: head.reason ?? "ended" };
-  put(root,
+  renew(root,
     make("div", { class: "title" }, make("h1", {}, head.run), make("span", { class: `badge ${head.state}` }, names[head.state] ?? head.state),
-      make("span", { class: "note" }, [`${head.algorithm ?? "?"} ${head.model ?? ""} on ${head.data ?? "?"}`, `engine ${head.engine ?? "?"}`, `began ${moment(head.started)}`, head.behind ? "reading…" : null, head.resumed ? `resumed ${head.resumed}×` : null, head.unreadable ? `${whole(head.unreadable)} unreadable lines` : null].filter(Boolean).join(" · "))),
+      make("span", { class: "note" }, [what(head), `engine ${head.engine ?? "?"}`, `began ${moment(head.started)}`, head.behind ? "reading…" : null, head.resumed ? `resumed ${head.resumed}×` : null, head.unreadable ? `${whole(head.unreadable)} unreadable lines` : null].filter(Boolean).join(" · "))),
     make("progress", { max: 1, value: done, "aria-label": "updates done" }),
     make("div", { class: "tiles" },
       tile("update t", whole(head.updates), `of ${whole(head.iterations)}`),
@@ -291,34 +293,49 @@ export function runs(root, choose) {
       } });
       box.checked = chosen.has(run.run);
       const text = { live: "live", quiet: "no news", ended: run.reason ?? "ended" }[run.state];
-      return [box, make("a", { href: `#/run/${encodeURIComponent(run.run)}/training` }, run.run), make("span", { class: `badge ${run.state}` }, text), run.metric?.name ? `${metricText(run.metric, run.final)} ${run.metric.name}` : "–", upward(run.epsilon), `${whole(run.updates)} of ${whole(run.iterations)}`, whole(run.edges), run.algorithm ?? "–", `${run.model ?? "–"} on ${run.data ?? "–"}`, run.engine ?? "–", moment(run.started)];
+      return [box, make("a", { href: `#/run/${encodeURIComponent(run.run)}/training`, title: `engine ${run.engine ?? "?"}, began ${moment(run.started)}` }, run.run), make("span", { class: `badge ${run.state}` }, text), run.metric?.name ? `${metricText(run.metric, run.final)} ${run.metric.name}` : "–", upward(run.epsilon), `${whole(run.updates)} of ${whole(run.iterations)}`, whole(run.edges), what(run)];
     });
-    put(place, rows.length ? table(["", "run", "state", right("result"), right("ε"), right("updates"), right("edges"), "algorithm", "model", "engine", "began"], rows, hidden ? `The newest ${found.length}; ${hidden} more are not shown` : "Newest first")
+    renew(place, rows.length ? table([{ text: "", label: "compare" }, "run", "state", right("result"), right("ε"), right("updates"), right("edges"), "what"], rows, hidden ? `The newest ${found.length}; ${hidden} more are not shown` : "Newest first")
       : make("p", { class: "quiet" }, "No runs yet. Start one: mapa run quickstart"));
   };
 }
 
-export function compare(root, names) {
-  let axis = "t", metric = "", found = null;
-  const choice = make("div", { class: "filters" }), place = make("div");
-  put(root, make("h1", {}, "Compare"), choice, place);
-  let chart = null;
+export function compare(root) {
+  let axis = "t", metric = "", found = null, chart = null;
+  const select = make("select", { "aria-label": "Metric", onchange: () => { metric = select.value; show(); } });
+  const buttons = [["t", "over updates"], ["seconds", "over seconds"]].map(([key, text]) => make("button", { type: "button", onclick: () => { axis = key; show(); } }, text));
+  const place = make("div"), results = make("div");
+  put(root, make("div", { class: "title" }, make("h1", {}, "Compare")), make("div", { class: "filters" }, select, buttons), place, results);
+  const metrics = () => [...new Map(found.flatMap((run) => run.head.metrics).map((one) => [one.name, one])).values()];
   function show() {
-    const metrics = [...new Map(found.flatMap((run) => run.head.metrics).map((one) => [one.name, one])).values()];
-    if (!metric) metric = metrics[0]?.name ?? "";
-    const timed = found.every((run) => run.head.timed), about = metrics.find((one) => one.name === metric);
+    const timed = found.every((run) => run.head.timed), about = metrics().find((one) => one.name === metric);
     if (!timed) axis = "t";
-    const select = make("select", { "aria-label": "Metric", onchange: (event) => { metric = event.target.value; show(); } }, metrics.map((one) => make("option", { value: one.name, selected: one.name === metric }, one.name)));
-    put(choice, select, [["t", "over updates"], ["seconds", "over seconds"]].map(([key, text]) => make("button", { type: "button", "aria-pressed": String(axis === key), disabled: key === "seconds" && !timed, title: key === "seconds" && !timed ? NO_TIMES : null, onclick: () => { axis = key; show(); } }, text)));
+    buttons.forEach((button, i) => button.setAttribute("aria-pressed", String((axis === "seconds") === (i === 1))));
+    buttons[1].disabled = !timed;
+    buttons[1].title = timed ? "" : NO_TIMES;
     if (chart) chart.destroy();
     const text = (v) => (about?.share ? `${(v * 100).toFixed(2)} %` : short(v, 7));
     chart = new Chart({ x: axis === "t" ? T : SECONDS, y: { label: metric, share: about?.share, text }, lines: found.map((run) => ({ label: run.head.run })) }, 360);
-    const right = (title) => ({ text: title, right: true });
-    const rows = found.map(({ head, privacy: p }) => [make("a", { href: `#/run/${encodeURIComponent(head.run)}/training` }, head.run), make("span", { class: `badge ${head.state}` }, head.reason ?? head.state), head.algorithm ?? "–", `${head.model ?? "–"} on ${head.data ?? "–"}`, whole(head.edges), whole(head.updates), metricText(about, head.latest.values?.[metric]), metricText(head.metrics[0], head.best), upward(p.epsilon), short(head.updates_per_second, 4)]);
-    put(place, card(`${metric} ${axis === "t" ? "over updates" : "over seconds"}`, null, chart.element),
-      table(["run", "state", "algorithm", "model", right("edges"), right("updates"), right(`last ${metric}`), right("best headline"), right("ε"), right("updates/s")], rows, "The runs side by side"));
+    put(place, card(`${metric} ${axis === "t" ? "over updates" : "over seconds"}`, null, chart.element));
     draw();
   }
-  function draw() { chart.set(joined(found.map((run) => [run.training.curves[metric]?.[axis] ?? [], run.training.curves[metric]?.value ?? []]))); }
-  return ({ runs: now }) => { const before = found; found = now; if (!before) show(); else draw(); };
+  function draw() {
+    chart.set(joined(found.map((run) => [run.training.curves[metric]?.[axis] ?? [], run.training.curves[metric]?.value ?? []])));
+    const right = (title) => ({ text: title, right: true }), about = metrics().find((one) => one.name === metric);
+    const rows = found.map(({ head, privacy: p }) => [make("a", { href: `#/run/${encodeURIComponent(head.run)}/training` }, head.run), make("span", { class: `badge ${head.state}` }, head.reason ?? head.state), what(head), whole(head.edges), whole(head.updates), metricText(about, head.latest.values?.[metric]), metricText(head.metrics[0], head.best), upward(p.epsilon), short(head.updates_per_second, 4)]);
+    renew(results, table(["run", "state", "what", right("edges"), right("updates"), right(`last ${metric}`), right(`best ${found[0]?.head.metrics[0]?.name ?? ""}`), right("ε"), right("updates/s")], rows, "The runs side by side"));
+  }
+  return ({ runs: now }) => {
+    found = now;
+    const names = metrics().map((one) => one.name);
+    if (chart && names.join() === [...select.options].map((one) => one.value).join()) return draw();
+    if (!names.includes(metric)) metric = names[0] ?? "";
+    put(select, names.map((name) => make("option", { value: name, selected: name === metric }, name)));
+    show();
+  };
+}
+
+// Algorithm, model and data of a run, in a few words.
+function what(run) {
+  return `${run.algorithm ?? "?"} · ${run.model ?? "?"} on ${run.data ?? "?"}`;
 }
