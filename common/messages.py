@@ -157,7 +157,7 @@ class GradientRefused:
 
     `duplicate`, `stranger`, `full`, `after-halt`; `incarnation` (another life of the run), `sequence` (not the next
     one), `future`, `no-such-model` (version 0, or before the first model), `sensitivity` (that version had another
-    ΔS), `norm` (no honest edge makes so long a gradient).
+    ΔS), `norm` (no honest edge makes so long a gradient), `cap` (beyond the releases that its own pace allows).
     """
 
     edge_id: EdgeId

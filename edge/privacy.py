@@ -34,22 +34,27 @@ def normalise_per_sample(
     bound: float,
     batch_size: int,
     norm: Norm = Norm.L2,
-    least: float = LEAST_BOUND,
+    stabiliser: float = 0.0,
 ) -> ClippedGradient:
-    """Scale every sample's gradient to norm C, one shorter than `least` in proportion; sum, divide by the configured b.
+    """Scale every sample's gradient to nearly norm C, g·C/(‖g‖ + s), sum, divide by the configured b; 0 stays 0.
 
-    g·C/max(‖g‖, least): computed norms below the least bound cannot be trusted (common/noise/mechanism.py), and
-    what is divided by one that is too small would come out longer than C. So `least` is never below it.
+    With s = 0 it is g·C/max(‖g‖, 1e-9): computed norms below the least bound cannot be trusted
+    (common/noise/mechanism.py), and what is divided by one that is too small would come out longer than C.
     """
-    return _scaled_sum(gradients, bound, max(least, LEAST_BOUND), batch_size, norm)
+    return _scaled_sum(gradients, bound, LEAST_BOUND, batch_size, norm, stabiliser)
 
 
 def _scaled_sum(
-    gradients: PerSampleGradients, bound: float, least: float, batch_size: int, norm: Norm
+    gradients: PerSampleGradients,
+    bound: float,
+    least: float,
+    batch_size: int,
+    norm: Norm,
+    stabiliser: float = 0.0,
 ) -> ClippedGradient:
-    """Return Σ g_i·C/max(‖g_i‖, least) over b."""
+    """Return Σ g_i·C/(max(‖g_i‖, least) + s) over b."""
     gradients, norms = _finite(gradients, norm)
-    return _sum(gradients, norms, bound, least, batch_size)
+    return _sum(gradients, norms, bound, least, batch_size, stabiliser)
 
 
 def _finite(gradients: PerSampleGradients, norm: Norm) -> tuple[PerSampleGradients, npt.NDArray[np.float32]]:
@@ -72,9 +77,12 @@ def _sum(
     bound: float,
     least: float,
     batch_size: int,
+    stabiliser: float = 0.0,
 ) -> ClippedGradient:
     """Return the scaled sum over b, never over the samples at hand: under Poisson sampling their number is private."""
     weights = np.maximum(norms, np.float32(least))
+    if stabiliser:
+        weights += np.float32(stabiliser)
     np.divide(np.float32(bound), weights, out=weights)
     return ClippedGradient(gradients.weighted_sum(weights) / np.float32(batch_size))
 
@@ -117,15 +125,15 @@ def clip(
     bound: float,
     batch_size: int,
     norm: Norm = Norm.L2,
-    least: float = LEAST_BOUND,
+    stabiliser: float = 0.0,
 ) -> ClippedGradient:
-    """Clip to C in the norm that the noise law needs; `least` is of normalised gradients alone."""
+    """Clip to C in the norm that the noise law needs; the stabiliser s is of normalised gradients alone."""
     check_bound(bound)
     match how:
         case Clipping.PER_SAMPLE:
             return clip_per_sample(gradients, bound, batch_size, norm)
         case Clipping.NORMALISED:
-            return normalise_per_sample(gradients, bound, batch_size, norm, least)
+            return normalise_per_sample(gradients, bound, batch_size, norm, stabiliser)
         case Clipping.QUANTILE:
             return clip_and_count(gradients, bound, batch_size, norm)
         case Clipping.BATCH_MEAN:

@@ -10,7 +10,7 @@ import numpy as np
 from common.messages import GradientMade, ModelReceived
 from common.models.model import Features, Model, Targets
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import LEAST_BOUND, Clipping, Sampling
+from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId, Indices, NoisyGradient, Vector, is_finite
 from common.randomness import CounterStreams, Purpose
 from edge.privacy import check_bound, clip, perturb
@@ -39,7 +39,7 @@ class Recipe:
     law: NoiseLaw | None  # None: ASGD and CSGD neither clip nor noise
     noised: slice  # coordinates that η covers
     regularization: float  # λ
-    least_norm: float = LEAST_BOUND  # from which on a gradient is normalised
+    stabiliser: float = 0.0  # s of normalised gradients
     steps: int = 1  # E: noised steps, whose mean is one message
     local_rate: float = 0.0  # ρ_local of the steps; γ_local = ρ_local/C
     largest_batch: int | None = None  # B_max of truncated batches
@@ -136,7 +136,7 @@ class EdgeWorker:
             return NoisyGradient(mean)
         bound = recipe.batch_size * sensitivity / 2
         clipped = clip(
-            gradients, recipe.clipping, bound, recipe.batch_size, recipe.law.norm, recipe.least_norm
+            gradients, recipe.clipping, bound, recipe.batch_size, recipe.law.norm, recipe.stabiliser
         )
         rng = self.streams.at(self.index, Purpose.NOISE, n)
         released = perturb(clipped, recipe.law, sensitivity, recipe.noised, rng)

@@ -15,16 +15,17 @@ import numpy.typing as npt
 
 from common.errors import ConfigurationError
 from common.models.linear import LinearModel
-from common.noise.mechanism import Clipping, Norm
+from common.noise.mechanism import LEAST_BOUND, Clipping, Norm
 from common.quantities import Indices, Vector, is_finite
 from common.records.journal import Journal
 from common.scenario.scenario import Scenario
-from edge.assembly import least_norm
+from edge.assembly import stabiliser
 from mapa.simulation.plan import check_plannable
 from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
 from mapa.simulation.vectorised_run import Matrix, VectorisedRun, norm_of
 from mapa.simulation.world import World
 
+_LEAST = np.float32(LEAST_BOUND)  # norms below it are not to be trusted
 _BATCH_BYTES = 1 << 20  # of gathered samples in one stretch: about what stays in the cache
 
 
@@ -117,7 +118,7 @@ class _Rounds:
         self.done = 0
         self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
         self.clips = [run.clips for run in runs]
-        self.least_norm = np.float32(least_norm(self.model))
+        self.stabiliser = np.float32(stabiliser(self.model))
         self.per_sample = [
             (places, norm, row_norms, clips)
             for norm, row_norms in self.row_norms.items()
@@ -183,8 +184,10 @@ class _Rounds:
             clipped = d[per_sample]
             norms = norm_of(clipped, norm) * row_norms[rows[per_sample]]
             _null_what_is_not_finite(clipped, norms)
-            least = self.least_norm if clips is Clipping.NORMALISED else bounds
-            clipped *= (bounds / np.maximum(norms, least))[..., None]
+            divisors = np.maximum(norms, _LEAST if clips is Clipping.NORMALISED else bounds)
+            if clips is Clipping.NORMALISED and self.stabiliser:
+                divisors += self.stabiliser
+            clipped *= (bounds / divisors)[..., None]
             if clipped.base is None:  # chosen one by one, so it is a copy
                 d[per_sample] = clipped
         gradients: npt.NDArray[np.float32] = np.matmul(d.swapaxes(-1, -2), samples)

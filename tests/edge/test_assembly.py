@@ -11,8 +11,8 @@ from common.errors import ConfigurationError
 from common.models.gradients import RowGradients
 from common.models.linear import Softmax
 from common.models.scattering_softmax import ScatteringSoftmax
-from common.noise.mechanism import LEAST_BOUND, Clipping
-from edge.assembly import least_norm, shard_for, shards_for
+from common.noise.mechanism import Clipping
+from edge.assembly import shard_for, shards_for, stabiliser
 from edge.privacy import clip
 from mapa.run_parts import assemble
 from tests.core_support import small_dataset, small_scenario
@@ -52,15 +52,15 @@ def test_a_shard_too_small_for_a_batch_is_refused_on_either_side() -> None:
         shard_for(scenario, small_dataset().train, 1)
 
 
-def test_a_gradient_shorter_than_a_tenth_of_the_feature_length_is_not_brought_to_the_bound() -> None:
+def test_a_normalised_gradient_that_is_short_for_the_model_is_not_brought_to_the_bound() -> None:
     """Nor is any longer than C, so the charge of `normalised` stays."""
     seen = ScatteringSoftmax(shape=(16, 16), classes=10, landmarks=25)
     plain = Softmax(shape=(16, 16), classes=10)
-    assert (least_norm(seen), least_norm(plain)) == (pytest.approx(0.5), LEAST_BOUND)
-    norms = np.array([0.0, 0.05, 0.5, 5.0], np.float32)
+    assert (stabiliser(seen), stabiliser(plain)) == (pytest.approx(0.05), 0.0)
     lengths = []
-    for norm in norms:
+    for norm in (0.0, 0.05, 0.5, 5.0, 5e4):
         row = np.array([[norm, 0.0]], np.float32)
-        clipped = clip(RowGradients(row), Clipping.NORMALISED, 2.0, 1, least=least_norm(seen))
+        clipped = clip(RowGradients(row), Clipping.NORMALISED, 2.0, 1, stabiliser=stabiliser(seen))
         lengths.append(float(np.linalg.norm(clipped)))
-    np.testing.assert_allclose(lengths, [0, 0.2, 2, 2], rtol=1e-6)
+    np.testing.assert_allclose(lengths, [0, 1, 2 / 1.1, 2 / 1.01, 2], rtol=1e-5)
+    assert max(lengths) <= 2
