@@ -78,6 +78,7 @@ def _last(epsilon: Callable[[int], float], target: float, low: int, high: int) -
     return low
 
 
+@functools.lru_cache(maxsize=256)  # a sweep asks for the same z again and again
 def calibrate(
     budget: Budget,
     *,
