@@ -78,7 +78,6 @@ def _last(epsilon: Callable[[int], float], target: float, low: int, high: int) -
     return low
 
 
-@functools.lru_cache(maxsize=256)  # a sweep asks for the same z again and again
 def calibrate(
     budget: Budget,
     *,
@@ -101,9 +100,15 @@ def calibrate(
     if budget.delta == 0:
         raise ConfigurationError("total_delta = 0: a Gaussian release needs a δ greater than 0")
     mechanism = Mechanism(clipping, Scope.ALL, sampling, batch_size, largest_batch=largest_batch)
+    return _calibrated(budget, releases, mechanism, shard_size, law.name)
+
+
+@functools.lru_cache(maxsize=256)  # a sweep asks for the same z again and again
+def _calibrated(budget: Budget, releases: int, mechanism: Mechanism, shard_size: int, name: str) -> float:
+    law = describe_law(name)
 
     def kind(z: float) -> ReleaseKind:
-        return ReleaseKind(describe_law(law.name).make({str(law.calibrated): z}), mechanism, shard_size)
+        return ReleaseKind(law.make({str(law.made.calibrated): z}), mechanism, shard_size)
 
     unit = kind(1.0)
     z = _least_multiplier(budget, unit, unit.charges(releases))
