@@ -51,12 +51,12 @@ def test_work_is_timed_per_iteration_and_in_turns(monkeypatch: pytest.MonkeyPatc
     assert found == pytest.approx((2.0, 0.02, 100.0))  # the same work, said to be a hundred iterations
 
 
-def missed(_parts: list[str]) -> Iterator[Ratio]:
+def missed(_parts: list[str], _minutes: float) -> Iterator[Ratio]:
     yield Ratio("fast", 3.0, 2.0, False, "")
     yield Ratio("small", 3.0, 2.0, True, "")
 
 
-def broken(_parts: list[str]) -> Iterator[Ratio]:
+def broken(_parts: list[str], _minutes: float) -> Iterator[Ratio]:
     yield Ratio("fast", 3.0, 2.0, False, "")
     raise ConfigurationError("no mosquitto")
 

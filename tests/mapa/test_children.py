@@ -68,6 +68,7 @@ def test_a_program_that_may_be_interrupted_hears_a_sigint_that_we_ignore() -> No
 def test_a_command_ends_by_either_signal_whatever_it_inherited(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "argv", ["mapa", "algorithms"])
     monkeypatch.setattr(cli, "build", lambda _: lambda *_args, **_options: signal.raise_signal(number))
     before = signal.signal(number, signal.SIG_IGN)
     try:
