@@ -82,7 +82,7 @@ class AlgorithmTable(Table):
     delta: Fraction = Field(1e-3, description="δ of Theorem 3 alone; the privacy δ is privacy.total_delta")
     tau_max: int | None = Field(None, ge=0, le=10_000_000, description="τ_max; absent: the number of edges")
     tau_max_from: Literal["configured", "measured"] = Field(
-        "configured", description="measured: a stage takes the largest staleness seen so far for τ_max"
+        "configured", description="measured: each new stage takes τ_max from the staleness of recent updates"
     )
     loss_gap: Positive | None = Field(None, description="f₀ = f(x₁) − f(x*)")
     radius: Positive | None = Field(None, description="R")
