@@ -1,6 +1,6 @@
 """The pictures of docs/concepts.md, drawn from a real simulation and from the real schedule.
 
-`python -m experiments.concept_pictures docs/figures` writes asynchrony.svg and stages.svg; a test fails where they are old.
+`python -m experiments.concept_pictures docs/figures` writes asynchrony.svg and stages.svg.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def _stage_panel(planned: Sequence[tuple[int, Stage]], total: int) -> Iterator[s
         left, right = _at(begin, total), _at(min(begin + one.length, total), total)
         tall = 88 * one.clip / first
         colour = _COLOURS[0] if one is stage else _PALE
-        yield f'<rect x="{left:.1f}" y="{128 - tall:.1f}" width="{right - left:.1f}" height="{tall:.1f}" fill="{colour}"/>'
+        place = f'x="{left:.1f}" y="{128 - tall:.1f}" width="{right - left:.1f}" height="{tall:.1f}"'
+        yield f'<rect {place} fill="{colour}"/>'
         yield _text((left + right) / 2, 122 - tall, f"{one.clip:g}", size=11, anchor="middle")
     yield _line(_LEFT, 128, _WIDTH - 20, 128, _INK, 1)
     for tick in (1, 10, 100, 1000, total):
@@ -195,7 +196,8 @@ def _text(
 
 
 def _svg(title: str, parts: Sequence[str], height: int) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="system-ui, sans-serif">'
+    box = f'viewBox="0 0 {_WIDTH} {height}" font-family="system-ui, sans-serif"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box}>'
     ground = f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>'
     return "\n".join([head, f"<title>{escape(title)}</title>", ground, *parts, "</svg>"]) + "\n"
 

@@ -1,4 +1,4 @@
-"""docs/scenario.md, written from the schema: `python -m mapa.scenario_reference docs/scenario.md`; a test fails where it is old."""
+"""docs/scenario.md, written from the schema: `python -m mapa.scenario_reference docs/scenario.md`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _LISTS = ("links", "devices")  # written [[links]]; the columns of a table are a
 _WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": ""}
 _LIMITS = {"exclusiveMinimum": "> ", "minimum": "≥ ", "exclusiveMaximum": "< ", "maximum": "≤ "}
 _OPEN = {
-    "algorithm": "Beside these, the options of the algorithm that is named: [algorithms](algorithms.md), `mapa algorithms NAME`.",
-    "privacy": "Beside these, the parameters of the noise law that is named, where it has others.",
+    "algorithm": "The options of the algorithm that is named stand beside these: [algorithms](algorithms.md).",
+    "privacy": "A noise law of one's own may have parameters beside these.",
 }
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md and docs/results/details.md from the files in docs/results/; a test fails where they are old.
+"""The tables of docs/results.md and docs/results/details.md, from the files in docs/results/.
 
 `python -m experiments.reproduce.results_page docs` writes them between their marks, after a `reproduce` run has been
 copied to docs/results/.
