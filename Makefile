@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-fast check format bench clean images images-offline engine engine-stop up down
+.PHONY: help env run test test-fast check format docs docs-links bench clean images images-offline engine engine-stop up down
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,15 @@ check: $(READY)  ## ruff and mypy --strict
 format: $(READY)  ## format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY)  ## build the site into build/docs with warnings as errors; needs no internet to be read
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -n -q docs build/docs
+	@echo "open build/docs/index.html"
+
+docs-links: $(READY)  ## ask every external link of the site whether it still answers; needs the internet, so not in CI
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m sphinx -b linkcheck -q docs build/linkcheck
 
 bench: $(READY)  ## speed and memory, as ratios measured in one run; STRICT=1: fail if one misses its limit
 	$(BIN)/python -m experiments.bench $(if $(STRICT),--strict)

@@ -52,7 +52,7 @@ def reference() -> str:
 def _section(command: Command) -> str:
     words = " ".join(("mapa", *command.words))
     level = "##" if len(command.words) < 2 else "###"
-    lines = [f"\n{level} {words}\n", f"{_cell(command.about)}\n", f"```\n{usage(command)}\n```\n"]
+    lines = [f"\n{level} {words}\n", f"{_cell(command.about)}\n", f"```text\n{usage(command)}\n```\n"]
     rows = [*(_argument(one) for one in command.arguments), *(_option(one) for one in command.options)]
     if rows:
         lines.append("\n".join(["| | |", "|---|---|", *rows]) + "\n")

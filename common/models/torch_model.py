@@ -184,11 +184,11 @@ def torch_model(
 ) -> type[TorchModel]:
     """Return a class that a scenario names: model.name = "my_file:Model" after `Model = mapa.torch_model(factory)`.
 
-    factory: a function of (shape, classes) that returns a torch.nn.Module; further arguments with a default are
-        options of the scenario.
-    loss: "cross-entropy" (classes), "mse" or "huber" (real targets), or a function of (outputs, targets) that
-        returns one loss for each sample.
-    tokens: inputs are whole numbers below this one, not real numbers.
+    - factory: a function of (shape, classes) that returns a torch.nn.Module; further arguments with a default are
+      options of the scenario.
+    - loss: "cross-entropy" (classes), "mse" or "huber" (real targets), or a function of (outputs, targets) that
+      returns one loss for each sample.
+    - tokens: inputs are whole numbers below this one, not real numbers.
     """
 
     class Model(TorchModel):

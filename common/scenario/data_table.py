@@ -36,7 +36,7 @@ def _fields(table: Table) -> list[tuple[str, Any]]:
 class ColumnTable(_Declared):
     """One of data.schema.columns: numbers with a range, or categories."""
 
-    name: Name
+    name: Name = Field(..., description="of the column in the file")
     range: Range | None = Field(None, description="numbers are clipped to it and scaled to [0, 1]")
     categories: list[Name] = Field(default_factory=list, max_length=1000, description="in this order")
     other: bool = Field(False, description="a place for what is no declared category; else that is an error")
@@ -130,7 +130,7 @@ class DataTable(Table):
     )
     declared: SchemaTable | None = Field(None, alias="schema", description="of set = file or local")
     partition: Literal["iid", "dirichlet", "label", "group", "sizes-dirichlet", "sizes-power", "shared"] = (
-        "iid"
+        Field("iid", description="how the data set is cut into shards; shared: all edges draw from all of it")
     )
     alpha: float = Field(
         0.5,
@@ -143,7 +143,9 @@ class DataTable(Table):
         1.0, ge=0, le=10, allow_inf_nan=False, description="of sizes-power: n_k falls with (k + 1)^-power"
     )
     labels_per_edge: int = Field(2, ge=1, le=1000, description="of the label partition")
-    sampler: Literal["poisson", "truncated-poisson", "shuffled", "with-replacement"] = "poisson"
+    sampler: Literal["poisson", "truncated-poisson", "shuffled", "with-replacement"] = Field(
+        "poisson", description="how an edge draws a batch; see docs/privacy.md"
+    )
     largest_batch: int | None = Field(
         None, ge=1, le=1_000_000, description="B_max of sampler = truncated-poisson"
     )

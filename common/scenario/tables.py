@@ -81,7 +81,9 @@ class AlgorithmTable(Table):
     sigma: NonNegative | None = Field(None, description="σ")
     delta: Fraction = Field(1e-3, description="δ of Theorem 3 alone; the privacy δ is privacy.total_delta")
     tau_max: int | None = Field(None, ge=0, le=10_000_000, description="τ_max; absent: the number of edges")
-    tau_max_from: Literal["configured", "measured"] = "configured"
+    tau_max_from: Literal["configured", "measured"] = Field(
+        "configured", description="measured: each new stage takes τ_max from the staleness of recent updates"
+    )
     loss_gap: Positive | None = Field(None, description="f₀ = f(x₁) − f(x*)")
     radius: Positive | None = Field(None, description="R")
     first_clip: float | None = Field(
@@ -180,8 +182,12 @@ class PrivacyTable(Table):
     )
     epsilon: PerEdge | None = Field(None, description="ε_k of one release; a list is cycled over edges")
     noise_multiplier: PerEdge | None = Field(None, description="z_k of the gaussian law, instead of epsilon")
-    clipping: Literal["per-sample", "normalised", "quantile", "batch-mean"] = "per-sample"
-    scope: Literal["all", "first-conv"] = "all"
+    clipping: Literal["per-sample", "normalised", "quantile", "batch-mean"] = Field(
+        "per-sample", description="what is brought to the bound C, and how; see docs/privacy.md"
+    )
+    scope: Literal["all", "first-conv"] = Field(
+        "all", description="which coordinates are noised; first-conv is the paper's, and NOT private"
+    )
     total_epsilon: Positive | None = Field(
         None, le=LARGEST_PARAMETER, description="budget of each edge for the whole run"
     )
@@ -333,7 +339,9 @@ def _described(name: str) -> LawDescription:
 class DelaysTable(Table):
     """[delays]: how the simulator makes gradients stale. Times are virtual seconds."""
 
-    kind: Literal["cyclic", "constant", "uniform", "exponential", "lognormal", "recorded"] = "cyclic"
+    kind: Literal["cyclic", "constant", "uniform", "exponential", "lognormal", "recorded"] = Field(
+        "cyclic", description="cyclic: edges in turn, without times; else the law of the times below"
+    )
     compute: NonNegative = Field(0.01, le=1e6, description="mean time of a gradient at speed 1")
     network: NonNegative = Field(0.02, le=1e6, description="mean one-way time")
     spread: NonNegative = Field(
@@ -394,11 +402,17 @@ class RecordsTable(Table):
 class LinkTable(Table):
     """One of links: a preset's name, or numbers, or both."""
 
-    name: str | None = None
-    delay_ms: NonNegative | None = Field(None, le=LONGEST_DELAY_MS)
-    jitter_ms: NonNegative | None = Field(None, le=LONGEST_DELAY_MS)
-    distribution: Literal["constant", "uniform", "normal", "exponential", "lognormal", "pareto"] | None = None
-    rate_kbps: float | None = Field(None, ge=LEAST_RATE_KBPS, allow_inf_nan=False)
+    name: str | None = Field(None, description="lan, wifi, 5g, 4g, wan, satellite, or any with numbers")
+    delay_ms: NonNegative | None = Field(None, le=LONGEST_DELAY_MS, description="one way")
+    jitter_ms: NonNegative | None = Field(
+        None, le=LONGEST_DELAY_MS, description="of the delay, as distribution says"
+    )
+    distribution: Literal["constant", "uniform", "normal", "exponential", "lognormal", "pareto"] | None = (
+        Field(None, description="law of the jitter; normal: jitter_ms is its standard deviation")
+    )
+    rate_kbps: float | None = Field(
+        None, ge=LEAST_RATE_KBPS, allow_inf_nan=False, description="kilobits a second; absent: no limit"
+    )
     partitions: list[Annotated[tuple[NonNegative, Positive], Field(strict=False)]] = Field(
         default_factory=list,
         max_length=MOST_PARTITIONS,
@@ -443,7 +457,7 @@ class AvailabilityTable(Table):
 class DeviceTable(Table):
     """One of devices: a preset's name, or numbers, or both."""
 
-    name: str | None = Field(None, min_length=1, max_length=64)
+    name: str | None = Field(None, min_length=1, max_length=64, description="see `mapa devices list`; or any")
     slowdown: float | None = Field(
         None,
         ge=1,
@@ -454,7 +468,7 @@ class DeviceTable(Table):
     jitter: NonNegative | None = Field(
         None, le=LARGEST_JITTER, description="lognormal: σ of the logarithm; uniform: ± this share"
     )
-    distribution: Literal["lognormal", "uniform"] | None = None
+    distribution: Literal["lognormal", "uniform"] | None = Field(None, description="law of the jitter")
     reference_ms: Positive | None = Field(
         None,
         le=LONGEST_REFERENCE_MS,

@@ -1,0 +1,78 @@
+"""The tables of docs/results.md and docs/results/details.md, from the files in docs/results/.
+
+`python -m experiments.reproduce.results_page docs` writes them between their marks, after a `reproduce` run has been
+copied to docs/results/.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Verdicts = Sequence[Mapping[str, Any]]
+_MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def verdicts(docs: Path) -> Verdicts:
+    """Return every claim with its verdict and its cases."""
+    found: list[dict[str, Any]] = json.loads((docs / "results" / "verdicts.json").read_text(encoding="utf-8"))
+    return found
+
+
+def verdict_table(found: Verdicts) -> str:
+    """Return the claims, one a row, without their cases."""
+    rows = [
+        f"| {_cell(one['claim'])} | {_where(one['where'])} | **{one['verdict']}** | {_cell(one['measured'])} |"
+        for one in found
+    ]
+    return "\n".join(["| claim | where | verdict | measured |", "|---|---|---|---|", *rows])
+
+
+def case_lists(found: Verdicts) -> str:
+    """Return each claim's cases, folded, and our explanation where it fails."""
+    return "\n\n".join(_cases(one) for one in found)
+
+
+def _cases(one: Mapping[str, Any]) -> str:
+    marks = {"yes": "", "no": " ✗", "undecided": " ?"}
+    lines = [f"- {_text(case['case'])}{marks[case['holds']]}" for case in one["cases"]]
+    why = [f"*Our explanation:* {_text(one['explanation'])}", ""] if "explanation" in one else []
+    return "\n".join([f"**{_text(one['claim'])}** {one['measured']}", "", *why, *lines])
+
+
+def _cell(text: str) -> str:
+    return _text(text).replace("|", "\\|")
+
+
+def _where(text: str) -> str:
+    return _cell(text) if text.startswith("ours") else f"`{text}`"
+
+
+def _text(text: str) -> str:
+    return text.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+
+
+def renewed(page: str, docs: Path) -> str:
+    """Return a page with the text between its marks made anew."""
+    found = verdicts(docs)
+    makers = {"verdict-table": verdict_table, "case-lists": case_lists}
+    return _MARKED.sub(lambda match: f"{match[1]}\n{makers[match[2]](found)}\n\n{match[3]}", page)
+
+
+def pages(docs: Path) -> list[Path]:
+    return [docs / "results.md", docs / "results" / "details.md"]
+
+
+def main(arguments: Sequence[str]) -> None:
+    docs = Path(arguments[0])
+    for page in pages(docs):
+        page.write_text(renewed(page.read_text(encoding="utf-8"), docs), encoding="utf-8")
+        print(f"wrote {page}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,106 @@
+"""Every fenced block of every page, with the mark before it, and the commands that it shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from mapa.cli import build, current_name
+from tests.pages_support import ROOT
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*) *$")
+_MARK = re.compile(r"^ *<!-- (?P<kind>not run|run by): (?P<words>.+) -->$")
+_ASSIGNMENT = re.compile(r"^[A-Z_]+=")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block."""
+
+    page: str  # below the repository
+    line: int
+    language: str
+    text: str
+    not_run: str = ""  # the reason that the page gives
+    run_by: str = ""  # path::test
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks_of(path: Path) -> list[Block]:
+    """Return the blocks of a page; a mark is the last line before its fence that is not empty."""
+    found: list[Block] = []
+    opened, body, marks, last = None, [], {}, ""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        fence = _FENCE.match(line)
+        if opened is None and fence:
+            mark = _MARK.match(last)
+            marks = {mark["kind"].replace(" ", "_"): mark["words"]} if mark else {}
+            opened, body = (number, fence["language"]), []
+        elif opened is not None and fence and not fence["language"]:
+            page = str(path.relative_to(ROOT))
+            found.append(Block(page, *opened, "\n".join(body) + "\n", **marks))
+            opened, last = None, ""
+        elif opened is not None:
+            body.append(line)
+        elif line.strip():
+            last = line
+    assert opened is None, f"{path}: a block is not closed"
+    return found
+
+
+def commands(block: Block) -> list[list[str]]:
+    """Return the words of every command that a block shows; where lines begin with `$`, the others are output."""
+    text = block.text.replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+    if any(line.startswith("$ ") for line in lines):
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    aliases: dict[str, list[str]] = {}
+    found = []
+    for line in lines:
+        words = _plain(shlex.split(line, comments=True))
+        if words[:1] == ["alias"]:
+            name, _, meant = words[1].partition("=")
+            aliases[name] = meant.split()
+        elif words:
+            found.append([*aliases.get(words[0], words[:1]), *words[1:]])
+    return found
+
+
+def _plain(words: list[str]) -> list[str]:
+    """Return a command without assignments before it, and without where its output goes."""
+    while words and _ASSIGNMENT.match(words[0]):
+        words = words[1:]
+    return words[: words.index(">")] if ">" in words else words
+
+
+@cache
+def _program() -> Any:
+    return typer.main.get_command(build([]))
+
+
+def parse_mapa(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the command and its parameters as the real parser reads them; it raises where it would refuse them."""
+    command, path, parent, rest = _program(), "mapa", None, current_name(words)
+    while True:
+        context = command.make_context(path, list(rest), parent=parent)
+        if not getattr(command, "commands", None):
+            return path.removeprefix("mapa "), dict(context.params)
+        rest = [
+            *context._protected_args,
+            *context.args,
+        ]  # as a group has read them: it may put a word before them
+        name, command, rest = command.resolve_command(context, rest)
+        path, parent = f"{path} {name}", context
