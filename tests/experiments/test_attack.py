@@ -55,7 +55,11 @@ def linear_case(name: str, seed: int, batch: int = 1) -> tuple[Any, Any, Any, An
 def test_one_sample_s_gradient_gives_its_image_and_its_target_away(name: str, seed: int) -> None:
     model, x, images, targets = linear_case(name, seed)
     gradients = model.gradients(x, model.features(images), targets)
-    for how in (Clipping.PER_SAMPLE, Clipping.NORMALISED, Clipping.BATCH_MEAN):  # scales image and constant alike
+    for how in (
+        Clipping.PER_SAMPLE,
+        Clipping.NORMALISED,
+        Clipping.BATCH_MEAN,
+    ):  # scales image and constant alike
         released = clip(gradients, how, 0.01, 1)
         np.testing.assert_allclose(invert(head_of(model), model, released), images[0], atol=1e-4)
         assert infer_target(head_of(model), model, released) == targets[0]
