@@ -138,7 +138,8 @@ class _Runner:
 
 
 def _key(job: Job) -> str:
-    """Name what was run: the cell, its choice, and the recipe and method as they are now."""
-    base = job.cell.base().digest
-    text = json.dumps([FORMAT, asdict(job.cell), job.choice, base, repr(methods()[job.cell.method])])
+    """Name what was run: the cell, its choice, and the recipe and method as they are now; sizes may share it."""
+    cell = {key: value for key, value in asdict(job.cell).items() if key != "size"}
+    base = job.cell.base().digest  # of the recipe with all that the size changes in it
+    text = json.dumps([FORMAT, cell, job.choice, base, repr(methods()[job.cell.method])])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
