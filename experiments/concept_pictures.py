@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import mapa
 from cloud.stages import Stage, planned_stages
@@ -46,7 +47,12 @@ def turns() -> list[Turn]:
     """Return the first gradients of a simulation of three edges, one of them slow."""
     delays = {"kind": "lognormal", "compute": 0.02, "network": 0.004, "spread": 0.2, "speeds": _SPEEDS}
     with tempfile.TemporaryDirectory() as folder:
-        changed = {"edges": _EDGES, "iterations": _UPDATES, "delays": delays, "evaluation": {"every": 0}}
+        changed: dict[str, Any] = {
+            "edges": _EDGES,
+            "iterations": _UPDATES,
+            "delays": delays,
+            "evaluation": {"every": 0},
+        }
         run = mapa.simulate("quickstart", seed=_SEED, runs_dir=folder, progress=False, **changed)
         columns = [run.updates[key].tolist() for key in ("edge", "version", "t", "time")]
     begun, found = [0.0] * _EDGES, []
