@@ -23,8 +23,8 @@ HELP = {
     "init": ("mapa init my-project", _DONE),
     "simulate": (
         "mapa simulate quickstart --seed 1 --set algorithm.theta=0.7",
-        f"0 finished or at its time limit, 1 diverged or no gradients pending, {_WRONG}, 130 interrupted (records are"
-        " kept)",
+        f"0 finished or at its time limit, 1 diverged or no gradients pending, {_WRONG}, 3 no edge has budget"
+        " left, 130 interrupted (records are kept)",
     ),
     "run": ("mapa run quickstart --edges 5 --links wan", _TRAINED),
     "cloud": ("mapa cloud quickstart --broker vm.example.org --run first --edges-at-least 3", _TRAINED),

@@ -11,7 +11,7 @@ from typing import Self
 from common.accounting import gaussian
 from common.accounting.gaussian import GaussianReleases, dp_accounting
 from common.accounting.releases import Budget, ReleaseKind, Spent
-from common.accounting.total import total
+from common.accounting.total import PLD_CEILING, total
 from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
@@ -155,6 +155,10 @@ def _calibrate_sampled(budget: Budget, unit: GaussianReleases) -> float:
         )
         return z
 
+    if budget.epsilon > PLD_CEILING:  # where `total` leaves PLD out, too: it would take minutes
+        if not truncated:
+            return search(by_rdp, library.LowerEndpointAndGuess(0.001, 1.0), 1e-6)
+        budget = replace(budget, epsilon=PLD_CEILING)  # beyond it truncated batches have no bound at all
     # RDP is quick, and PLD permits a little less noise: starting from RDP's z, PLD is never asked far
     # from the answer, where a small z would cost it minutes.
     above = search(by_rdp, library.LowerEndpointAndGuess(0.01, 1.0), 1e-3)

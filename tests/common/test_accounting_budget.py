@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import dp_accounting
 import pytest
 
-from common.accounting.budget import MOST_CHARGES, calibrate, max_charges, max_releases
+from common.accounting import gaussian
+from common.accounting.budget import MOST_CHARGES, calibrate, keeps, max_charges, max_releases
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
@@ -98,3 +102,27 @@ def test_calibration_refuses_what_it_cannot_meet() -> None:
         calibrate(BUDGET, releases=1, batch_size=11, shard_size=10)
     with pytest.raises(ConfigurationError, match="total_epsilon"):
         Budget(float("inf"), 1e-5)
+
+
+@pytest.mark.parametrize("largest_batch", [None, 1598])
+def test_a_budget_beyond_what_pld_is_asked_for_never_asks_pld_there(
+    monkeypatch: pytest.MonkeyPatch, largest_batch: int | None
+) -> None:
+    """At ε = 1000 one question takes PLD minutes, and `total` would not ask it: nor does the calibration."""
+    asked: list[float] = []
+
+    def pld(groups: Sequence[gaussian.GaussianReleases], delta: float, *_: object) -> float:
+        asked.append(gaussian.rdp([replace(group, truncation=None) for group in groups], delta))
+        return asked[-1]
+
+    monkeypatch.setattr(gaussian, "pld", pld)
+    sampling = Sampling.POISSON if largest_batch is None else Sampling.TRUNCATED_POISSON
+    budget = Budget(1000.0, 1e-5)
+    z = calibrate(
+        budget, releases=2, batch_size=799, shard_size=1333, sampling=sampling, largest_batch=largest_batch
+    )
+    assert (
+        max(asked, default=0.0) < 70
+    )  # a bracket below the answer may lie a little beyond the ceiling of 50
+    mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 799, largest_batch=largest_batch)
+    assert keeps(budget, ReleaseKind(Gaussian(z), mechanism, 1333), 2)
