@@ -6,18 +6,25 @@ import contextlib
 import itertools
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import RecordsError
 
 _BUFFER = 1 << 20  # characters
+_LONGEST_WAIT = 1.0  # seconds: whoever watches a run sees it while it goes on
 
 
 class EventFile:
     """Keeps lines and writes them in batches. Where a write fails, what it tore off is cut, and nothing follows."""
 
-    def __init__(self, path: Path, *, resumed: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, resumed: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.path = path
+        self._clock = clock
+        self._written = clock()  # when lines were last written
         self._file = path.open("ab" if resumed else "xb", buffering=0)
         self._waiting: list[str] = []
         self._characters = 0
@@ -51,12 +58,13 @@ class EventFile:
         """Take one line, with its end."""
         self._waiting.append(text)
         self._characters += len(text)
-        if self._characters >= _BUFFER:
+        if self._characters >= _BUFFER or self._clock() - self._written >= _LONGEST_WAIT:
             self.flush()
 
     def flush(self) -> None:
         """Write what waits; RecordsError where that fails. After a failure nothing is written any more."""
         content = "".join(self._waiting).encode()
+        self._written = self._clock()
         self._waiting.clear()
         self._characters = 0
         if self._file.closed or not content:

@@ -35,6 +35,24 @@ file.close()
 """
 
 
+def test_a_line_waits_for_a_second_at_most(tmp_path: Path) -> None:
+    now = [0.0]
+    file = EventFile(tmp_path / "events.jsonl", clock=lambda: now[0])
+    file.write("{}\n")
+    assert file.size == 0
+    now[0] = 0.9
+    file.write("{}\n")
+    assert file.size == 0
+    now[0] = 1.0
+    file.write("{}\n")
+    assert file.size == 9
+    now[0] = 1.5
+    file.write("{}\n")
+    assert file.size == 9
+    file.close()
+    assert file.size == 12
+
+
 def test_a_line_that_a_full_disk_tears_is_cut_off_and_nothing_follows(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     done = subprocess.run(
