@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
-from importlib.metadata import version as version_of
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from common.errors import ConfigurationError, MapaError
 from common.records import slow_disk
-from mapa.command_help import epilog
+from mapa import output
+from mapa.command_help import ABOUT, epilog
+from mapa.commands.common_options import with_common_options
 from mapa.signals import interrupted_by_signals
 from mapa.threads import one_thread
 
@@ -40,8 +42,12 @@ COMMANDS = {
     "replay": "mapa.commands.replay:replay_command",
     "bundle": "mapa.commands.verify:bundle_command",
     "verify": "mapa.commands.verify:verify_command",
+    "scenarios": "mapa.commands.scenarios:scenarios_command",
+    "doctor": "mapa.commands.doctor:doctor_command",
+    "completion": "mapa.commands.completion:completion_command",
 }
 GROUPS = {
+    "runs": "mapa.commands.runs:app",
     "ledger": "mapa.commands.ledger_group:app",
     "scenario": "mapa.commands.scenario:app",
     "data": "mapa.commands.data:app",
@@ -60,59 +66,106 @@ _SERVICES = (
     "verify",
     "devices",
 )  # one BLAS thread each; the others may use what they find
-_CHEAPEST = "schedule"  # a program needs a command, also where it only prints its version
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
     """Return the program with the one command that the arguments name, or with all of them."""
+    app, wanted = _program(), named_in(arguments)
+    for name in (wanted,) if wanted is not None else {**COMMANDS, **GROUPS}:
+        _load(app, name)
+    return app
+
+
+def outline() -> typer.Typer:
+    """Return the program with every command's name and first line, for its help and for whoever mistypes a name.
+
+    No command is loaded: that takes seconds, and none is called.
+    """
+    app = _program()
+    for name in {**COMMANDS, **GROUPS}:
+        if name in ABOUT:
+            app.command(name, help=ABOUT[name])(lambda: None)
+        else:
+            _load(app, name)
+    return app
+
+
+def named_in(arguments: Sequence[str]) -> str | None:
+    """Return the command that the arguments name, behind the program's own options; None: none that we have."""
+    word = next((word for word in arguments if not word.startswith("-")), None)
+    return word if word in {*COMMANDS, *GROUPS} else None
+
+
+def _program() -> typer.Typer:
     app = typer.Typer(name="mapa", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
     @app.callback(epilog=epilog("mapa"))
     def mapa(
-        version: Annotated[
+        version: Annotated[  # noqa: ARG001
             bool,
             typer.Option("--version", callback=_say_version, is_eager=True, help="show the version"),
         ] = False,
+        debug: Annotated[
+            bool, typer.Option("--debug", help="show the traceback of an error; also MAPA_DEBUG=1")
+        ] = False,
     ) -> None:
         """Asynchronous federated learning with differential privacy: AUDP and MAPA, simulated or over MQTT."""
+        if debug:
+            output.debug()
 
-    wanted = arguments[0] if arguments and arguments[0] in {*COMMANDS, *GROUPS} else None
-    if list(arguments) == ["--version"]:
-        wanted = _CHEAPEST
-    for name, place in {**COMMANDS, **GROUPS}.items():
-        if wanted in (None, name):
-            module, _, attribute = place.partition(":")
-            loaded = importlib.import_module(module)
-            if name in GROUPS:
-                group: typer.Typer = getattr(loaded, attribute)
-                for command in group.registered_commands:
-                    command.epilog = epilog(
-                        f"{name} {command.name or getattr(command.callback, '__name__', '')}"
-                    )
-                app.add_typer(group, name=name, epilog=epilog(name))
-            else:
-                kind = getattr(loaded, "COMMAND_CLASS", None)
-                app.command(name, cls=kind, epilog=epilog(name))(getattr(loaded, attribute))
     return app
 
 
+def _load(app: typer.Typer, name: str) -> None:
+    module, _, attribute = {**COMMANDS, **GROUPS}[name].partition(":")
+    loaded: Any = importlib.import_module(module)
+    found = getattr(loaded, attribute)
+    if name not in GROUPS:
+        kind = getattr(loaded, "COMMAND_CLASS", None)
+        app.command(name, cls=kind, epilog=epilog(name))(with_common_options(found, name))
+        return
+    group: typer.Typer = found
+    for command in group.registered_commands:
+        path = f"{name} {command.name or getattr(command.callback, '__name__', '')}"
+        command.epilog = epilog(path)
+        if command.callback is not None:
+            command.callback = with_common_options(command.callback, path)
+    app.add_typer(group, name=name, epilog=epilog(name))
+
+
 def main() -> None:
-    """Run a command; 0 done, 1 failed, 2 wrong configuration or usage, 130 interrupted."""
+    """Run a command, and turn whatever ends it into one of `command_help.EXIT_CODES`."""
+    output.begin(os.environ)
     arguments = current_name(sys.argv[1:])
-    if arguments and arguments[0] in _SERVICES:
+    name = named_in(arguments)
+    if name in _SERVICES:
         one_thread()  # before a command imports numpy
     try:
-        slow_disk.enable(os.environ, arguments[0] if arguments else "")
+        slow_disk.enable(os.environ, name or "")
         with interrupted_by_signals():
-            build(arguments)(arguments, prog_name="mapa")
-    except ConfigurationError as error:
-        _say(f"configuration error: {error}")
-        sys.exit(2)
-    except MapaError as error:
-        _say(f"error: {error}")
-        sys.exit(1)
+            program = outline() if name is None else build(arguments)
+            program(arguments, prog_name="mapa")
+    except SystemExit as end:
+        sys.exit(output.flushed(end.code))
+    except BrokenPipeError:
+        sys.exit(output.flushed(1))
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        _tell(error)
+        sys.exit(2 if isinstance(error, ConfigurationError) else 1)
+
+
+def _tell(error: Exception) -> None:
+    """Say what went wrong in one line, with its traceback where that was asked for."""
+    if output.wants_tracebacks():
+        traceback.print_exception(error)
+    if isinstance(error, ConfigurationError):
+        _say(f"configuration error: {error}")
+    elif isinstance(error, MapaError):
+        _say(f"error: {error}")
+    else:
+        _say(f"{output.unexpected(error)}; --debug shows the traceback")
 
 
 def current_name(arguments: Sequence[str]) -> list[str]:
@@ -127,12 +180,14 @@ def current_name(arguments: Sequence[str]) -> list[str]:
 
 def _say_version(asked: bool) -> None:
     if asked:
+        from importlib.metadata import version as version_of  # slow to load, and nobody else asks
+
         print(f"mapa {version_of('mapa-testbed')}")
         raise typer.Exit
 
 
 def _say(text: str) -> None:
-    print(f"\033[31m{text}\033[0m" if sys.stderr.isatty() else text, file=sys.stderr)
+    print(f"\033[31m{text}\033[0m" if output.coloured(sys.stderr) else text, file=sys.stderr)
 
 
 if __name__ == "__main__":

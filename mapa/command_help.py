@@ -9,6 +9,15 @@ _TRAINED = (
     " (records are kept)"
 )
 
+EXIT_CODES = {  # every code of every command, and what it means; each command's help says which are its own
+    0: "done, finished, or nothing found wrong",
+    1: "failed: an error while it ran, a check that did not hold, a run that diverged, a closed pipe",
+    2: "wrong configuration or usage: nothing was started",
+    3: "no edge has budget left",
+    4: "an edge found no free shard",
+    130: "interrupted by Ctrl-C or SIGTERM; records are kept",
+}
+
 HELP = {
     "mapa": ("mapa run quickstart", _DONE),
     "init": ("mapa init my-project", _DONE),
@@ -68,6 +77,19 @@ HELP = {
         "mapa dashboard --runs-dir runs --open",
         f"0 stopped by Ctrl-C or SIGTERM, 1 failed, {_WRONG}",
     ),
+    "scenarios": ("mapa scenarios --model lr", _DONE),
+    "doctor": (
+        "mapa doctor --for containers --for dashboard",
+        f"0 all that is needed works, 1 something that is needed is missing or broken, {_WRONG}",
+    ),
+    "completion": ("mapa completion bash", _DONE),
+    "runs": ("mapa runs list --state finished --sort started", _DONE),
+    "runs list": ("mapa runs list --state finished --sort started", _DONE),
+    "runs show": ("mapa runs show latest", _DONE),
+    "runs rm": (
+        "mapa runs rm quickstart-20260101-120000-0123abcd --yes",
+        f"0 removed, 1 a run was refused or not confirmed, {_WRONG}: nothing was removed",
+    ),
     "export": (
         "mapa export RUN --to tensorboard --follow",
         f"0 written, 1 failed, {_WRONG} or library missing, 130 interrupted",
@@ -85,6 +107,39 @@ HELP = {
     "data where": ("mapa data where", _DONE),
     "data show": ("mapa data show quickstart --set data.partition=dirichlet", _DONE),
     "data get": ("mapa data get --scenario cnn-mnist", _DONE),
+}
+
+# The first line of every command's help, so that `mapa --help` need not load the commands; a test compares them.
+ABOUT = {
+    "init": "Write a project: a scenario, a model of one's own, and how to run it.",
+    "simulate": "Simulate a scenario without a network.",
+    "run": "Train with a broker, a cloud and edge processes on this machine.",
+    "cloud": "Serve one run until its T updates are applied.",
+    "edge": "Take part in a run until it ends or the budget is spent.",
+    "containers": "Train in containers on this machine, one per edge, with faults on request.",
+    "chaos": "Train under kills, pauses, partitions, full disks and disordered messages; check what became of the run.",
+    "schedule": "Print ΔS, Δ_b, P, γ and T_s of every stage that begins within T updates.",
+    "algorithms": "List the algorithms: what each does, whether its edges clip and noise, and its options.",
+    "calibrate": "Find the smallest noise multiplier z that keeps the given number of releases within (ε, δ).",
+    "attack": "Reconstruct images from gradients that the real edge code released: a table and a picture grid.",
+    "observe": "Record the gradients of a run as any reader of its topics sees them; Ctrl-C ends it early.",
+    "audit": "Bound ε from below by attacking the real release code; exit 1 where a claim is refuted.",
+    "reproduce": "Run the paper's experiments and judge its claims: report.html, pictures, tables.",
+    "compare": "Plot runs, simulated or networked: a metric over updates and, where times are recorded, over seconds.",
+    "dashboard": "Serve a live page of the runs in a folder. It reads records and changes nothing.",
+    "replay": "Compute a run's final model from its gradient log and tell whether it is the same bit for bit.",
+    "bundle": "Put a run that has ended into one file: records, gradient log, ledger statements, model, with hashes.",
+    "verify": "Check that a run's records, log, statements and model agree; needs no data set.",
+    "scenarios": "Show the shipped scenarios as a table: model, data, K, T, algorithm, budget, purpose.",
+    "doctor": "Check this machine: what is missing, what it is needed for, how to mend it. Changes nothing.",
+    "completion": "Print a script that completes commands, options, scenarios and run ids in a shell.",
+    "pace": "Measure how many gradients a second this machine makes of a scenario: on made-up rows, never on records.",
+    "devices": "Devices that edges pose as: presets, and this machine measured.",
+    "export": "Write a run's metrics, stages, staleness, ε of each edge, scenario and statement for another program.",
+    "runs": "Runs on record: list, show, rm.",
+    "ledger": "Privacy spent: `mapa ledger RUN` is short for `mapa ledger show RUN`.",
+    "scenario": "Scenario files: one TOML = one run.",
+    "data": "Data sets: list, get, where, show.",
 }
 
 

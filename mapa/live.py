@@ -17,6 +17,7 @@ from rich.text import Text
 from cloud.service import CloudService
 from common.records.tally import headline
 from common.scenario.scenario import Scenario
+from mapa.output import is_verbose
 
 _ROWS = 24  # edges shown one by one
 _BARS = 10  # of the staleness histogram
@@ -40,8 +41,10 @@ class View(Protocol):
 
 def view_for(scenario: Scenario, console: Console, *, quiet: bool = False) -> View:
     """Return the view that fits the console."""
-    if quiet:
+    if quiet or console.quiet:
         return PlainView(scenario, console, every=float("inf"))
+    if is_verbose():
+        return PlainView(scenario, console, every=1.0)
     return LiveView(scenario, console) if console.is_terminal else PlainView(scenario, console)
 
 

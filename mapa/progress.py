@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cloud.service import CloudService
 from common.scenario.scenario import Scenario
 from mapa.live import describe
+from mapa.output import is_verbose
 
 OnProgress = Callable[[int, int], None]  # updates so far, and of how many
 _EVERY = 0.1  # seconds between two pictures of a notebook's bar
@@ -39,6 +40,11 @@ def bar_for(title: str, total: int, progress: bool | OnProgress = True) -> Bar:
     if display is not None:
         return NotebookBar(title, total, display)
     return TerminalBar(title, total, Console(stderr=True, quiet=not progress))
+
+
+def bar_on(console: Console, title: str, total: int) -> Bar:
+    """Return a command's bar: lines where --verbose asks for them."""
+    return LineBar(title, total, console) if is_verbose() else TerminalBar(title, total, console)
 
 
 def notebook_display() -> Callable[..., Any] | None:
@@ -98,6 +104,27 @@ class TerminalBar:
 
     def show(self, done: int, note: str = "") -> None:
         self._progress.update(self._task, completed=done, note=note)
+
+
+class LineBar(_Entered):
+    """A line each second, in a terminal or not; the last one says where it ended."""
+
+    def __init__(self, title: str, total: int, console: Console) -> None:
+        self._title, self._total, self._console = title, total, console
+        self._last, self._line = time.monotonic(), ""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._line:
+            self._console.print(self._line, soft_wrap=True, highlight=False, markup=False)
+
+    def show(self, done: int, note: str = "") -> None:
+        self._line = f"{self._title}: t {done:,}/{self._total:,}  {note}".rstrip()
+        if time.monotonic() - self._last >= 1.0:
+            self._last = time.monotonic()
+            self._console.print(self._line, soft_wrap=True, highlight=False, markup=False)
+            self._line = ""
 
 
 class NotebookBar(_Entered):

@@ -11,6 +11,7 @@ from typing import Any
 
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, RESERVED, Metric
+from mapa.runs_folder import chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,11 @@ class RunRecords:
 
 
 def find_run(name: str, runs: Path) -> Path:
-    """Return a run's directory, given as a path or by its id under `runs`."""
+    """Return a run's directory: a path, its id under `runs`, `latest`, or the beginning of one id alone."""
     for path in (Path(name), runs / name):
         if (path / "manifest.json").is_file() or (path / "events.jsonl").is_file():
             return path
-    raise ConfigurationError(f"run = {name!r}: no such run directory, here or under {runs}")
+    return chosen(name, runs)
 
 
 def read_run(path: Path, events: list[dict[str, Any]] | None = None) -> RunRecords:

@@ -74,7 +74,8 @@ class Seeing:
     @property
     def coefficients(self) -> int:
         """How many numbers φ has."""
-        return self.planes * CHANNELS * (self.sides[0] // STRIDE) * (self.sides[1] // STRIDE)
+        count: int = self.planes * CHANNELS * (self.sides[0] // STRIDE) * (self.sides[1] // STRIDE)
+        return count
 
     @property
     def kept(self) -> int:
@@ -82,10 +83,8 @@ class Seeing:
         columns = self.sides[1] // STRIDE
         if not self.mirror:
             return self.coefficients
-        staying = (
-            1 + SCALES * 2 + 4
-        )  # channels whose angles are 0 or a right one, so that they mirror themselves
-        middle = self.planes * staying * (self.sides[0] // STRIDE) * (columns % 2)
+        staying = 1 + SCALES * 2 + 4  # channels of angles 0 and π/2 alone mirror themselves
+        middle: int = self.planes * staying * (self.sides[0] // STRIDE) * (columns % 2)
         return (self.coefficients + middle) // 2
 
     @property

@@ -49,7 +49,8 @@ class Scattering:
     def chunk_bytes(self) -> int:
         """Estimate the memory that a chunk takes on the way."""
         padded = (self.shape[0] + 2 * _MARGIN) * (self.shape[1] + 2 * _MARGIN)
-        return self.chunk * (ANGLES * padded * _COPIES + 8 * CHANNELS * math.prod(self.out))
+        taken: int = self.chunk * (ANGLES * padded * _COPIES + 8 * CHANNELS * math.prod(self.out))
+        return taken
 
     def __call__(self, images: Planes) -> Iterator[tuple[slice, Planes]]:
         """Yield rows and their n × 81 × height/4 × width/4 coefficients, a chunk at a time."""
@@ -101,7 +102,8 @@ def mirrored(out: tuple[int, int]) -> npt.NDArray[np.int64]:
     channels = np.concatenate([[0], *(1 + scale * ANGLES + turned for scale in range(SCALES))])
     channels = np.concatenate([channels, 1 + SCALES * ANGLES + pairs])
     places = np.arange(CHANNELS * math.prod(out)).reshape(CHANNELS, *out)
-    return places[channels][:, :, ::-1].ravel().astype(np.int64, copy=False)
+    found: npt.NDArray[np.int64] = places[channels][:, :, ::-1].ravel().astype(np.int64, copy=False)
+    return found
 
 
 def group_normalised(coefficients: Planes, groups: int) -> Planes:

@@ -23,6 +23,7 @@ from experiments.audit.one_run import OneRun, audit_one_run
 from experiments.audit.planted import planted_games
 from experiments.audit.sound import sound_games
 from experiments.commands.audit_planted import audit_planted
+from mapa.output import progress_console
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
 
@@ -107,9 +108,11 @@ def audit_command(
 
 
 def _play_all(games: Sequence[Playable], confidence: float, seed: int) -> list[Finding]:
-    console = Console(stderr=True)
+    console = progress_console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal or console.quiet
+    ) as bar:
         task = bar.add_task("", total=None)
         return play_all(
             games, confidence=confidence, seed=seed, progress=lambda name: bar.update(task, description=name)

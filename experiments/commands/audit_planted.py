@@ -13,16 +13,19 @@ from rich.table import Table
 
 from experiments.audit.game import Finding, familywise, finite
 from experiments.audit.trial import INVISIBLE, Planted, planted, put_to_test
+from mapa.output import progress_console
 
 
 def audit_planted(*, confidence: float, rounds: int, seed: int, as_json: bool) -> None:
     """Play the games against every defect; exit 1 where one is neither refuted nor known to be invisible."""
     defects = planted(rounds)
     alpha = familywise(confidence, sum(len(defect.games) for defect in defects))
-    console = Console(stderr=True)
+    console = progress_console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     found: list[tuple[Planted, list[Finding]]] = []
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal or console.quiet
+    ) as bar:
         task = bar.add_task("", total=None)
         for place, defect in enumerate(defects):
             findings = put_to_test(

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
@@ -26,8 +27,11 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import ConfigurationError
+from experiments.reference.reference import Order as ReferenceOrder
+from experiments.reference.reference import make_table
 from experiments.sweep import SWEEP_ENGINES
 from mapa.commands import options
+from mapa.output import progress_console
 from mapa.signals import interrupted_by_signals
 
 _COLOURS = {
@@ -45,7 +49,8 @@ def reproduce_command(
         typer.Argument(
             metavar="[FIGURE]...",
             help="attack norms accuracy convergence testbed sensitivity bounds heldout "
-            "sound constants stragglers, ours (the last five), or 1 to 7; default: all",
+            "sound constants stragglers, ours (the last five), or 1 to 7; default: all of these. "
+            "reference, alone: the table of asynchronous algorithms under the same true ε",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="minutes, on the embedded images (default)")] = False,
@@ -73,6 +78,13 @@ def reproduce_command(
         bool,
         typer.Option("--cached", help="run nothing; report what the cache holds, with all its seeds"),
     ] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="reference: choose rates on held-out records first")
+    ] = False,
+    rows: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="CSV", help="reference: rows of others for the same table; repeatable"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="directory for report, pictures, tables and cache")] = Path(
         "runs/reproduce"
     ),
@@ -86,6 +98,29 @@ def reproduce_command(
     sizes = [name for name, chosen in (("quick", quick), ("full", full), ("tiny", tiny)) if chosen]
     if len(sizes) > 1:
         raise ConfigurationError(f"--{sizes[0]} and --{sizes[1]}: choose one")
+    if figures == ["reference"]:
+        if cached or engine != "cores" or testbed != "auto":
+            raise ConfigurationError("reference: takes neither --cached, --engine nor --testbed")
+        raise typer.Exit(
+            _reference(
+                ReferenceOrder(
+                    size=sizes[0] if sizes else "quick",
+                    out=out / "reference",
+                    data_dir=options.data_dir_or_default(data_dir),
+                    seeds=seeds,
+                    only=tuple(only or ()),
+                    tune=tune,
+                    resume=resume,
+                    jobs=jobs,
+                    others=tuple(rows or ()),
+                ),
+                as_json=as_json,
+            )
+        )
+    if "reference" in (figures or []):
+        raise ConfigurationError("reference: is run alone, without other figures")
+    if tune or rows:
+        raise ConfigurationError("--tune and --rows: only with `mapa reproduce reference`")
     if engine not in SWEEP_ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(SWEEP_ENGINES)}")
     if ray_address is not None and engine != "ray":
@@ -107,11 +142,11 @@ def reproduce_command(
         only=tuple(only or ()),
         cached_only=cached,
     )
-    console = Console(stderr=True)
+    console = progress_console()
     with interrupted_by_signals(), _bar(console) as bar:
         outcome = reproduce(order, _watching(bar, f"size {order.size}"))
     if as_json:
-        rows = [
+        verdicts = [
             {
                 "claim": one.claim.name,
                 "experiment": one.claim.experiment,
@@ -125,7 +160,7 @@ def reproduce_command(
             json.dumps(
                 {
                     "size": order.size,
-                    "verdicts": rows,
+                    "verdicts": verdicts,
                     "failures": outcome.failures,
                     "runs": outcome.runs,
                     "cached": outcome.cached,
@@ -147,6 +182,31 @@ def reproduce_command(
         for line, error in outcome.failures.items():
             console.print(f"failed: {line}: {error}", style="red", markup=False, soft_wrap=True)
     raise typer.Exit(1 if outcome.failures else 0)
+
+
+def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
+    """Make the reference table and print it; return the exit code."""
+    console = Console(stderr=True)
+    with interrupted_by_signals(), _bar(console) as bar:
+        table = make_table(order, _watching(bar, f"reference, size {order.size}"))
+    if as_json:
+        report = {
+            "size": order.size,
+            "rows": [asdict(row) for row in table.rows],
+            "failures": table.failures,
+            "runs": table.runs,
+            "cached": table.cached,
+            "looks_at_held_out": table.looks,
+            "files": [os.fspath(path) for path in table.files],
+        }
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        print(table.files[1].read_text(encoding="utf-8"))
+        counts = f"{table.runs} runs, {table.cached} from the cache; {table.looks} looks at held-out records"
+        console.print(f"{counts}; {table.files[0]}", soft_wrap=True, markup=False)
+        for name, error in table.failures.items():
+            console.print(f"failed: {name}: {error}", style="red", markup=False, soft_wrap=True)
+    return 1 if table.failures else 0
 
 
 class TimeLeft(ProgressColumn):
@@ -182,5 +242,5 @@ def _bar(console: Console, get_time: Callable[[], float] | None = None) -> Progr
         TextColumn("{task.fields[note]}"),
         console=console,
         get_time=get_time,
-        disable=not console.is_terminal,
+        disable=not console.is_terminal or console.quiet,
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
@@ -25,6 +24,7 @@ from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.left_runs import ended_with
 from mapa.live import view_for
+from mapa.output import progress_console
 from mapa.recording import open_again, open_records, record_cloud, write_manifest
 from mapa.resuming import Resumable
 from mapa.run_parts import OwnFiles
@@ -87,7 +87,7 @@ def cloud_command(
     introduced, listener = connection.credentials(), metrics.listener()
     setting = Setting.of(resolved, options.data_dir_or_default(data_dir), _own_files(resolved, test_data))
     resolved = setting.scenario
-    console = Console(stderr=True)
+    console = progress_console()
     with (
         open_records(runs_dir / new_run_id(checked)) as directory,
         view_for(resolved, console, quiet=as_json) as view,
@@ -150,7 +150,7 @@ def _resume(
     setting = run.setting(options.data_dir_or_default(data_dir), _own_files(run.scenario, test_data))
     with (
         open_again(path) as directory,
-        view_for(setting.scenario, Console(stderr=True), quiet=as_json) as view,
+        view_for(setting.scenario, progress_console(), quiet=as_json) as view,
     ):
         with open_cloud(
             setting,

@@ -29,7 +29,12 @@ _WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read 
 
 
 def compare_command(
-    names: Annotated[list[str], typer.Argument(metavar="RUN...", help="directories of runs, or their ids")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="directories of runs, their ids or unique beginnings, or latest"
+        ),
+    ],
     out: Annotated[
         Path, typer.Option(help="path of the figure without extension; .svg and .png are written")
     ] = Path("runs/compare"),

@@ -26,6 +26,7 @@ from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
+from mapa.output import progress_console
 from mapa.recipes import recipe_names
 from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
 from mapa.scenario_files import find_scenario
@@ -80,7 +81,7 @@ def containers_command(
     memory = memory_for(message, resolved.workers, data_bytes)
     if edge_memory is not None:
         memory["edge"] = f"{edge_memory}m"
-    console = Console(stderr=True, quiet=as_json)
+    console = progress_console(quiet=as_json)
     bed = ContainerRun(
         Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
         {

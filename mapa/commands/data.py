@@ -18,6 +18,7 @@ from common.datasets.source import DECLARED
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from mapa.commands import options
+from mapa.output import progress_console
 from mapa.scenario_files import data_set_of, load_scenario
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: list, get, where, show.")
@@ -88,10 +89,10 @@ def get(
         raise ConfigurationError("--set: requires --scenario")
     wanted = [data_set_of(scenario, changes or [])] if scenario is not None else names or []
     folder, mirror = data_directory(os.environ) if data_dir is None else data_dir, data_mirror(os.environ)
-    console = Console(stderr=True)
+    console = progress_console()
     columns = (TextColumn("{task.description}"), DownloadColumn(), TransferSpeedColumn())
     got: dict[str, list[str]] = {}
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=not console.is_terminal or console.quiet) as bar:
         tasks: dict[str, TaskID] = {}
 
         def show(file: str, done: int, total: int | None) -> None:

@@ -23,6 +23,7 @@ from edge.ledger import Standing
 from edge.ledger_snapshot import ledger_snapshot
 from edge.sqlite_ledger import FILE_NAME
 from mapa.commands import options
+from mapa.runs_folder import chosen
 from mapa.statement import OWN, EdgeReleases, Statement, state_privacy
 from mapa.unfinished import releases_on_record, unfinished
 
@@ -31,7 +32,10 @@ _PLACES = Decimal("1e-6")  # of a printed z
 
 def ledger_command(
     run: Annotated[
-        str, typer.Argument(help="a run's directory, its name under runs/, or an edge's state directory")
+        str,
+        typer.Argument(
+            help="a run's directory, its id or a unique beginning, latest, or an edge's state directory"
+        ),
     ],
     runs: options.RunsDir = Path("runs"),
     delta: Annotated[float | None, typer.Option(help="δ, instead of the run's total_delta")] = None,
@@ -119,7 +123,7 @@ def _find(run: str, runs: Path) -> Path:
     for path in (Path(run), runs / run):
         if path.is_dir():
             return path
-    raise ConfigurationError(f"run = {run!r}: no such directory, here or under {runs}")
+    return chosen(run, runs)
 
 
 def _statements(path: Path, delta: float | None) -> dict[str, Statement]:

@@ -10,13 +10,14 @@ import typer
 from rich.console import Console
 
 from mapa.commands import options
+from mapa.commands.run_options import RunName
 from mapa.commands.verify import Allowed
 from mapa.run_reader import find_run
 from mapa.verification.replay import Question, replay
 
 
 def replay_command(
-    run: Annotated[str, typer.Argument(help="a run's directory, or its id under the runs folder")],
+    run: RunName,
     algorithm: Annotated[
         str | None, typer.Option(help="another algorithm: what it would have made of the same arrivals")
     ] = None,

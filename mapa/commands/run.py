@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mapa.brokers import private
 from mapa.cloud_run import EXIT_CODES, Setting
@@ -16,6 +15,7 @@ from mapa.commands.groups import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.live import view_for
+from mapa.output import is_quiet, progress_console
 from mapa.process_run import PROCESSES, run_in_processes
 
 
@@ -41,13 +41,13 @@ def run_command(
     setting = Setting.of(resolved, data)
     summary = run_in_processes(
         setting,
-        view_for(setting.scenario, Console(stderr=True), quiet=as_json),
+        view_for(setting.scenario, progress_console(), quiet=as_json),
         name=name,
         runs=runs,
         data_dir=data,
         broker=broker,
         processes=processes or PROCESSES,
-        say=None if as_json else sys.stderr,
+        say=None if as_json or is_quiet() else sys.stderr,
     )
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary["reason"], 1))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from cloud.assembly import explained
 from common.errors import ConfigurationError
@@ -16,7 +15,8 @@ from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
-from mapa.progress import TerminalBar
+from mapa.output import progress_console
+from mapa.progress import bar_on
 from mapa.recording import ENGINES, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.simulation.simulator import interrupt_between_events
@@ -47,11 +47,9 @@ def simulate_command(
     own = OwnFiles(tuple(data or ()), test_data) if data or test_data is not None else None
     world = World.of(resolved, options.data_dir_or_default(data_dir), own)
     if words := explained(world.scenario, world.model):
-        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(words)
+        progress_console().print(words, soft_wrap=True, highlight=False, markup=False)
     # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
-    bar = TerminalBar(
-        f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations, Console(stderr=True)
-    )
+    bar = bar_on(progress_console(), f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations)
     with interrupt_between_events(), bar:
 
         def show(tally: Tally) -> None:

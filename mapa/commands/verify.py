@@ -12,6 +12,7 @@ from rich.table import Table
 
 from common.errors import ConfigurationError
 from mapa.commands import options
+from mapa.commands.run_options import RunName
 from mapa.run_reader import find_run
 from mapa.verification.bundle import make_bundle
 from mapa.verification.check import Check, Status
@@ -27,7 +28,7 @@ _STYLES = {Status.PASSED: "green", Status.FAILED: "bold red", Status.NOT_CHECKED
 
 
 def bundle_command(
-    run: Annotated[str, typer.Argument(help="a run's directory, or its id under the runs folder")],
+    run: RunName,
     out: Annotated[Path | None, typer.Option(help="file to write; default: RUN.mapa.zip")] = None,
     ledger: Ledgers = None,
     not_private: Annotated[
@@ -53,7 +54,10 @@ def bundle_command(
 
 def verify_command(
     subject: Annotated[
-        str, typer.Argument(metavar="BUNDLE|RUN", help="a bundle, a run's directory, or its id")
+        str,
+        typer.Argument(
+            metavar="BUNDLE|RUN", help="a bundle; a run's directory, its id or a unique beginning, or latest"
+        ),
     ],
     ledger: Ledgers = None,
     allow: Allowed = None,

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigurationError
 from mapa.export.tables import Curves, Point, epsilons, parameters_of, started, statement_of
@@ -74,7 +75,7 @@ def _points(run: Run) -> Iterator[Point]:
     yield from epsilons(run.summary, curves.t, curves.seconds)
 
 
-def _runs(client: MlflowClient, experiment: str) -> Iterator[object]:
+def _runs(client: MlflowClient, experiment: str) -> Iterator[Any]:
     token: str | None = None
     while True:
         page = client.search_runs([experiment], max_results=1000, page_token=token)
@@ -88,7 +89,7 @@ def _milliseconds(began: float, seconds: float | None) -> int:
     return round(1000 * (began + (seconds or 0.0)))
 
 
-def _batches(items: Sequence[object], size: int) -> Iterator[list[object]]:
+def _batches(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
     iterator = iter(items)
     while batch := list(itertools.islice(iterator, size)):
         yield batch

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -116,7 +116,7 @@ class Curves:
             self._times[t] = self.seconds
             if len(self._times) > _TIMES:
                 del self._times[next(iter(self._times))]
-        yield Point("updates/staleness", t, self.seconds, staleness)
+        yield Point("updates/staleness", t, self.seconds, float(staleness or 0))
 
     def _stage_opened(self, record: Mapping[str, Any], t: int) -> Iterator[Point]:
         seconds = self.seconds
@@ -166,6 +166,6 @@ def _count(value: object) -> bool:
 
 def _number(value: object) -> float | None:
     """Return a finite number as it is; None: it is none."""
-    if type(value) not in (int, float) or abs(value) > 1.7e308 or not math.isfinite(value):  # type: ignore[arg-type, operator]
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value  # type: ignore[return-value]
+    return value if abs(value) <= sys.float_info.max else None  # NaN fails too

@@ -217,7 +217,7 @@ def test_a_recorded_run_has_its_four_files(tmp_path: Path) -> None:
         "model.safetensors",
         "summary.json",
     ]
-    assert json.loads((run / "summary.json").read_text()) == json.loads(json.dumps(summary))
+    assert json.loads((run / "summary.json").read_text()) == json.loads(json.dumps({**summary, "path": "."}))
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["scenario_sha256"] == summary["scenario_sha256"] == world.scenario.digest
     assert manifest["data"] == {world.scenario.data.set: "0" * 64}
@@ -373,7 +373,7 @@ def test_a_signal_ends_a_run_with_its_records_intact_and_exit_code_130(
     done = len(facts)
     assert [fact["t"] for fact in facts] == list(range(1, done + 1))
     assert events[-1] == {"event": "halted", "t": done, "reason": "interrupted"}
-    assert summary == json.loads((run / "summary.json").read_text())
+    assert {**summary, "path": "."} == json.loads((run / "summary.json").read_text())
     assert (summary["reason"], summary["updates"]) == ("interrupted", done)
     assert summary["final_accuracy"] is not None
     with safe_open(run / "model.safetensors", "np") as model:

@@ -1,0 +1,168 @@
+"""The cells of the reference table: a recipe, a method, a kind of links, a seed; and the scenario of each."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigurationError
+from common.scenario.scenario import Scenario
+from mapa.scenario_files import load_scenario
+
+Change = str | int | float | list[float]
+Choice = dict[str, Change]  # what was chosen on held-out records, as changes of a scenario
+
+_MAIN = 3  # the budget at which every method is run
+_HOLDOUT = {"mnist": 10_000, "fashion": 10_000, "cifar10": 5_000}  # records
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A row's method."""
+
+    name: str
+    about: str
+    set: Mapping[str, Change] = field(default_factory=dict)
+    grid: Mapping[str, Sequence[Change]] = field(default_factory=dict)  # tried on held-out records
+    links: Sequence[str] = (
+        "lan",
+    )  # on which it is chosen; a kind that is not among them takes the first one's
+
+    def candidates(self) -> list[Choice]:
+        """Return every combination of the grid, the empty one where there is nothing to choose."""
+        keys = list(self.grid)
+        return [dict(zip(keys, values, strict=True)) for values in itertools.product(*self.grid.values())]
+
+    def chosen_on(self, links: str) -> str:
+        return links if links in self.links else self.links[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Which cells there are."""
+
+    data: Sequence[str]
+    edges: Sequence[int]
+    epsilons: Sequence[int]
+    every: Sequence[str]  # methods at the main budget
+    few: Sequence[str]  # at the others
+    links: Sequence[str]
+    seeds: int
+    set: Mapping[str, Change] = field(default_factory=dict)
+    holdout: int | None = None  # records; None: by the data set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One run of the table."""
+
+    data: str
+    edges: int
+    epsilon: int
+    method: str
+    links: str
+    seed: int
+    size: str
+    held_out: bool = False  # evaluated on records that were held out of training, not on the test set
+
+    @property
+    def recipe(self) -> str:
+        return f"private-{self.data}-eps{self.epsilon}" + (f"-k{self.edges}" if self.edges != 5 else "")
+
+    @property
+    def name(self) -> str:
+        """What --only is matched against."""
+        return f"{self.recipe}/{self.links}/{self.method}"
+
+    @property
+    def group(self) -> tuple[str, int, int, str, str]:
+        """What seeds are averaged over, and choices made for."""
+        return self.data, self.edges, self.epsilon, self.links, self.method
+
+    def base(self) -> Scenario:
+        """Return the recipe itself for this cell's links: its rate and length are the units of all changes."""
+        return load_scenario(self.recipe, self._words(self._common()), seed=self.seed)[1]
+
+    def scenario(self, choice: Choice, *, rate: float, length: float) -> tuple[Scenario, list[str]]:
+        """Return the cell's scenario, and the changes of the recipe that give it."""
+        method = methods()[self.method]
+        changes = {**self._common(), **_in_numbers({**method.set, **choice}, rate, length)}
+        steps = changes.get("local.steps")
+        if steps is not None:
+            base = self.base()
+            assert base.privacy.releases is not None
+            messages = base.privacy.releases // int(float(str(steps)))
+            changes["iterations"] = self.edges * (messages - 1) + 1
+        words = self._words(changes)
+        return load_scenario(self.recipe, words, seed=self.seed)[1], words
+
+    def on_held_out(self, links: str) -> Cell:
+        """Return the cell on which this one's choice is made."""
+        return replace(self, held_out=True, seed=0, links=links)
+
+    def _common(self) -> dict[str, Change]:
+        size = sizes()[self.size]
+        changes: dict[str, Change] = {**size.set, **links_of(self.links), "evaluation.every": 0}
+        changes["records.events"] = "false"
+        if self.held_out:
+            changes["data.holdout"] = size.holdout or _HOLDOUT[self.data]
+        return changes
+
+    @staticmethod
+    def _words(changes: Mapping[str, Change]) -> list[str]:
+        return [f"{key}={value}" for key, value in changes.items()]
+
+
+def all_cells(size_name: str, *, seeds: int | None = None, only: Sequence[str] = ()) -> list[Cell]:
+    """Return every cell of a size; `only` are globs of recipe/links/method."""
+    size = sizes()[size_name]
+    found = [
+        Cell(data=data, edges=edges, epsilon=eps, method=method, links=links, seed=seed, size=size_name)
+        for data in size.data
+        for edges in size.edges
+        for eps in size.epsilons
+        for links in size.links
+        for method in (size.every if eps == _MAIN else size.few)
+        for seed in range(1, min(size.seeds, seeds or size.seeds) + 1)
+    ]
+    chosen = [cell for cell in found if not only or any(fnmatch(cell.name, glob) for glob in only)]
+    if not chosen:
+        names = sorted({cell.name for cell in found})
+        raise ConfigurationError(f"only = {list(only)}: matches none of {', '.join(names)}")
+    return chosen
+
+
+@cache
+def methods() -> dict[str, Method]:
+    return {name: Method(name, **values) for name, values in _toml("methods").items()}
+
+
+@cache
+def sizes() -> dict[str, Size]:
+    return {name: Size(**values) for name, values in _toml("sizes").items() if name != "links"}
+
+
+def links_of(name: str) -> dict[str, Change]:
+    found: dict[str, Change] = _toml("sizes")["links"][name]
+    return found
+
+
+@cache
+def _toml(name: str) -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _in_numbers(changes: Mapping[str, Change], rate: float, length: float) -> dict[str, Change]:
+    """Turn "2 rate" and "0.1 length" into numbers."""
+    units = {"rate": rate, "length": length}
+    found: dict[str, Change] = {}
+    for key, value in changes.items():
+        number, _, unit = str(value).partition(" ")
+        found[key] = f"{float(number) * units[unit]:.6g}" if unit in units else value
+    return found

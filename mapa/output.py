@@ -1,0 +1,86 @@
+"""How much the program says, and how: quiet or verbose, with tracebacks, with colour; set once, by the command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DEBUG = "MAPA_DEBUG"
+
+
+class Loudness(Enum):
+    """What a command says beside its result."""
+
+    QUIET = "quiet"  # errors alone
+    USUAL = "usual"
+    VERBOSE = "verbose"  # lines, each second, instead of a bar
+
+
+_said: dict[str, object] = {"loudness": Loudness.USUAL, "tracebacks": False}
+
+
+def begin(environ: Mapping[str, str]) -> None:
+    """Forget what an earlier command asked for; MAPA_DEBUG counts unless it is empty or 0."""
+    _said["loudness"] = Loudness.USUAL
+    _said["tracebacks"] = environ.get(DEBUG, "").strip() not in ("", "0")
+
+
+def debug() -> None:
+    """Show tracebacks from now on."""
+    _said["tracebacks"] = True
+
+
+def wants_tracebacks() -> bool:
+    return bool(_said["tracebacks"])
+
+
+def speak(loudness: Loudness) -> None:
+    """Say so much from now on."""
+    _said["loudness"] = loudness
+
+
+def is_quiet() -> bool:
+    return _said["loudness"] is Loudness.QUIET
+
+
+def is_verbose() -> bool:
+    return _said["loudness"] is Loudness.VERBOSE
+
+
+def progress_console(*, quiet: bool = False) -> Console:
+    """Return the console of progress and notes: stderr, and silent where that was asked for."""
+    from rich.console import Console
+
+    return Console(stderr=True, quiet=quiet or is_quiet())
+
+
+def coloured(stream: IO[str]) -> bool:
+    """Tell whether colours are fit for it: a terminal that can, and nobody who said NO_COLOR."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def flushed(code: object) -> int:
+    """Return the exit code once all output is written; where its reader has gone, 1, and no complaint."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # what is left in the buffer would fail again, loudly, when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code if isinstance(code, int) else 0 if code is None else 1
+
+
+def unexpected(error: Exception) -> str:
+    """Return an error that nobody foresaw in one line: what, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    what = " ".join(str(error).split())[:300]
+    return f"unexpected error: {type(error).__name__}{': ' if what else ''}{what}{where}"

@@ -1,0 +1,149 @@
+"""Whether a run may be removed, and its removal. Closed by default: what may be an account of privacy stays.
+
+Two things below runs/<id>/ are accounts. `mapa run` keeps its edges' ledgers there (state/), and a ledger is the
+only memory of what was spent on a shard. And where the records are not a public data set's, the run's own events and
+summary may be the last proof of what was released of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import ConfigurationError, MapaError, RecordsError
+from edge.slots import is_held
+from mapa.runs_folder import ENDING, RUNNING, files_of, is_run, printable, read_object, state_of
+
+FLAG = "--forget-account"
+_SQLITE = b"SQLite format 3\0"
+_RECORDS = re.compile(  # what a run writes; anything else is somebody's, and is not removed with it
+    r"(manifest|summary)\.json|events\.jsonl|model\.safetensors|\.[a-z.]+\.tmp|edges-\d+\.log"
+    r"|(log|checkpoints|broker)/.+"
+)
+
+
+class RemovalRefusedError(MapaError):
+    """A run that must stay, and why. Exit code 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What removing a run would take away."""
+
+    path: Path
+    bytes: int
+    accounts: tuple[str, ...]  # what would be forgotten; none: nothing
+
+
+def named(name: str, runs: Path) -> Path:
+    """Return a run by its whole id, or by its path in the folder; no beginning of an id, and no link."""
+    given = Path(name)
+    if len(given.parts) > 1:
+        if given.is_symlink() or given.parent.resolve() != runs.resolve():
+            raise ConfigurationError(f"run = {name!r}: not in {runs}; runs are removed from --runs-dir alone")
+        name = given.name
+    path = runs / name
+    # a name that the folder itself lists has no `..` and no slash
+    listed = runs.is_dir() and name in os.listdir(runs)  # noqa: PTH208
+    if not listed or path.is_symlink() or not is_run(path):
+        raise ConfigurationError(f"run = {name!r}: no run in {runs} has this id; `mapa runs list` shows them")
+    return path
+
+
+def considered(path: Path, *, forget: bool = False) -> Removal:
+    """Return what removing it would take away; RemovalRefusedError where it must stay."""
+    state = state_of(path)
+    if state in (RUNNING, ENDING):
+        raise RemovalRefusedError(f"{_called(path)}: is {state}; stop it first")
+    found = list(files_of(path))
+    ledgers = sorted(relative for file, _ in found if _is_account(file, relative := _below(file, path)))
+    strange = sorted(
+        relative
+        for file, _ in found
+        if (relative := _below(file, path)) not in ledgers and not _RECORDS.fullmatch(relative)
+    )
+    if strange:
+        shown = ", ".join(map(printable, strange[:3])) + (" …" if len(strange) > 3 else "")
+        raise RemovalRefusedError(
+            f"{_called(path)}: holds files that no run writes ({shown}); move or delete them first"
+        )
+    if any(is_held(file.parent) for file, _ in found if file.name == "lock" and not file.is_symlink()):
+        raise RemovalRefusedError(f"{_called(path)}: an edge of it is still running; stop it first")
+    books = [one for one in ledgers if one.endswith(".sqlite3")] or ledgers
+    accounts = (*(f"ledger {printable(one)}" for one in books), *_releases(path))
+    if accounts and not forget:
+        raise RemovalRefusedError(
+            f"{_called(path)}: holds an account of the privacy spent ({'; '.join(accounts[:3])}"
+            f"{' …' if len(accounts) > 3 else ''}); without it nobody can tell what was spent. Keep it, or give {FLAG}"
+        )
+    return Removal(path, sum(size for _, size in found), accounts)
+
+
+def remove(path: Path, *, forget: bool = False) -> bool:
+    """Remove a run for good, unless it must stay; False: it has gone meanwhile.
+
+    Its lock is held, so that no cloud goes on with it, and it leaves the list at once, so that nobody reads half of it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise RecordsError(f"{_called(path)}: {error.strerror or error}") from error
+    try:
+        considered(path, forget=forget)  # again: it may have begun to run while somebody was asked
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RemovalRefusedError(f"{_called(path)}: another program has just opened it") from None
+        except OSError:
+            pass  # a disk without locks
+        leaving = path.with_name(f".removing-{secrets.token_hex(8)}")
+        path.rename(leaving)
+        shutil.rmtree(leaving)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise RecordsError(f"{_called(path)}: not removed: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _called(path: Path) -> str:
+    return printable(path.name)
+
+
+def _below(file: Path, path: Path) -> str:
+    return file.relative_to(path).as_posix()
+
+
+def _is_account(file: Path, relative: str) -> bool:
+    """Tell whether a file belongs to an edge's state; one that cannot be read may."""
+    if relative.startswith("state/") or "/state/" in relative or re.search(r"\.sqlite3?(-|$)", relative):
+        return True
+    if file.is_symlink():
+        return False
+    try:
+        with file.open("rb") as stream:
+            return stream.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return True
+
+
+def _releases(path: Path) -> tuple[str, ...]:
+    """Return why the records themselves are an account; nothing where the data set is everybody's."""
+    from common.datasets.catalogue import DATA_SETS
+
+    scenario = (read_object(path / "manifest.json") or {}).get("scenario")
+    data = scenario.get("data") if isinstance(scenario, dict) else None
+    name = data.get("set") if isinstance(data, dict) else None
+    if name in DATA_SETS:
+        return ()
+    said = f"data.set = {name!r}" if isinstance(name, str) else "its manifest names no data set"
+    return (f"releases of records that are no public data set's: {printable(said)}",)

@@ -1,0 +1,173 @@
+"""The reference table: its cells, what is chosen on held-out records, rows of others, and a table from end to end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigurationError
+from experiments.reference.cells import Cell, all_cells, methods, sizes
+from experiments.reference.choices import Chosen, asked_of, best, choice_for, read_choices, write_choices
+from experiments.reference.reference import Order, make_table
+from experiments.reference.runs import Row
+from experiments.reference.table import COLUMNS, markdown, read_rows, write_rows
+
+ROW = Row(
+    data="mnist",
+    edges=5,
+    epsilon=3.0,
+    links="lan",
+    method="tuned",
+    seed=1,
+    accuracy=0.98,
+    stated_epsilon=2.99,
+    delta=1e-5,
+    updates=1496,
+    releases=1500,
+    megabytes=120.5,
+    virtual_seconds=30.0,
+    seconds=20.0,
+    evaluated_on="test",
+    digest="0" * 64,
+    command="mapa simulate private-mnist-eps3",
+)
+CELL = Cell(data="mnist", edges=5, epsilon=3, method="tuned", links="lan", seed=1, size="full")
+
+
+def test_the_full_table_is_the_one_that_was_asked_for() -> None:
+    cells = all_cells("full")
+    assert {cell.data for cell in cells} == {"mnist", "fashion", "cifar10"}
+    assert {cell.edges for cell in cells} == {5, 20}
+    main = {cell.method for cell in cells if cell.epsilon == 3}
+    assert main == {"tuned", "tuning-free", "fedasync", "fedbuff", "audp", "mapa", "local-steps"}
+    assert {cell.method for cell in cells if cell.epsilon != 3} == {"tuned", "tuning-free", "mapa"}
+    assert {cell.epsilon for cell in cells} == {1, 2, 3, 8}
+    assert {cell.links for cell in cells} == {"lan", "heterogeneous"}
+    assert len({(cell.group, cell.seed) for cell in cells}) == len(cells)
+    assert set(main) == set(methods())
+    assert len(all_cells("full", seeds=1, only=["*fashion*/lan/tuning-free"])) == 8
+    with pytest.raises(ConfigurationError, match="matches none"):
+        all_cells("full", only=["nothing"])
+
+
+@pytest.mark.parametrize("size", ["full", "tiny"])
+def test_every_cell_is_a_scenario(size: str) -> None:
+    """Choices stand for themselves here: any of a grid makes a scenario that is checked as a whole."""
+    for cell in all_cells(size, seeds=1):
+        method = methods()[cell.method]
+        for choice in method.candidates():
+            scenario, words = cell.scenario(choice, rate=0.4, length=30.0)
+            assert scenario.edges == cell.edges
+            assert scenario.privacy.total_epsilon == cell.epsilon
+            assert all("=" in word for word in words)
+            assert scenario.data.holdout == 0
+
+
+def test_units_become_numbers() -> None:
+    scenario, words = CELL.scenario({"algorithm.rate": "1.4 rate"}, rate=0.5, length=30.0)
+    assert scenario.algorithm.options["rate"] == pytest.approx(0.7)
+    assert scenario.algorithm.first_clip == pytest.approx(3.0)
+    assert "algorithm.rate=0.7" in words
+
+
+def test_choices_are_made_on_held_out_records_and_never_on_the_test_set() -> None:
+    trials = asked_of([CELL, replace(CELL, links="heterogeneous"), replace(CELL, seed=2)])
+    assert len(trials) == 5  # the grid once: seeds and other links share the choice
+    for cell, choice in trials:
+        scenario, _ = cell.scenario(choice, rate=0.5, length=30.0)
+        assert scenario.data.holdout == 10_000
+        assert cell.links == "lan"
+    apart = asked_of([replace(CELL, method="fedasync", links=links) for links in ("lan", "heterogeneous")])
+    assert {cell.links for cell, _ in apart} == {"lan", "heterogeneous"}
+    assert asked_of([replace(CELL, method="tuning-free")]) == []
+
+
+def test_choices_are_kept_and_found_again(tmp_path: Path) -> None:
+    chosen = best({"a": ({"algorithm.rate": "1 rate"}, 0.9), "b": ({"algorithm.rate": "2 rate"}, 0.95)})
+    assert chosen == Chosen({"algorithm.rate": "2 rate"}, 0.95, 2)
+    trial = CELL.on_held_out("lan")
+    path = tmp_path / "choices.toml"
+    write_choices(path, {trial.group: chosen, ("mnist", 5, 3, "lan", "audp"): Chosen({"a.b": 0.3}, 0.5, 6)})
+    again = read_choices(path)
+    assert again[trial.group] == chosen
+    assert choice_for(CELL, again) == {"algorithm.rate": "2 rate"}
+    assert choice_for(replace(CELL, links="heterogeneous"), again) == {"algorithm.rate": "2 rate"}
+    assert choice_for(replace(CELL, epsilon=8), again) is None
+    assert choice_for(replace(CELL, method="tuning-free"), again) == {}
+    assert read_choices(tmp_path / "absent.toml") == {}
+
+
+def test_rows_go_to_csv_and_back(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [ROW, replace(ROW, seed=2, accuracy=0.99), replace(ROW, method="theirs", by="another lab")]
+    write_rows(path, rows)
+    assert read_rows(path) == rows
+    text = markdown(rows)
+    assert "| `tuned` | 98.50 ± 0.71 | 2.990 | 1496 |" in text
+    assert "`theirs` (another lab)" in text
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("accuracy", "1.2", "accuracy = 1.2: must be from 0 to 1"),
+        ("accuracy", "nan", "accuracy = nan"),
+        ("edges", "five", "edges = 'five': not int"),
+        ("stated_epsilon", "-1", "stated_epsilon = -1.0"),
+        ("stated_epsilon", "inf", "stated_epsilon = inf"),
+        ("by", "\x1b[31m", "not printable"),
+    ],
+)
+def test_a_wrong_row_of_somebody_else_is_named(tmp_path: Path, column: str, value: str, words: str) -> None:
+    path = tmp_path / "rows.csv"
+    values = {**{key: str(v) for key, v in asdict(ROW).items()}, column: value}
+    path.write_text(
+        ",".join(COLUMNS) + "\n" + ",".join(values[key] for key in COLUMNS) + "\n", encoding="utf-8"
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        read_rows(path)
+    assert words in str(caught.value)
+    assert "line 2" in str(caught.value)
+    path.write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="the columns must be"):
+        read_rows(path)
+
+
+@pytest.mark.slow
+def test_a_table_is_made_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    order = Order(
+        size="tiny",
+        out=tmp_path,
+        data_dir=tmp_path,
+        tune=True,
+        only=["*/lan/tuned", "*/lan/tuning-free", "*/lan/local-steps"],
+    )
+    first = make_table(order)
+    assert first.failures == {}
+    assert first.runs == 5 + 3 + 3
+    assert first.looks == 5 + 3
+    assert {row.method for row in first.rows} == {"tuned", "tuning-free", "local-steps"}
+    for row in first.rows:
+        assert 0.5 < row.accuracy <= 1
+        assert 0 < row.stated_epsilon <= row.epsilon
+        assert row.evaluated_on == "test"
+    by_method = {row.method: row for row in first.rows}
+    assert by_method["local-steps"].megabytes < by_method["tuned"].megabytes / 3
+    again = make_table(replace(order, tune=False))
+    assert (again.runs, again.cached) == (0, 3)
+    assert again.rows == first.rows
+    assert read_rows(again.files[0]) == read_rows(first.files[0])
+    assert json.loads(next((tmp_path / "cache").glob("*.json")).read_text())["method"] in by_method
+
+
+def test_a_cell_without_a_choice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="run it with --tune first"):
+        make_table(Order(size="tiny", out=tmp_path, data_dir=tmp_path, only=["*/lan/tuned"]))
+
+
+def test_sizes_name_methods_that_exist() -> None:
+    for size in sizes().values():
+        assert set(size.every) | set(size.few) <= set(methods())

@@ -1,0 +1,246 @@
+"""The manners of the command line: fast help, one line for an error, quiet pipes, codes and pages that agree."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from common.errors import ConfigurationError
+from edge import fleet
+from mapa import cli, output
+from mapa.cli import build, named_in, outline
+from mapa.cli_reference import reference
+from mapa.cloud_run import EXIT_CODES as RUN_CODES
+from mapa.command_help import ABOUT, EXIT_CODES, HELP
+from mapa.command_tree import command_tree
+from mapa.commands.common_options import REPORTING
+from mapa.scenario_files import load_scenario, shipped_names
+from tests.mapa.test_cli import SMALL
+from tests.program_support import MAPA, PATIENCE, ROOT, Mapa, environment
+
+PROBE = """
+import sys
+from mapa.cli import main
+sys.argv = ["mapa", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as done:
+    code = done.code or 0
+heavy = {"numpy", "torch", "pydantic", "scipy", "paho", "importlib.metadata"} & set(sys.modules)
+print(code, *sorted(heavy), file=sys.stderr)
+"""
+
+
+def imported_by(*words: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *words],
+        cwd=cwd,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    return done.stderr.splitlines()[-1]
+
+
+# -- help -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_help_and_a_mistyped_command_load_nothing_heavy(tmp_path: Path) -> None:
+    assert imported_by("--help") == "0", (
+        "a command without a line in command_help.ABOUT is loaded for its help"
+    )
+    (tmp_path / "runs").mkdir()
+    for words, code in ((["rnu"], "2"), (["runs", "list"], "0")):  # typer itself loads pydantic for options
+        assert set(imported_by(*words, cwd=tmp_path).split()) <= {code, "pydantic", "importlib.metadata"}
+
+
+def test_the_help_shows_what_the_commands_say_of_themselves() -> None:
+    loaded: Any = typer.main.get_command(build([]))
+    sketched: Any = typer.main.get_command(outline())
+    assert list(sketched.commands) == list(loaded.commands)
+    for name, command in loaded.commands.items():
+        first = " ".join(command.help.split("\n\n")[0].split())
+        assert ABOUT.get(name) == first, f'write in command_help.ABOUT: "{name}": "{first}"'
+        assert sketched.commands[name].help == ABOUT[name]
+
+
+def test_a_mistyped_command_or_option_is_answered_with_the_nearest(mapa: Mapa) -> None:
+    assert "'runs'" in mapa("rnus").err
+    assert "--iterations" in mapa("simulate", "quickstart", "--itrations", "3").err
+    assert "list" in mapa("runs", "lst").err
+
+
+def test_options_of_the_program_stand_before_the_command() -> None:
+    assert named_in(["--debug", "run", "quickstart"]) == "run"
+    assert named_in(["--debug"]) is None
+    assert named_in(["fly", "run"]) is None
+
+
+def test_every_command_has_debug_and_those_that_report_have_quiet_and_verbose() -> None:
+    for command in command_tree():
+        names = {name for option in command.options for name in option.options}
+        if not command.is_group:
+            assert "--debug" in names, command.words
+        reports = " ".join(command.words) in REPORTING
+        assert reports is ({"--quiet", "--verbose"} <= names), command.words
+
+
+# -- errors -----------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_one_line_and_a_traceback_where_one_is_asked_for(
+    mapa: Mapa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = ["runs", "show", "nothing"]
+    plain = mapa(*wrong)
+    assert plain.code == 2
+    assert plain.err.count("\n") == 1
+    for words in (["--debug", *wrong], [*wrong, "--debug"]):
+        debugged = mapa(*words)
+        assert debugged.code == 2
+        assert "Traceback" in debugged.err
+        assert plain.err in debugged.err
+    monkeypatch.setenv("MAPA_DEBUG", "1")
+    assert "Traceback" in mapa(*wrong).err
+    monkeypatch.setenv("MAPA_DEBUG", "0")
+    assert "Traceback" not in mapa(*wrong).err
+
+
+def test_an_error_that_nobody_foresaw_is_one_line_too(mapa: Mapa, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise KeyError("first\nsecond")
+
+    monkeypatch.setattr(cli, "build", fail)
+    done = mapa("run")
+    assert done.code == 1
+    assert done.err.count("\n") == 1
+    assert "unexpected error: KeyError" in done.err
+    assert "test_cli_manners.py" in done.err
+    assert "--debug" in done.err
+    monkeypatch.setenv("MAPA_DEBUG", "1")
+    assert "Traceback" in mapa("run").err
+
+
+def test_quiet_and_verbose_exclude_each_other(mapa: Mapa) -> None:
+    done = mapa("simulate", "quickstart", "-q", "-v")
+    assert done.code == 2
+    assert "at most one" in done.err
+
+
+def test_quiet_prints_the_result_alone_and_verbose_prints_lines(mapa: Mapa, tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(SMALL.replace("iterations = 30", "iterations = 400"))
+    quiet = mapa("simulate", "small.toml", "--quiet")
+    assert (quiet.code, quiet.err) == (0, "")
+    assert "final accuracy" in quiet.out
+    verbose = mapa("simulate", "small.toml", "--verbose")
+    assert verbose.code == 0
+    assert re.search(r"mapa .*: t [\d,]+/400", verbose.err)
+    assert mapa("simulate", "small.toml").err == ""  # what one command was told, the next one forgets
+
+
+# -- pipes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["scenario schema", "scenarios", "--help"])
+def test_a_reader_who_leaves_is_not_complained_of(words: str) -> None:
+    with subprocess.Popen(
+        [*MAPA, *words.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == ""
+        assert child.wait(PATIENCE) in (0, 1)
+
+
+def test_colours_are_for_terminals_whose_owner_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    screen: Any = Terminal()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert output.coloured(screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not output.coloured(screen)
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not output.coloured(screen)
+
+
+def test_what_is_piped_has_no_escape_sequences(mapa: Mapa) -> None:
+    for words in (["--help"], ["scenarios"], ["fly"], ["runs", "show", "nothing"]):
+        done = mapa(*words)
+        assert "\x1b" not in done.out + done.err
+
+
+# -- exit codes and pages ---------------------------------------------------------------------------------
+
+
+def test_every_exit_code_is_listed_once() -> None:
+    said = {int(code) for _, codes in HELP.values() for code in re.findall(r"(?:^|, )(\d+) ", codes)}
+    assert said == set(EXIT_CODES)
+    assert set(RUN_CODES.values()) <= set(EXIT_CODES)
+    assert RUN_CODES["no-budget"] == 3
+    source = Path(fleet.__file__).read_text(encoding="utf-8")
+    assert {int(code) for code in re.findall(r"_CODE\w* = (\d+)", source)} <= set(EXIT_CODES)
+
+
+def test_the_reference_is_what_the_parser_says() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert page == reference(), "run: python -m mapa.cli_reference docs/cli.md"
+    for command in command_tree():
+        assert f"mapa {' '.join(command.words)}".strip() in page
+    for code in EXIT_CODES:
+        assert f"| {code} |" in page
+
+
+# -- scenarios --------------------------------------------------------------------------------------------
+
+
+def test_scenarios_are_shown_side_by_side(mapa: Mapa) -> None:
+    rows = mapa.rows("scenarios")
+    assert [row["scenario"] for row in rows] == shipped_names()
+    for row in rows:
+        scenario = load_scenario(row["scenario"])[1]
+        assert (row["model"], row["data"]) == (scenario.model.name, scenario.data.set)
+        assert (row["K"], row["T"]) == (scenario.edges, scenario.iterations)
+        assert row["budget"]
+        assert row["for"]
+    (first, *_) = [row for row in rows if row["scenario"] == "quickstart"]
+    assert first["budget"] == "z = 4 a release"
+    for row in rows:  # a figure that is no guarantee is not shown as one
+        if row["scenario"].startswith("paper-"):
+            assert row["budget"] == "none: not DP"
+        elif row["scenario"].startswith("private-"):
+            assert row["budget"].startswith("ε ≤ ")
+    only = mapa.rows("scenarios", "--model", "lr", "--data", "usps")
+    assert {row["model"] for row in only} == {"lr"}
+    assert {row["data"] for row in only} == {"usps"}
+    assert "quickstart" in mapa("scenarios").out
+    assert json.loads(mapa("scenarios", "--model", "nobody", "--json").out) == []
+
+
+def test_a_configuration_error_still_exits_with_2(mapa: Mapa, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise ConfigurationError("key = 1: must be 2")
+
+    monkeypatch.setattr(cli, "build", fail)
+    done = mapa("run")
+    assert (done.code, done.err) == (2, "configuration error: key = 1: must be 2\n")

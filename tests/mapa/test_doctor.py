@@ -1,0 +1,247 @@
+"""mapa doctor: what it finds, what it says of it, and that it changes nothing and always ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mapa.brokers
+from mapa.doctor import asking, engine, finding, machine, software
+from mapa.doctor.data import data_sets
+from mapa.doctor.finding import BASIC, Finding, State, in_the_way
+from tests.program_support import PATIENCE, ROOT, Mapa, environment
+
+QUICK = ("doctor", "--no-checksums")
+
+
+def examined(mapa: Mapa, *words: str) -> tuple[int, dict[str, Any]]:
+    done = mapa(*QUICK, "--json", *words)
+    assert done.code in (0, 1), done.err
+    return done.code, json.loads(done.out)
+
+
+def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in document["findings"]}
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PATH with no docker on it, to which a test may add one that behaves as it likes."""
+    folder = tmp_path_factory.mktemp("bin")
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    return folder
+
+
+def docker_that(folder: Path, script: str) -> None:
+    (folder / "docker").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "docker").chmod(0o755)
+
+
+# -- the whole --------------------------------------------------------------------------------------------
+
+
+def test_the_basic_use_works_where_these_tests_run_and_nothing_is_written(mapa: Mapa, tmp_path: Path) -> None:
+    code, document = examined(mapa)
+    assert (code, document["works"], document["wrong"]) == (0, True, [])
+    found = by_name(document)
+    for name in (
+        "Python",
+        "mapa-testbed",
+        "numpy",
+        "pydantic",
+        "paho-mqtt",
+        "folder runs",
+        "clock",
+        "memory",
+    ):
+        assert found[name]["state"] == "ok", found[name]
+    assert {
+        "data mnist-5k",
+        "data cifar-10",
+        "extra dashboard",
+        "extra ray",
+        "port 1883",
+        "port 8080",
+    } <= set(found)
+    for one in document["findings"]:
+        assert one["needed_for"]
+        assert one["mend"] if one["state"] in ("missing", "broken") else True, one
+    assert list(tmp_path.iterdir()) == []
+    said = mapa(*QUICK)
+    assert said.code == 0
+    assert "all that is needed for basic works" in said.out
+
+
+@pytest.mark.slow
+def test_torch_and_its_like_are_looked_up_and_never_imported(tmp_path: Path) -> None:
+    probe = (
+        "import sys\nfrom mapa.cli import main\nsys.argv = ['mapa', 'doctor', '--json']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'sklearn', 'mlxtend', 'matplotlib', 'ray', 'docker', 'uvicorn'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert by_name(json.loads(done.stdout))["data mnist-5k"]["state"] == "ok"
+
+
+def test_what_was_asked_for_and_is_missing_makes_it_exit_with_1(mapa: Mapa, tmp_path: Path) -> None:
+    code, document = examined(mapa, "--for", "mnist", "--data-dir", str(tmp_path / "nothing"))
+    assert (code, document["wrong"]) == (1, ["data mnist"])
+    assert by_name(document)["data mnist"]["mend"] == "mapa data get mnist"
+    code, document = examined(mapa, "--for", "containers")
+    assert (code, document["wrong"]) == (1, ["Docker engine"])
+    said = mapa(*QUICK, "--for", "containers")
+    assert said.code == 1
+    assert "Docker engine: " in said.out
+
+
+def test_a_purpose_that_is_none_exits_with_2_and_names_the_nearest(mapa: Mapa) -> None:
+    done = mapa(*QUICK, "--for", "container")
+    assert done.code == 2
+    assert "did you mean 'containers'" in done.err
+    done = mapa(*QUICK, "--username", "me")
+    assert done.code == 2
+    assert "require --broker" in done.err
+
+
+def test_only_what_a_purpose_needs_is_in_its_way() -> None:
+    absent = Finding(name="x", state=State.MISSING, found="", needed_for="", serves=frozenset({"x"}))
+    taken = Finding(name="y", state=State.NOTE, found="", needed_for="", serves=frozenset({BASIC}))
+    assert in_the_way([absent, taken], {BASIC}) == []
+    assert in_the_way([absent, taken], {BASIC, "x"}) == [absent]
+
+
+# -- software ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("have", "bounds", "fits"),
+    [
+        ("2.0", ">=2.0", True),
+        ("2.10.1", ">=2.9", True),
+        ("1.9", ">=2.0", False),
+        ("2.13.0+cpu", "==2.13.0", True),
+        ("2.14.0", "==2.13.0", False),
+        ("1!3", "", True),
+    ],
+)
+def test_versions_are_compared_by_their_numbers(
+    monkeypatch: pytest.MonkeyPatch, have: str, bounds: str, fits: bool
+) -> None:
+    monkeypatch.setattr(software, "version", lambda _: have)
+    assert software._installed("any", bounds) == (have, fits)
+
+
+def test_without_mosquitto_the_embedded_broker_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapa.brokers, "_OTHER_PLACES", ())
+    found = {one.name: one for one in software.software()}
+    assert found["Mosquitto"].state is State.MISSING
+    assert "mosquitto" in found["Mosquitto"].mend
+    assert found["a broker of our own"].state is State.OK
+    assert "embedded" in found["a broker of our own"].found
+
+
+def test_the_command_that_mends_is_the_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding.sys, "platform", "darwin")
+    assert finding.by_platform(debian="apt", mac="brew") == "brew"
+    monkeypatch.setattr(finding.sys, "platform", "linux")
+    monkeypatch.setattr(finding, "_is_debian", lambda: True)
+    assert finding.by_platform(debian="apt", mac="brew") == "apt"
+    monkeypatch.setattr(finding, "_is_debian", lambda: False)
+    assert finding.by_platform(debian="apt", mac="brew") == "Debian, Ubuntu: apt; macOS: brew"
+
+
+# -- machine ----------------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_said_and_is_no_fault() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        taken = machine.port_finding(port, "a page", "page")
+    assert (taken.state, taken.wrong) == (State.NOTE, False)
+    assert "in use" in taken.found
+    assert str(port) in taken.mend
+
+
+def test_a_runs_folder_that_is_none_is_broken(mapa: Mapa, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for runs in ("file", "file/runs"):
+        code, document = examined(mapa, "--runs-dir", runs)
+        assert (code, document["wrong"]) == (1, ["folder runs"])
+        assert "--runs-dir" in by_name(document)["folder runs"]["mend"]
+
+
+# -- engine -----------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_never_answers_does_not_hold_it_up(
+    no_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker_that(no_engine, "/bin/sleep 1000 & wait")
+    monkeypatch.setattr(asking, "PATIENCE", 0.2)
+    first, compose = engine.engine()
+    assert first.state is State.BROKEN
+    assert "no answer within 0.2 s" in first.found
+    assert compose.wrong
+
+
+def test_an_engine_that_refuses_us_says_who_we_are_and_what_to_do(no_engine: Path) -> None:
+    docker_that(no_engine, 'echo "permission denied while trying to connect" >&2; exit 1')
+    first, *_ = engine.engine()
+    assert first.state is State.BROKEN
+    assert "does not answer user " in first.found
+    assert "usermod -aG docker" in first.mend
+
+
+def test_an_engine_that_answers_is_asked_for_the_images(no_engine: Path) -> None:
+    docker_that(
+        no_engine,
+        """case "$1 $2" in
+"version --format") echo '{"Server": {"Version": "27.1"}}' ;;
+"info --format") echo '["name=rootless"]' ;;
+"compose version") echo 2.30 ;;
+*) case "$*" in *mapa-cloud) echo sha256:abc 2026-01-01T00:00:00Z ;; *) exit 1 ;; esac ;;
+esac""",
+    )
+    found = {one.name: one for one in engine.engine()}
+    assert "27.1, rootless" in found["Docker engine"].found
+    assert found["Docker Compose"].found == "2.30"
+    assert found["image mapa-cloud"].state is State.OK
+    assert found["image mapa-edge-cnn"].state is State.MISSING
+    assert "make images" in found["image mapa-edge-cnn"].mend
+
+
+# -- data -------------------------------------------------------------------------------------------------
+
+
+def test_a_data_set_of_another_content_is_broken(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10"
+    folder.mkdir()
+    for name in (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin"):
+        (folder / name).write_bytes(b"not CIFAR")
+    found = {one.name: one for one in data_sets(tmp_path)}
+    assert found["data cifar-10"].state is State.BROKEN
+    assert "sha256" in found["data cifar-10"].found
+    assert "mapa data get cifar-10" in found["data cifar-10"].mend
+    assert found["data mnist-5k"].state is State.OK
+    assert "checksum right" in found["data mnist-5k"].found
+    assert found["data mnist"].state is State.MISSING
+    unread = {one.name: one for one in data_sets(tmp_path, checksums=False)}
+    assert "not looked at" in unread["data cifar-10"].found
