@@ -116,7 +116,9 @@ def test_in_a_paced_run_only_more_noise_of_the_same_law_is_taken() -> None:
 @pytest.mark.parametrize("name", algorithm_names())
 def test_every_private_algorithm_can_be_weighted(name: str) -> None:
     described = describe(name)
-    if not described.private or described.clipping == "quantile":  # a count is no gradient: refused by the scenario
+    if (
+        not described.private or described.clipping == "quantile"
+    ):  # a count is no gradient: refused by the scenario
         return
     own = {"rate": 0.2} if any(one.name == "rate" for one in described.options) else {}
     world = small_world(
