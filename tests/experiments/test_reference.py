@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigurationError
+from experiments.reference import reference
 from experiments.reference.cells import Cell, all_cells, methods, sizes
 from experiments.reference.choices import Chosen, asked_of, best, choice_for, read_choices, write_choices
 from experiments.reference.reference import Order, make_table
@@ -163,7 +164,8 @@ def test_a_table_is_made_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert json.loads(next((tmp_path / "cache").glob("*.json")).read_text())["method"] in by_method
 
 
-def test_a_cell_without_a_choice_is_refused(tmp_path: Path) -> None:
+def test_a_cell_without_a_choice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "CHOICES", tmp_path / "absent.toml")
     with pytest.raises(ConfigurationError, match="run it with --tune first"):
         make_table(Order(size="tiny", out=tmp_path, data_dir=tmp_path, only=["*/lan/tuned"]))
 
