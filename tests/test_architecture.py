@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import subprocess
@@ -84,9 +85,14 @@ def sources(room: str) -> list[Path]:
     return found
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield (module, level) of every import, also those inside functions."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@functools.cache  # every law reads every file
+def imports(path: Path) -> tuple[tuple[str, int], ...]:
+    """Return (module, level) of every import, also those inside functions."""
+    return tuple(_imports(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -162,6 +168,7 @@ def test_every_init_is_there_and_empty(room: str) -> None:
             assert marker.read_bytes() == b"", named(marker)
 
 
+@pytest.mark.slow
 def test_the_public_face_names_what_exists_and_imports_nothing_before_it_is_asked() -> None:
     probe = (
         "import sys, mapa\n"

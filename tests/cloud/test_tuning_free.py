@@ -98,6 +98,7 @@ def test_z_is_the_root_mean_square_over_edges_and_that_of_any_law() -> None:
     assert n * z * z / 4 == pytest.approx(law.relative_second_moment(n))
 
 
+@pytest.mark.slow
 def test_a_budget_is_turned_into_z_first() -> None:
     privacy = {"clipping": "normalised", "total_epsilon": 3.0, "releases": 20}
     world = free_world(privacy=privacy, data={"sampler": "poisson"})

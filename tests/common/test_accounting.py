@@ -117,6 +117,7 @@ def test_batch_mean_clipping_is_accounted_with_its_true_sensitivity() -> None:
     assert ours.epsilon > total(of(100, kind(Gaussian(36.0))), DELTA).epsilon
 
 
+@pytest.mark.slow
 def test_releases_of_several_kinds_compose() -> None:
     kinds = [kind(Gaussian(1.5)), kind(Gaussian(2.0), 24), kind(Gaussian(9.0), sampling=Sampling.SHUFFLED)]
     ours = total([Spent(kinds[0], 90), Spent(kinds[1], 70), Spent(kinds[2], 2), Spent(kinds[0], 10)], DELTA)

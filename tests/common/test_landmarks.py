@@ -210,6 +210,7 @@ def test_a_model_is_made_without_drawing_anything(monkeypatch: pytest.MonkeyPatc
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "landmarks", "of"), [(GREY, 300, "blobs"), (COLOUR, 200, "leaves"), (GREY, 300, "strokes")]
 )

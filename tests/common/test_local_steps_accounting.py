@@ -18,6 +18,7 @@ from tests.core_support import small_scenario
 DELTA, BATCH, SHARD = 1e-5, 1024, 12_000
 
 
+@pytest.mark.slow
 def test_one_noised_delta_over_four_batches_is_not_what_a_naive_charge_says() -> None:
     """It moves by 2C, and a record has four chances to be in it: 1 − (1−q)⁴. Four noised steps cost ε = 3.0."""
     rate, releases = BATCH / SHARD, 75
@@ -45,6 +46,7 @@ def local(steps: int, **privacy: object) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("releases", [None, 41])
 def test_z_of_a_budget_covers_every_step_that_an_edge_makes(releases: int | None) -> None:
     given = {} if releases is None else {"releases": releases}

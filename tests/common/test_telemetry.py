@@ -132,6 +132,7 @@ def test_a_request_without_end_is_cut() -> None:
         assert get(port)[0] == 200
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slowloris: more connections than are served at a time, each a byte of a request and no more."""
     monkeypatch.setattr(endpoint_module, "A_SECOND", 10_000)
@@ -159,6 +160,7 @@ def test_one_who_reads_nothing_of_a_long_answer_keeps_nobody_out(monkeypatch: py
         assert get(port) == (200, body)
 
 
+@pytest.mark.slow
 def test_so_many_connections_a_second_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood takes a bounded share of the processor; what waits is served in the next second."""
     monkeypatch.setattr(endpoint_module, "A_SECOND", 2)

@@ -27,6 +27,8 @@ from edge.samplers import draw_batch
 from edge.sqlite_ledger import SqliteLedger
 from tests.core_support import small_scenario
 
+pytestmark = pytest.mark.slow  # accounting of truncated batches: seconds each
+
 TRUNCATED, DELTA = Sampling.TRUNCATED_POISSON, 1e-5
 Densities = npt.NDArray[np.float64]
 

@@ -37,6 +37,8 @@ from experiments.commands.attack import SpreadCommand, attack_command, spread
 from mapa.simulation.world import World
 from tests.core_support import SIDE, small_world
 
+pytestmark = pytest.mark.slow  # many images for each case
+
 RUN = run_id("observed")
 EDGE = EdgeId("edge-0")
 

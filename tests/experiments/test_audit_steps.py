@@ -15,6 +15,8 @@ from experiments.audit.planted import planted_games
 from experiments.audit.sound import TRUNCATED, honest_game
 from tests.core_support import small_world
 
+pytestmark = pytest.mark.slow  # statistics: seconds each
+
 GAUSSIAN = {"noise": "gaussian", "noise_multiplier": 2.0}
 
 

@@ -33,6 +33,8 @@ from mapa.figure_lines import matching_lines, values_of
 from tests.program_support import PATIENCE
 from tests.reproduce_support import NOWHERE, ends_at, judged, order, points
 
+pytestmark = pytest.mark.slow  # every choice of the catalogue: seconds
+
 # -- seeds --------------------------------------------------------------------------------------------
 
 
@@ -288,6 +290,7 @@ def test_sensitivity_is_of_the_testbed_at_full_size_alone() -> None:
 # -- bounds chosen on held-out records ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_bound_is_chosen_on_a_test_set_nor_with_a_seed_of_the_figures() -> None:
     for size in ("tiny", "quick"):
         chosen = points(size, "heldout")

@@ -26,6 +26,8 @@ from experiments.reproduce.verdicts import (
 )
 from tests.reproduce_support import NOWHERE, judged, points
 
+pytestmark = pytest.mark.slow  # every claim of the catalogue: seconds
+
 TIMES = list(range(100, 2100, 100))
 
 

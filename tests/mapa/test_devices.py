@@ -28,6 +28,8 @@ from tests.core_support import CONSTANTS, small_scenario, small_world
 from tests.mapa.test_conversation import Talk
 from tests.pages_support import blocks
 
+pytestmark = pytest.mark.slow  # whole runs in virtual time
+
 SPEEDS = [{"slowdown": slowdown, "reference_ms": 200.0} for slowdown in (10.0, 5.0, 2.5, 1.25, 1.0)]
 TIMED = {"kind": "constant", "network": 0.0}
 

@@ -12,6 +12,8 @@ from mapa.commands.scenario_options import ScenarioOptions
 from mapa.scenario_files import load_scenario
 from tests.program_support import run_mapa
 
+pytestmark = pytest.mark.slow  # measures gradients
+
 
 def test_the_presets_are_listed_and_named_by_an_option() -> None:
     listed = json.loads(run_mapa("devices", "list", "--json").stdout)
@@ -21,6 +23,7 @@ def test_the_presets_are_listed_and_named_by_an_option() -> None:
     assert load_scenario("quickstart")[1].devices == []
 
 
+@pytest.mark.slow
 def test_a_machine_is_measured_without_any_data_and_makes_a_profile() -> None:
     done = run_mapa("devices", "measure", "--name", "attic", "--against", "1e-6", "--json")
     assert done.returncode == 0, done.stderr

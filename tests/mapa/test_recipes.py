@@ -69,6 +69,7 @@ def pictures(shape: tuple[int, ...], count: int) -> Samples:
     return Samples(noisy.clip(0, 255).astype(np.uint8), labels.astype(np.int64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", SETS)
 def test_a_small_run_of_each_kind_learns_and_both_engines_agree(data: str) -> None:
     changes = [

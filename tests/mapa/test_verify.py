@@ -114,6 +114,7 @@ def test_one_bit_flipped_in_each_part_is_found_and_the_part_named(
         at = begin + len(content)
 
 
+@pytest.mark.slow
 def test_one_bit_flipped_anywhere_is_found_and_the_part_named(bundle: Path, tmp_path: Path) -> None:
     """The file's own checks alone: every 97th byte, and all of the first header and of the directory."""
     whole, parts = bundle.read_bytes(), parts_of(bundle)
@@ -495,6 +496,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(data=st.data())
 def test_nothing_in_a_record_of_somebody_else_raises(bundle: Path, data: st.DataObject) -> None:
