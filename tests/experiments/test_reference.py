@@ -148,8 +148,8 @@ def test_a_table_is_made_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     )
     first = make_table(order)
     assert first.failures == {}
-    assert first.runs == 5 + 3 + 3
-    assert first.looks == 5 + 3
+    assert first.runs == 5 + 6 + 3
+    assert first.looks == 5 + 6
     assert {row.method for row in first.rows} == {"tuned", "tuning-free", "local-steps"}
     for row in first.rows:
         assert 0.5 < row.accuracy <= 1
