@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cloud.algorithm import Algorithm, Update
-from cloud.stages import Stage
-from common.noise.law import NoiseLaw
+from cloud.wrapping import Wrapping
 from common.problem import Problem
 from common.quantities import Vector
 
@@ -20,7 +19,7 @@ FROM = 0.5  # share of T where the scenario gives none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WithAverage(Algorithm):
+class WithAverage(Wrapping):
     """Another algorithm, unchanged, beside an average of the models that it made; the average is the result.
 
     ema: x̄ ← β_t x̄ + (1 − β_t)x with β_t = min(β, (1+t)/(10+t)), so that x₁ is soon forgotten.
@@ -28,7 +27,6 @@ class WithAverage(Algorithm):
     The average is kept in float64, each coordinate by itself.
     """
 
-    inner: Algorithm
     decay: float | None = None  # β; None: the mean of the tail
     share: float = FROM  # of T, that the tail leaves out
 
@@ -56,25 +54,6 @@ class WithAverage(Algorithm):
 
     def result(self, x: Vector) -> Vector:
         return self.inner.result(x) if self.mean is None else self.mean.astype(np.float32)
-
-    # -- all else as the algorithm itself has it ----------------------------------------------------------
-
-    @property
-    def stage(self) -> int:
-        return self.inner.stage
-
-    @property
-    def sensitivity(self) -> float:
-        return self.inner.sensitivity
-
-    def sensitivity_for(self, t: int, edge: int, law: NoiseLaw | None) -> float:
-        return self.inner.sensitivity_for(t, edge, law)
-
-    def with_moment(self, moment: float, t: int) -> Self:
-        return replace(self, inner=self.inner.with_moment(moment, t))
-
-    def opened(self) -> Stage | None:
-        return self.inner.opened()
 
 
 def averaged(algorithm: Algorithm, kind: str, decay: float | None, share: float | None) -> Algorithm:

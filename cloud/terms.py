@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cloud.openings import Openings
 from common.dotted import is_dotted
@@ -100,7 +100,7 @@ class Terms:
         """Name the device of edge k."""
         return self.devices[index % len(self.devices)] if self.devices else None
 
-    def reach(self, law: NoiseLaw | None) -> float:
+    def reach(self, law: NoiseLaw | None, steps: int | None = None) -> float:
         """Return ‖g̃‖/ΔS, the regulariser's part left out, that no honest edge exceeds; ∞ where nothing is clipped.
 
         Each of the batch's samples moves the mean by C/b = ΔS/2 at most, and the law knows its tail, of one release
@@ -108,7 +108,7 @@ class Terms:
         """
         if law is None:
             return math.inf
-        tail = law.relative_tail_of_mean(self.noised_dimension, self.steps)
+        tail = law.relative_tail_of_mean(self.noised_dimension, steps or self.steps)
         return (1 + _ROUNDING) * (self.most_samples / 2 + tail)
 
     def regular_part(self, law: NoiseLaw | None, sensitivity: float, longest: float) -> float:
@@ -118,7 +118,7 @@ class Terms:
         """
         if self.steps > 1 and law is not None and self.regularization:
             rate = 2 * self.local_rate / (self.batch_size * sensitivity)
-            moved = rate * sensitivity * replace(self, steps=1).reach(law)
+            moved = rate * sensitivity * self.reach(law, steps=1)
             for _ in range(self.steps - 1):
                 longest = max(longest, abs(1 - rate * self.regularization) * longest + moved)
         return 1.001 * self.regularization * longest

@@ -9,28 +9,23 @@ from typing import Self
 
 import numpy as np
 
-from cloud.algorithm import Algorithm, Update
-from cloud.stages import Stage
+from cloud.algorithm import Update
+from cloud.wrapping import Wrapping
 from common.noise.law import NoiseLaw
-from common.problem import Problem
 from common.quantities import Vector
 
 LARGEST = 5.0  # times the mean: a bound on what one edge can gain by a false word about its noise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WithWeights(Algorithm):
+class WithWeights(Wrapping):
     """Another algorithm that is given w_k·g̃ instead of g̃; the weights' mean over all planned updates is 1.
 
     They follow from the plan. An edge that noises more than planned weighs less, and none can weigh more.
     """
 
-    inner: Algorithm
     weights: tuple[float, ...] = ()  # w_k
     variances: tuple[float, ...] = ()  # v_k that w_k was computed for, in one dimension
-
-    def begin(self, problem: Problem, moment: float) -> Self:
-        return replace(self, inner=self.inner.begin(problem, moment))
 
     def apply(self, x: Vector, update: Update) -> tuple[Vector, Self]:
         weight = self.weight(update.edge, update.law)
@@ -43,28 +38,6 @@ class WithWeights(Algorithm):
         weight, planned = self.weights[edge], self.variances[edge]
         said = planned if law is None else law.relative_second_moment(1)
         return weight if said <= planned else weight * planned / said
-
-    # -- all else as the algorithm itself has it ----------------------------------------------------------
-
-    @property
-    def stage(self) -> int:
-        return self.inner.stage
-
-    @property
-    def sensitivity(self) -> float:
-        return self.inner.sensitivity
-
-    def sensitivity_for(self, t: int, edge: int, law: NoiseLaw | None) -> float:
-        return self.inner.sensitivity_for(t, edge, law)
-
-    def with_moment(self, moment: float, t: int) -> Self:
-        return replace(self, inner=self.inner.with_moment(moment, t))
-
-    def opened(self) -> Stage | None:
-        return self.inner.opened()
-
-    def result(self, x: Vector) -> Vector:
-        return self.inner.result(x)
 
 
 @functools.lru_cache(maxsize=16)

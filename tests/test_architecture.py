@@ -30,7 +30,7 @@ PURE = [
     *(
         f"cloud/{name}.py"
         for name in (
-            *("stages", "algorithm", "averaging", "weighting", "fixed_bound"),
+            *("stages", "algorithm", "averaging", "weighting", "wrapping", "fixed_bound"),
             *("fifo", "openings", "terms", "server", "snapshot"),
         )
     ),

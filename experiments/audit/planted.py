@@ -86,15 +86,21 @@ class RepeatedNoise(CounterStreams):
         return super().at(edge, purpose, (n + 1) // 2 if purpose is Purpose.NOISE else n)
 
 
+def _of_batch(worker: EdgeWorker, x: Vector, n: int) -> PerSampleGradients:
+    """Return the gradients of the worker's n-th batch, before anything is done to them."""
+    recipe, shard = worker.recipe, worker.shard
+    batch = draw_batch(recipe.sampling, worker.streams, worker.index, n, len(shard), recipe.batch_size)
+    rows = shard.rows[batch]
+    return worker.model.gradients(x, shard.features[rows], shard.targets[rows])
+
+
 class ClipsAfterNoise(EdgeWorker):
     """Noise first, then clip the noisy mean: what is released is bounded, what one sample does is not."""
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        recipe, shard = self.recipe, self.shard
+        recipe = self.recipe
         assert recipe.law is not None
-        batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
-        rows = shard.rows[batch]
-        mean = self.model.gradients(x, shard.features[rows], shard.targets[rows]).weighted_sum(None)
+        mean = _of_batch(self, x, n).weighted_sum(None)
         mean /= np.float32(recipe.batch_size)
         noisy = perturb(mean, recipe.law, sensitivity, recipe.noised, self.streams.at(0, Purpose.NOISE, n))
         return NoisyGradient(noisy / np.float32(max(1.0, float(np.linalg.norm(noisy)) / CLIP)))
@@ -104,11 +110,8 @@ class CountsInFull(EdgeWorker):
     """Clip each sample to C and count it in steps of C, too, with noise for one of the two."""
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        recipe, shard = self.recipe, self.shard
+        recipe, gradients = self.recipe, _of_batch(self, x, n)
         assert recipe.law is not None
-        batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
-        rows = shard.rows[batch]
-        gradients = self.model.gradients(x, shard.features[rows], shard.targets[rows])
         clipped = clip_per_sample(gradients, CLIP, recipe.batch_size)
         clipped[-1] = -CLIP * np.count_nonzero(gradients.norms()) / recipe.batch_size
         return perturb(clipped, recipe.law, sensitivity, recipe.noised, self.streams.at(0, Purpose.NOISE, n))
@@ -118,11 +121,8 @@ class ClipsWithoutLimits(EdgeWorker):
     """Clip to whatever ΔS the cloud sends: where squares leave float32, every norm is 0 and nothing is clipped."""
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        recipe, shard = self.recipe, self.shard
+        recipe, gradients = self.recipe, _of_batch(self, x, n)
         assert recipe.law is not None
-        batch = draw_batch(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size)
-        rows = shard.rows[batch]
-        gradients = self.model.gradients(x, shard.features[rows], shard.targets[rows])
         clipped = clip_per_sample(gradients, recipe.batch_size * sensitivity / 2, recipe.batch_size)
         return perturb(clipped, recipe.law, sensitivity, recipe.noised, self.streams.at(0, Purpose.NOISE, n))
 
