@@ -45,7 +45,11 @@ class Watch:
         return self._tail.behind
 
     def read(self) -> None:
-        """Take what was written since the last time, at most one chunk."""
+        """Take what was written since the last time, at most one chunk.
+
+        The summary first: it is written after the events, so that who sees it sees all of them.
+        """
+        self._summary.look()
         anew, records = self._tail.look()
         if anew:  # rotated or cut: what was counted is no longer on record
             self.gathered = Gathered()
@@ -53,7 +57,7 @@ class Watch:
 
     def refresh(self) -> None:
         """Encode every section anew; the version of one that has not changed stays."""
-        manifest, summary = self._manifest.look(), self._summary.look()
+        manifest, summary = self._manifest.look(), self._summary.value
         gathered = self.gathered
         if summary and not gathered.number and not gathered.metrics:
             sections.from_summary(gathered, summary)

@@ -1,4 +1,4 @@
-"""Chromium for each worker, and visits to the page that end with: nothing left this host, the console is empty."""
+"""Chromium for each file of tests, and visits to the page that end with: nothing left this host, the console is empty."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """The browser of this machine; none is downloaded."""
+    """The browser of this machine; none is downloaded.
+
+    Playwright keeps an event loop running in this thread: it must end before a test elsewhere starts one.
+    """
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip("no Chromium on PATH (Debian: apt install chromium)")

@@ -18,6 +18,7 @@ from mapa.brokers import find_mosquitto
 from tests.browser.visit import Visit, visiting
 from tests.program_support import PATIENCE, start_mapa
 
+pytestmark = pytest.mark.xdist_group("watched-run")  # one run for all of them
 EDGES, UPDATES = 4, 120
 LINKS = (
     "satellite",
@@ -96,6 +97,8 @@ def _watch(visit: Visit, began: str, run: subprocess.Popen[Any], runs: Path) -> 
     (folder,) = runs.iterdir()
     lines = (folder / "events.jsonl").read_text().splitlines()
     summary = json.loads((folder / "summary.json").read_text())
+    visit.go(f"run/{folder.name}/privacy")  # the statement is written last: with it the page has everything
+    visit.page.locator(".statement p").get_by_text(summary["privacy"]["words"][0], exact=True).wait_for()
     return Watched(visit, began, counts, states, folder.name, summary, list(map(json.loads, lines)))
 
 

@@ -199,10 +199,11 @@ def test_keys_open_views_and_help(visit: Opens, address: str, runs: Path) -> Non
     one = visit(address)
     one.page.get_by_role("link", name="first").focus()
     one.page.keyboard.press("Enter")
+    one.page.wait_for_url("**/#/run/first**")
     for number, view in enumerate(VIEWS, 1):
         one.page.keyboard.press(str(number))
         one.page.wait_for_url(f"**/#/run/first/{view}")
-        assert one.page.locator("nav [aria-current]").inner_text().lower() == view
+        one.shows("nav [aria-current]", view.capitalize())
     one.page.keyboard.press("?")
     one.page.get_by_role("dialog").wait_for()
     one.page.keyboard.press("Escape")

@@ -49,10 +49,12 @@ class Visit:
         return label.first.locator("xpath=following-sibling::strong")
 
     def rows(self, caption: str) -> list[list[str]]:
-        """Return the cells of a table by its caption."""
+        """Return the cells of a table by its caption, all at one instant."""
         region = self.page.get_by_role("region", name=caption, exact=False).first
         region.wait_for()
-        return [row.locator("td").all_inner_texts() for row in region.locator("tbody tr").all()]
+        cells = "rows => rows.map(row => [...row.querySelectorAll('td')].map(cell => cell.innerText))"
+        found: list[list[str]] = region.locator("tbody tr").evaluate_all(cells)
+        return found
 
     def chart(self, label: str) -> Any:
         """Return a chart by the beginning of its label, once it is drawn."""

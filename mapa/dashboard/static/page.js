@@ -139,13 +139,13 @@ function help() {
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
-  const number = Number(event.key);
+  const number = Number(event.key), watched = place().run; // of the address: it changes before the view does
   if (event.key === "p") setPaused(!paused);
   else if (event.key === "d") switchTheme();
   else if (event.key === "z") resetZoom();
   else if (event.key === "?") help();
   else if (event.key === "0") location.hash = "#/runs";
-  else if (run && number >= 1 && number <= OF_A_RUN.length) location.hash = `#/run/${encodeURIComponent(run)}/${OF_A_RUN[number - 1][0]}`;
+  else if (watched && number >= 1 && number <= OF_A_RUN.length) location.hash = `#/run/${encodeURIComponent(watched)}/${OF_A_RUN[number - 1][0]}`;
 });
 pause.addEventListener("click", () => setPaused(!paused));
 theme.addEventListener("click", switchTheme);
