@@ -1,4 +1,4 @@
-"""Chromium for each file of tests, and visits to the page that end with: nothing left this host, the console is empty."""
+"""Chromium for each file of tests, and visits that end with: nothing left this host, the console is empty."""
 
 from __future__ import annotations
 
