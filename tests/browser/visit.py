@@ -26,6 +26,8 @@ class Visit:
     def go(self, place: str) -> None:
         """Open a place of the page and wait until it is drawn."""
         self.page.goto(f"{self.address}/#/{place}")
+        current = f'#views a[aria-current][href="#/{place}"]'  # not the view before it
+        self.page.locator(current).wait_for(state="attached")
         self.page.locator("main .view").wait_for()
 
     def text(self, selector: str) -> str:
