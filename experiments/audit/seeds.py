@@ -1,0 +1,87 @@
+"""Sound mechanisms in many seeds: python -m experiments.audit.seeds [--seeds 20] [--rounds 2000] [--jobs 2]
+
+Each seed plays every sound game and every battery, whose bounds hold together at the confidence. A refuted
+claim is a false alarm of the audit, or a fault of the mechanism: the command then ends with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+
+from experiments.audit.game import Finding, Playable, play_all
+from experiments.audit.sound import sound_batteries, sound_games
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What the games of one seed showed."""
+
+    seed: int
+    games: int
+    refuted: list[str]
+    nearest: tuple[float, str]  # the largest bound as a share of its claim, and its game
+
+
+def every_game(rounds: int) -> dict[str, Playable]:
+    """Return the sound games and batteries, so many rounds of each world, by name."""
+    games: dict[str, Playable] = {game.name: game for game in sound_games(rounds)}
+    for name, battery in sound_batteries(rounds).items():
+        games |= {f"{name}: {game.name}": game for game in battery}
+    return games
+
+
+def play_seed(seed: int, *, rounds: int, confidence: float) -> Seed:
+    """Play all games once."""
+    games = every_game(rounds)
+    return judged(seed, list(games), play_all(list(games.values()), confidence=confidence, seed=seed))
+
+
+def judged(seed: int, names: Sequence[str], findings: Sequence[Finding]) -> Seed:
+    """Return which claims are refuted, and the bound that comes nearest to its claim."""
+    named = list(zip(names, findings, strict=True))
+    nearest = max((found.lower_bound / found.claimed, name) for name, found in named)
+    return Seed(seed, len(named), [name for name, found in named if found.violated], nearest)
+
+
+def report(seeds: Iterable[Seed], say: Callable[[str], None] = print) -> int:
+    """Say a line for each seed and one for all of them; return how many claims were refuted."""
+    told = []
+    for one in seeds:
+        told.append(one)
+        share, name = one.nearest
+        refuted = ", ".join(one.refuted) or "none"
+        say(
+            f"seed {one.seed}: {one.games} games, refuted: {refuted}; nearest {share:.3f} of its claim ({name})"
+        )
+    count = sum(len(one.refuted) for one in told)
+    share, name = max(one.nearest for one in told)
+    say(f"{len(told)} seeds: {count} claims refuted; nearest {share:.3f} of its claim ({name})")
+    return count
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.audit.seeds", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20, help="seeds 1 to this one")
+    parser.add_argument("--rounds", type=int, default=2000, help="rounds of each world")
+    parser.add_argument("--confidence", type=float, default=0.9999, help="of all bounds of a seed together")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds played at once")
+    given = parser.parse_args(arguments)
+    for name, least in (("seeds", 1), ("rounds", 100), ("jobs", 1)):
+        if getattr(given, name) < least:
+            parser.error(f"--{name} {getattr(given, name)}: must be {least} or more")
+    if not 0 < given.confidence < 1:
+        parser.error(f"--confidence {given.confidence}: must be between 0 and 1")
+    one = partial(play_seed, rounds=given.rounds, confidence=given.confidence)
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        refuted = report(pool.map(one, range(1, given.seeds + 1)), lambda line: print(line, flush=True))
+    return 1 if refuted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
