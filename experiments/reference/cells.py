@@ -18,7 +18,7 @@ from mapa.scenario_files import load_scenario
 Change = str | int | float | list[float]
 Choice = dict[str, Change]  # what was chosen on held-out records, as changes of a scenario
 
-_MAIN = 3  # the budget at which every method is run
+MAIN = 3  # the budget at which every method is run
 _HOLDOUT = {"mnist": 10_000, "fashion": 10_000, "cifar10": 5_000}  # records
 
 
@@ -128,7 +128,7 @@ def all_cells(size_name: str, *, seeds: int | None = None, only: Sequence[str] =
         for edges in size.edges
         for eps in size.epsilons
         for links in size.links
-        for method in (size.every if eps == _MAIN else size.few)
+        for method in (size.every if eps == MAIN else size.few)
         for seed in range(1, min(size.seeds, seeds or size.seeds) + 1)
     ]
     chosen = [cell for cell in found if not only or any(fnmatch(cell.name, glob) for glob in only)]

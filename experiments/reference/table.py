@@ -13,7 +13,7 @@ from common.errors import ConfigurationError
 from experiments.reference.runs import Row
 
 COLUMNS = tuple(one.name for one in fields(Row))
-_TITLES = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+TITLES = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 _MOST_ROWS = 1_000_000
 
 
@@ -72,31 +72,35 @@ def markdown(rows: Sequence[Row]) -> str:
         by_place.setdefault((row.data, row.edges, row.links), []).append(row)
     for (data, edges, links), some in by_place.items():
         epsilons = sorted({row.epsilon for row in some})
-        lines += ["", f"### {_TITLES.get(data, data)}, K = {edges}, {links}", ""]
+        lines += ["", f"### {TITLES.get(data, data)}, K = {edges}, {links}", ""]
         heads = [f"ε = {epsilon:g}" for epsilon in epsilons]
         lines.append(f"| method | {' | '.join(heads)} | stated ε | updates | MB | seconds | seeds |")
         lines.append(f"|---|{'---|' * (len(heads) + 5)}")
         for method, by in dict.fromkeys((row.method, row.by) for row in some):
             own = [row for row in some if (row.method, row.by) == (method, by)]
-            cells = [_accuracy([row.accuracy for row in own if row.epsilon == eps]) for eps in epsilons]
+            cells = [spread([row.accuracy for row in own if row.epsilon == eps]) for eps in epsilons]
             name = f"`{method}`" + ("" if by == "this project" else f" ({by})")
             main = [row for row in own if row.epsilon == 3] or own
             lines.append(
-                f"| {name} | {' | '.join(cells)} | {_range([row.stated_epsilon for row in main])}"
-                f" | {_range([row.updates for row in main], '.0f')}"
-                f" | {_range([row.megabytes for row in main], '.0f')}"
-                f" | {_range([row.seconds for row in main], '.0f')} | {len({row.seed for row in own})} |"
+                f"| {name} | {' | '.join(cells)} | {between([row.stated_epsilon for row in main])}"
+                f" | {between([row.updates for row in main], '.0f')}"
+                f" | {between([row.megabytes for row in main], '.0f')}"
+                f" | {between([row.seconds for row in main], '.0f')} | {len({row.seed for row in own})} |"
             )
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _accuracy(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Return the mean of accuracies in %, and their standard deviation where there are several."""
     if not values:
         return "–"
     mean = 100 * statistics.fmean(values)
     return f"{mean:.2f}" + (f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def _range(values: Sequence[float], form: str = ".3f") -> str:
+def between(values: Sequence[float], form: str = ".3f") -> str:
+    """Return the least and the largest, once where they are the same."""
+    if not values:
+        return "–"
     low, high = format(min(values), form), format(max(values), form)
     return low if low == high else f"{low} … {high}"

@@ -1,7 +1,7 @@
-"""The tables of docs/results.md and docs/results/details.md, from the files in docs/results/.
+"""The tables of docs/results.md, docs/results/details.md and README.md, from the files in docs/results/.
 
 `python -m experiments.reproduce.results_page docs` writes them between their marks, after a `reproduce` run has been
-copied to docs/results/.
+copied to docs/results/: verdicts.json, or rows.csv of the reference table as reference.csv.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from experiments.reference import overview
+from experiments.reference.table import read_rows
 
 Verdicts = Sequence[Mapping[str, Any]]
 _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -58,13 +61,21 @@ def _text(text: str) -> str:
 
 def renewed(page: str, docs: Path) -> str:
     """Return a page with the text between its marks made anew."""
-    found = verdicts(docs)
-    makers = {"verdict-table": verdict_table, "case-lists": case_lists}
-    return _MARKED.sub(lambda match: f"{match[1]}\n{makers[match[2]](found)}\n\n{match[3]}", page)
+    found, rows = verdicts(docs), read_rows(docs / "results" / "reference.csv")
+    makers: dict[str, Callable[[], str]] = {
+        "verdict-table": lambda: verdict_table(found),
+        "case-lists": lambda: case_lists(found),
+        "reference-even": lambda: overview.every_method(rows, overview.EVEN),
+        "reference-uneven": lambda: overview.every_method(rows, overview.UNEVEN),
+        "reference-budgets": lambda: overview.every_budget(rows),
+        "reference-behind": lambda: overview.behind(rows, "tuning-free"),
+        "reference-short": lambda: overview.in_short(rows),
+    }
+    return _MARKED.sub(lambda match: f"{match[1]}\n{makers[match[2]]()}\n\n{match[3]}", page)
 
 
 def pages(docs: Path) -> list[Path]:
-    return [docs / "results.md", docs / "results" / "details.md"]
+    return [docs / "results.md", docs / "results" / "details.md", docs.parent / "README.md"]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigurationError
-from experiments.reference import reference
+from experiments.reference import overview, reference
 from experiments.reference.cells import Cell, all_cells, methods, sizes
 from experiments.reference.choices import Chosen, asked_of, best, choice_for, read_choices, write_choices
 from experiments.reference.reference import Order, make_table
@@ -173,3 +173,30 @@ def test_a_cell_without_a_choice_is_refused(tmp_path: Path, monkeypatch: pytest.
 def test_sizes_name_methods_that_exist() -> None:
     for size in sizes().values():
         assert set(size.every) | set(size.few) <= set(methods())
+
+
+def test_the_overview_has_means_over_seeds_and_every_budget() -> None:
+    seeds = [
+        replace(ROW, seed=seed, accuracy=accuracy) for seed, accuracy in ((1, 0.97), (2, 0.98), (3, 0.99))
+    ]
+    free = [replace(row, method="tuning-free", accuracy=row.accuracy - 0.002) for row in seeds]
+    free.append(replace(free[0], epsilon=1.0, accuracy=0.9))
+    uneven = replace(ROW, links="heterogeneous", edges=20, accuracy=0.5)
+    rows = [*seeds, *free, uneven]
+    assert overview.every_method(rows, overview.EVEN).splitlines()[2:] == [
+        "| `tuning-free` | 97.80 ± 1.00 | 1496 | 120 |",
+        "| `tuned` | 98.00 ± 1.00 | 1496 | 120 |",
+    ]
+    assert (
+        overview.every_method([*rows, ROW], overview.UNEVEN)
+        .splitlines()[0]
+        .startswith("|  | MNIST, K = 20 |")
+    )
+    assert overview.every_budget(rows).splitlines() == [
+        "| accuracy in %, even links | method | ε = 1 | ε = 3 |",
+        "|---|---|---|---|",
+        "| MNIST, K = 5 | `tuning-free` | 90.00 | 97.80 ± 1.00 |",
+    ]
+    assert overview.in_short(rows).splitlines()[2:] == ["| `tuning-free` | 97.8 |", "| `tuned` | 98.0 |"]
+    said = overview.behind(rows, "tuning-free")
+    assert said == "`tuning-free` is 0.20 points behind `tuned` on average over 1 cells, 0.20 at most."
