@@ -130,10 +130,10 @@ def _case(own: Sequence[Row], other: Sequence[Row]) -> Case:
     mean = statistics.fmean(row.accuracy for row in own)
     mine, theirs = ({row.seed: row.accuracy for row in some} for some in (own, other))
     points: tuple[float, ...] = ()
-    if other and None not in mine and mine.keys() == theirs.keys():
+    if other and None not in mine and mine.keys() == theirs.keys() and len(mine) == len(own) == len(other):
         points = tuple(100 * (mine[seed] - theirs[seed]) for seed in mine)
     elif other:
-        points = (100 * (mean - statistics.fmean(theirs.values())),)
+        points = (100 * (mean - statistics.fmean(row.accuracy for row in other)),)
     off = [abs(one - row.budget) / row.budget for row in own if row.budget for one in row.epsilon]
     return Case(
         case=own[0].case,

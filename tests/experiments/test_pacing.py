@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.pacing import CASES, Task, main, row_of, simulate_task
+from experiments.pacing import CASES, Row, Task, cases_of, main, row_of, simulate_task
 from experiments.unequal import spending, spread
 from mapa.scenario_files import read_scenario
 
@@ -95,6 +96,33 @@ def test_the_table_says_what_the_runs_say(
     told = capsys.readouterr().out
     assert f"{100 * summary['final_accuracy']:.2f} |" in told
     assert f"{after['cases'][1]['points'][0]:+.2f} points from unequal-fashion" in told
+
+
+def test_runs_without_seeds_are_compared_by_their_means() -> None:
+    one = Row(
+        run="run",
+        case="one noise",
+        engine="processes",
+        seed=None,
+        paced=False,
+        budget=None,
+        releases=(1, 2),
+        z=(2.0,),
+        epsilon=(1.0, 2.5),
+        staleness=(1.0, 1.0),
+        accuracy=0.80,
+    )
+    paced = replace(one, case="own pace", paced=True, budget=2.0, epsilon=(1.9, 2.0), accuracy=0.83)
+    simulated = replace(one, case="simulated", engine="events", accuracy=0.10)
+    unpaced, own, _ = cases_of([one, replace(one, accuracy=0.84), paced, simulated])
+    assert (unpaced.runs, unpaced.accuracy, unpaced.spread) == (2, pytest.approx(0.82), 2.5)
+    assert (own.against, own.points, own.off_budget) == (
+        "one noise",
+        (pytest.approx(1.0),),
+        pytest.approx(0.05),
+    )
+    [again] = [one for one in cases_of([replace(one, seed=1), replace(paced, seed=2)]) if one.against]
+    assert again.points == (pytest.approx(3.0),)
 
 
 @pytest.mark.slow
