@@ -79,9 +79,9 @@ def _of_edge(
     )
 
 
-def spread(edges: Sequence[Spending]) -> float:
+def spread(epsilons: Sequence[float]) -> float:
     """Return how many times the least ε the largest is."""
-    return max(one.last for one in edges) / min(one.last for one in edges)
+    return max(epsilons) / min(epsilons)
 
 
 def draw(runs: Mapping[str, Sequence[Spending]], stem: Path) -> list[Path]:
@@ -110,7 +110,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         runs = {title: spending(find_run(name, given.runs_dir)) for title, name in named.items()}
         for title, edges in runs.items():
-            print(f"{title}: ε spreads {spread(edges):.2f} ×")
+            print(f"{title}: ε spreads {spread([one.last for one in edges]):.2f} ×")
             for one in edges:
                 print(f"  {one.device:12} {one.releases[-1]:6} releases   ε = {one.last:.3f}")
         for path in draw(runs, given.out):

@@ -48,7 +48,7 @@ def ledger_command(
     left = unfinished(path)
     if left is not None:
         Console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
-    statements = _statements(path, delta)
+    statements = statements_of(path, delta)
     if as_json:
         document = _document(statements) | ({} if left is None else {"unfinished": str(left)})
         print(json.dumps(document, indent=2, ensure_ascii=False))
@@ -126,7 +126,7 @@ def _find(run: str, runs: Path) -> Path:
     return chosen(run, runs)
 
 
-def _statements(path: Path, delta: float | None) -> dict[str, Statement]:
+def statements_of(path: Path, delta: float | None) -> dict[str, Statement]:
     """Return the statements of an edge's own ledgers where they are here, else that of what the cloud was told.
 
     One for each data set that has records of its own, by its checksum.

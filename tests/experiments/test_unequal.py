@@ -22,7 +22,7 @@ def test_the_fastest_of_five_devices_releases_ten_times_as_much_and_pays_for_it(
     assert counts == pytest.approx([10, 20, 40, 80, 100], abs=1)
     spent = [one.last for one in edges]
     assert spent == sorted(spent)
-    assert spread(edges) > 2.0
+    assert spread(spent) > 2.0
     assert all(one.epsilon == sorted(one.epsilon) and one.seconds == sorted(one.seconds) for one in edges)
     drawn = draw({"one noise for all": edges, "again": edges}, tmp_path / "figure")
     assert "speed-10: 100 releases" in drawn[0].read_text(encoding="utf-8")

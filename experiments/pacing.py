@@ -1,0 +1,221 @@
+"""What pacing gives and costs, from runs: python -m experiments.pacing [RUN…]
+
+Without runs it simulates `unequal-fashion` and `paced-fashion`, the latter also without weights, each with three
+seeds. With runs it simulates nothing and makes the same table of those. What an edge has spent is its own ledger's
+word where a run has ledgers, as those of the testbed do, else the run's statement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common.datasets.catalogue import data_directory
+from common.errors import ConfigurationError, MapaError
+from experiments.sweep import sweep
+from experiments.unequal import spread
+from mapa.commands.ledger import statements_of
+from mapa.recording import record_simulation
+from mapa.run_reader import find_run
+from mapa.run_result import read_result
+from mapa.scenario_files import load_scenario
+from mapa.simulation.world import World
+
+CASES = (("unequal-fashion", ()), ("paced-fashion", ()), ("paced-fashion", ("algorithm.weights=none",)))
+_HEADINGS = ("run", "seed", "releases of each edge", "z", "ε of each edge", "mean staleness", "accuracy, %")
+
+
+class UnfinishedError(MapaError):
+    """A run that did not end as `finished`, or was not simulated at all: nothing to put into a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One simulation: `mapa simulate SCENARIO --seed SEED --set WORD…`."""
+
+    scenario: str
+    words: tuple[str, ...]
+    seed: int
+    data_dir: Path
+    runs: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the records of one run say; tuples have a value for each edge, by k."""
+
+    run: str
+    case: str  # runs that differ in nothing but the seed
+    engine: str
+    seed: int | None
+    paced: bool
+    budget: float | None  # ε
+    releases: tuple[int, ...]
+    z: tuple[float, ...]
+    epsilon: tuple[float, ...]
+    staleness: tuple[float, ...]
+    accuracy: float  # of the last model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Runs of one case together."""
+
+    case: str
+    runs: int
+    accuracy: float  # mean
+    spread: float  # the largest ε of an edge, in terms of the least of the same run; the worst run's
+    off_budget: float | None  # the farthest that an edge's ε is from the budget, as a share of it
+    against: str | None  # the case without a pace that a paced one is compared with
+    points: tuple[float, ...]  # accuracy − the other's, in points: for each seed of both, or of the means
+
+
+def simulate_task(task: Task) -> Path:
+    """Simulate; return where the records are."""
+    name, scenario = load_scenario(task.scenario, task.words, seed=task.seed)
+    return Path(record_simulation(World.of(scenario, task.data_dir), name=name, runs=task.runs)["path"])
+
+
+def row_of(path: Path) -> Row:
+    """Read a run and what its edges have spent."""
+    run = read_result(path)
+    if run.reason != "finished" or run.summary.get("final_accuracy") is None:
+        raise UnfinishedError(f"{path}: {run.reason}, or without an accuracy: not to be compared")
+    statements = statements_of(path, None)
+    if len(statements) != 1:
+        raise ConfigurationError(f"{path}: its ledgers know {len(statements)} data sets; one is comparable")
+    [statement] = statements.values()
+    totals = tuple(edge.total.epsilon for edge in statement.edges)
+    if not all(map(math.isfinite, totals)):
+        raise ConfigurationError(f"{path}: an edge's releases have no finite ε at δ = {statement.delta}")
+    privacy, engine = run.scenario["privacy"], str(run.manifest["engine"])
+    marks = ["no weights"] if run.scenario["algorithm"].get("weights") == "none" else []
+    marks += [] if engine == "events" else [engine]
+    return Row(
+        run=run.name,
+        case=", ".join([str(run.manifest["name"]), *marks]),
+        engine=engine,
+        seed=run.manifest["seed"],
+        paced=privacy.get("pace") == "own",
+        budget=privacy.get("total_epsilon"),
+        releases=tuple(edge.of.releases for edge in statement.edges),
+        z=tuple(map(float, privacy["noise_multiplier"])),
+        epsilon=totals,
+        staleness=tuple(map(float, run.edges["staleness_mean"])),
+        accuracy=float(run.summary["final_accuracy"]),
+    )
+
+
+def cases_of(rows: Sequence[Row]) -> list[Case]:
+    """Return the cases by their first runs; paced ones are compared with the first that is not, of the same engine."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.case, []).append(row)
+    return [_case(own, _unpaced(own[0], groups.values())) for own in groups.values()]
+
+
+def _unpaced(row: Row, groups: Iterable[list[Row]]) -> list[Row]:
+    others = (some for some in groups if not some[0].paced and some[0].engine == row.engine)
+    return next(others, []) if row.paced else []
+
+
+def _case(own: Sequence[Row], other: Sequence[Row]) -> Case:
+    mean = statistics.fmean(row.accuracy for row in own)
+    mine, theirs = ({row.seed: row.accuracy for row in some} for some in (own, other))
+    points: tuple[float, ...] = ()
+    if other and None not in mine and mine.keys() == theirs.keys() and len(mine) == len(own) == len(other):
+        points = tuple(100 * (mine[seed] - theirs[seed]) for seed in mine)
+    elif other:
+        points = (100 * (mean - statistics.fmean(row.accuracy for row in other)),)
+    off = [abs(one - row.budget) / row.budget for row in own if row.budget for one in row.epsilon]
+    return Case(
+        case=own[0].case,
+        runs=len(own),
+        accuracy=mean,
+        spread=max(spread(row.epsilon) for row in own),
+        off_budget=max(off, default=None),
+        against=other[0].case if other else None,
+        points=points,
+    )
+
+
+def text_of(rows: Sequence[Row]) -> str:
+    """Return the runs as a table in Markdown, and a line for each case."""
+    lines = ["| " + " | ".join(_HEADINGS) + " |", "|" + "---|" * len(_HEADINGS)]
+    for row in rows:
+        z = sorted(set(row.z)) if len(set(row.z)) == 1 else row.z
+        figures = (_list(row.releases, "d"), _list(z), _list(row.epsilon, ".3f"), _list(row.staleness, ".1f"))
+        seed = "none" if row.seed is None else str(row.seed)
+        lines.append("| " + " | ".join((row.case, seed, *figures, f"{100 * row.accuracy:.2f}")) + " |")
+    return "\n".join([*lines, "", *map(_line, cases_of(rows))])
+
+
+def _line(case: Case) -> str:
+    said = f"{case.case}: accuracy {100 * case.accuracy:.2f} %, mean of {case.runs};"
+    said += f" largest ε of an edge / least: {case.spread:.3f}"
+    if case.off_budget is not None:
+        said += f"; at most {100 * case.off_budget:.2g} % from the budget"
+    if case.against is not None:
+        each = f" ({_list(case.points, '+.2f')})" if len(case.points) > 1 else ""
+        said += f"; {statistics.fmean(case.points):+.2f} points from {case.against}{each}"
+    return said
+
+
+def _list(values: Iterable[float], form: str = ".2f") -> str:
+    return ", ".join(format(value, form) for value in values)
+
+
+def simulated(tasks: Sequence[Task], jobs: int | None) -> list[Path]:
+    """Simulate on this machine's cores; return the runs in the order of the tasks."""
+    for task in tasks:
+        load_scenario(
+            task.scenario, task.words, seed=task.seed
+        )  # what is wrong ends it before anything starts
+    found: dict[Task, Path] = {}
+    for done in sweep(simulate_task, tasks, jobs=jobs):
+        if done.value is None:
+            raise UnfinishedError(f"{done.task.scenario}, seed {done.task.seed}: {done.error}")
+        print(done.value, file=sys.stderr)
+        found[done.task] = done.value
+    return [found[task] for task in tasks]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.pacing", description=__doc__)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="runs on record: names, or folders")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the simulations")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in all simulations")
+    parser.add_argument("--jobs", type=int, help="simulations at a time; default: one for each core")
+    parser.add_argument("--data-dir", type=Path, help="folder of the data sets, instead of MAPA_DATA_DIR")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    given = parser.parse_args(words)
+    data_dir = given.data_dir or data_directory(os.environ)
+    tasks = [
+        Task(name, (*own, *given.set), seed, data_dir, given.runs_dir)
+        for name, own in CASES
+        for seed in given.seeds
+    ]
+    try:
+        paths = [find_run(name, given.runs_dir) for name in given.runs] or simulated(tasks, given.jobs)
+        rows = [row_of(path) for path in paths]
+    except MapaError as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, ConfigurationError) else 1
+    if given.json:
+        document = {"runs": [asdict(row) for row in rows], "cases": [asdict(one) for one in cases_of(rows)]}
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        print(text_of(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
