@@ -13,6 +13,7 @@ from urllib.parse import quote
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
 from common.quantities import EdgeId, RunId
+from common.records.syncing import sync_path
 from edge.account import Account, ShardIdentity
 
 FILE_NAME = "ledger.sqlite3"
@@ -77,9 +78,9 @@ def create(path: Path, edge_id: EdgeId) -> None:
             connection.execute("INSERT INTO edge VALUES (?)", (edge_id,))
         finally:
             connection.close()  # the last to close folds the WAL into the file
-        _sync(draft)
+        sync_path(draft)
         os.link(draft, path)
-        _sync(path.parent)
+        sync_path(path.parent)
     except FileExistsError:
         pass  # another process was first; the lock decides
     except (OSError, sqlite3.Error) as error:
@@ -165,14 +166,6 @@ def damaged(path: Path, error: Exception) -> ConfigurationError:
         f"ledger {path}: damaged ({error}); restore it from a copy."
         " A new one would forget what was spent on this edge's records"
     )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def row_of(account: Account) -> dict[str, object]:
