@@ -79,7 +79,10 @@ def service_state(service: CloudService, made: type[Algorithm], directory: RunDi
         ],
         "dropped": dict(service.dropped),
         "records": records,
-        "dues": [{"updates": due.updates, "stage": due.stage, "model": due.model} for due in service.dues],
+        "dues": [
+            {"updates": due.updates, "stage": due.stage, "model": due.model}
+            for due in service.evaluations.dues
+        ],
     }
 
 
@@ -97,7 +100,7 @@ def restore_service(service: CloudService, state: Mapping[str, Any], made: type[
         service.contacts[EdgeId(edge_id)] = contact
     service.dropped.update(state["dropped"])
     for due in state["dues"]:
-        service.evaluate_again(EvaluationDue(**due))
+        service.evaluations.evaluate(EvaluationDue(**due))
 
 
 def replay(service: CloudService, entry: Entry) -> None:

@@ -12,13 +12,13 @@ from typing import assert_never
 
 import numpy as np
 
+from cloud.admission import Admitted, Indices, judged
 from cloud.algorithm import Algorithm, Update
+from cloud.facts import edge_joined, stage_opened
 from cloud.fifo import GradientFifo
-from cloud.terms import FOR_GOOD, BelowFloorError, EdgeAccount, Terms
-from common.errors import ConfigurationError
+from cloud.terms import FOR_GOOD, EdgeAccount, Terms
 from common.messages import (
     EdgeGone,
-    EdgeJoined,
     Effect,
     EvaluationDue,
     Event,
@@ -33,20 +33,9 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite, length
 
 _FLOAT32 = np.dtype(np.float32)
-_REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
-
-
-@dataclass(frozen=True, slots=True)
-class _Admitted:
-    """What a hello that is welcomed gets."""
-
-    index: int  # k
-    law: NoiseLaw | None
-    moment: float  # v_k
 
 
 @dataclass(slots=True)
@@ -66,12 +55,12 @@ class CloudServer:
     edges: dict[EdgeId, EdgeAccount] = field(default_factory=dict)
     fifo: GradientFifo = field(init=False)
     longest: float = 0.0  # ‖x‖ of the models sent, at most
-    _dealt: set[int] = field(default_factory=set)  # indices that an edge id holds
-    _unused: int = 0  # no index below is free
+    indices: Indices = field(init=False)  # which of them an edge id holds
 
     def __post_init__(self) -> None:
         self.model = np.array(self.model, dtype=np.float32)
         self.fifo = GradientFifo(self.terms.fifo_capacity)
+        self.indices = Indices(self.terms.edges)
 
     @property
     def updates(self) -> int:
@@ -100,7 +89,7 @@ class CloudServer:
             case GradientArrived():
                 return self.is_new(event) or self._is_repeat(event)
             case Hello():
-                return isinstance(self._judged(event), _Admitted)
+                return isinstance(judged(self, event), Admitted)
             case Leave():
                 return self._leaving(event) is not None
             case _:
@@ -166,27 +155,25 @@ class CloudServer:
     def take_accounts(self, accounts: Iterable[EdgeAccount]) -> None:
         """Take the edges of a state that is restored, in their order."""
         self.edges = {account.edge_id: account for account in accounts}
-        self._dealt, self._unused = {account.index for account in self.edges.values()}, 0
+        self.indices = Indices(self.terms.edges, {account.index for account in self.edges.values()})
 
     # -- hello and leave ------------------------------------------------------------------------------
 
     def _hello(self, hello: Hello) -> Iterator[Effect]:
         """Answer a hello; one that is late or comes twice has no effect at all."""
-        judged = self._judged(hello)
-        if not isinstance(judged, _Admitted):
-            if judged is not None:
-                yield judged
+        verdict = judged(self, hello)
+        if not isinstance(verdict, Admitted):
+            if verdict is not None:
+                yield verdict
             return
-        index, law, moment = judged.index, judged.law, judged.moment
+        index, law, moment = verdict.index, verdict.law, verdict.moment
         account = self.edges.get(hello.edge_id)
         returned = account is not None
         if account is None:
             account = self.edges[hello.edge_id] = EdgeAccount(hello.edge_id, index)
         # an edge that waits says hello again and again: that is no news
         news = not (returned and account.present and account.law == law and account.index == index)
-        self._dealt.discard(account.index)
-        self._unused = min(self._unused, account.index)
-        self._dealt.add(index)
+        self.indices.exchange(account.index, index)
         account.index = index
         account.moment, account.law, account.reach = moment, law, self.terms.reach(law)
         account.spoken_for_by(hello)
@@ -195,76 +182,6 @@ class CloudServer:
             device = self.terms.device(account.index)
             yield edge_joined(account.index, account.edge_id, self.t, law, returned=returned, device=device)
         yield from self._admit(account)
-
-    def _judged(self, hello: Hello) -> _Admitted | Refuse | None:
-        """Say what a hello gets, and change nothing that counts; None: no answer at all."""
-        account = self.edges.get(hello.edge_id)
-        if hello.incarnation != self.incarnation:
-            return self._refuse(hello, "incarnation", "this hello is for another incarnation of the run")
-        if self.halted is not None:
-            ended = f"{self.halted.reason} after {self.halted.updates} updates"
-            return self._refuse(hello, "halted", ended)
-        if account is not None and account.has_heard(hello):
-            return None
-        if account is None and len(self.edges) >= self.terms.edges:
-            return self._refuse(hello, "fleet-full", f"all {self.terms.edges} shards are assigned")
-        # the process that speaks for the edge forgets nothing: what it has not debited another sent in its name
-        other = account is not None and hello.nonce != account.nonce
-        if account is not None and other and hello.last_sequence < account.last_sequence:
-            detail = (
-                f"the ledger has {hello.last_sequence} releases, but {account.last_sequence} were applied"
-            )
-            return replace(self._refuse(hello, "ledger-lost", detail), last_sequence=account.last_sequence)
-        index = self._deal(hello) if account is None else self._redeal(hello, account)
-        try:
-            law = self.terms.law(hello, index) if self.terms.private else None
-            moment = 0.0 if law is None else self.terms.moment(law)
-            self._try_schedule(moment)
-        except ConfigurationError as error:
-            reason = "epsilon-floor" if isinstance(error, BelowFloorError) else "mechanism"
-            return self._refuse(hello, reason, str(error))
-        if account is not None and law != account.law and not self._may_change(hello, account, moment):
-            return self._refuse(
-                hello, "mechanism", f"an edge must keep the noise law it started with: {account.law}"
-            )
-        return _Admitted(index, law, moment)
-
-    def _refuse(self, hello: Hello, reason: str, detail: str) -> Refuse:
-        return Refuse(hello.edge_id, reason, detail, hello.nonce, hello.number, self.incarnation)
-
-    def _deal(self, hello: Hello, otherwise: int | None = None) -> int:
-        """Return the index that a hello asks for where that is free, else what it has, or the first unused."""
-        if hello.index is not None and 0 <= hello.index < self.terms.edges and hello.index not in self._dealt:
-            return hello.index
-        if otherwise is not None:
-            return otherwise
-        while self._unused in self._dealt:
-            self._unused += 1
-        return self._unused
-
-    def _redeal(self, hello: Hello, account: EdgeAccount) -> int:
-        """Return the index of an edge that is known: another free one if it asks for it before its first release here.
-
-        Only a welcome names the data, so an edge may learn late that its ledger is of another shard of it.
-        """
-        stays = account.last_sequence or hello.index is None
-        return account.index if stays else self._deal(hello, account.index)
-
-    def _may_change(self, hello: Hello, account: EdgeAccount, moment: float) -> bool:
-        """Tell whether a known edge may change its noise law: only before its first release, and only a few times.
-
-        A larger v re-opens the stage; an edge that asked for it endlessly would keep every edge in that stage.
-        """
-        if account.last_sequence or hello.last_sequence:
-            return False
-        return self.schedule is None or moment <= self.moment or account.reopenings < _REOPENINGS
-
-    def _try_schedule(self, moment: float) -> None:
-        """Raise ConfigurationError where v_k would leave no schedule: one edge's hello must not stop the cloud."""
-        if self.schedule is None:
-            self.begin(max(moment, self.moment))
-        elif moment > self.moment:
-            self.schedule.with_moment(moment, self.t)
 
     def _admit(self, account: EdgeAccount) -> Iterator[Effect]:
         """Begin or continue the schedule and send the model to the edges that wait for it."""
@@ -450,39 +367,3 @@ class CloudServer:
         fact = stage_opened(schedule, self.t, reopened=reopened)
         if fact is not None:
             yield fact
-
-
-def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened | None:
-    """State the stage that opens before update t; None: the algorithm has no stages."""
-    stage = schedule.opened()
-    if stage is None:
-        return None
-    return StageOpened(
-        stage=stage.index,
-        t=t,
-        sensitivity=stage.sensitivity,
-        variance=stage.variance,
-        p=stage.p,
-        learning_rate=stage.learning_rate,
-        length=stage.length,
-        tau_max=stage.tau_max,
-        reopened=reopened,
-    )
-
-
-def edge_joined(
-    index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool, device: str | None = None
-) -> EdgeJoined:
-    """State under which law an edge takes part from update t on."""
-    parameters = {} if law is None else law.parameters
-    return EdgeJoined(
-        edge=index,
-        edge_id=edge_id,
-        t=t,
-        noise="none" if law is None else law.name,
-        epsilon=parameters.pop("epsilon", None),
-        noise_multiplier=parameters.pop("noise_multiplier", None),
-        returned=returned,
-        parameters=parameters,
-        device=device,
-    )

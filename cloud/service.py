@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
 from cloud.contacts import Contacts
 from cloud.evaluation import Evaluator
+from cloud.evaluations import Evaluations
 from cloud.history import History
 from cloud.lives import Lives
+from cloud.notices import Notices
+from cloud.owed import Owed
 from cloud.server import CloudServer
 from common.errors import RemoteProtocolError
 from common.messages import (
@@ -37,42 +39,28 @@ from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
 from common.telemetry.family import Buckets
-from common.transport.channel import Channel, Loop, Timer
+from common.transport.channel import Channel, Loop
 from common.wire.codec import (
     Admission,
-    Presence,
     decode_gradient,
-    decode_halt,
     decode_hello,
     decode_leave,
-    decode_presence,
-    encode_halt,
     encode_model,
-    encode_presence,
     encode_refuse,
     encode_welcome,
     new_nonce,
 )
 from common.wire.topics import (
     EdgeTopic,
-    clouds_topic,
     edge_topic,
     every_edge,
-    halt_topic,
     parse_edge_topic,
-    presence_topic,
 )
 
 _RECORD_EVERY = 0.25  # seconds between two batches of records
-_AGAIN = 0.1  # seconds until a message that the channel did not accept is published again
-_RESTORE = 0.25  # seconds until what we retain is retained again, however many messages call for it
-_WAITING_MODELS = 1 << 26  # bytes of models that may wait for their evaluation
 _COMPLAINTS = 50  # messages that get a line for the operator: anybody can send any number
-_RETURN = (
-    10  # times silent_after that an edge which is only away may take to come back to a run without budgets
-)
-
-
+# times silent_after that an edge which is only away may take to come back to a run without budgets
+_RETURN = 10
 _SUSPECT = {  # reasons of a refused gradient that its operator should know of
     "norm": "its norm is larger than an honest edge's can be",
     "sensitivity": "the model version that it names was sent with another ΔS",
@@ -86,7 +74,7 @@ class CloudService:
     run: RunId
     scenario: Scenario
     server: CloudServer
-    evaluator: Evaluator | None  # None: there are no test data, and no metric is claimed
+    evaluator: InitVar[Evaluator | None]  # None: there are no test data
     channel: Channel
     loop: Loop
     records: Recorder = field(default_factory=lambda: Recorder(goes_on=True))
@@ -94,9 +82,6 @@ class CloudService:
     say: Callable[[str], None] = print  # a line for the operator
     history: History | None = None  # None: nobody can go on where this process ends
     gather: float | None = None  # seconds without a new hello after which the training begins; None: never
-    evaluations: Executor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="mapa-evaluation")
-    )
     dropped: Counter[str] = field(default_factory=Counter)  # hostile messages by leaf
     refused_hellos: Counter[str] = field(default_factory=Counter)  # by reason
     lost_connections: int = 0
@@ -108,26 +93,32 @@ class CloudService:
     revived: bool = False  # it goes on with a run that another process began
     first_update: float | None = None
     last_update: float | None = None
-    _evaluating: int = 0
-    _dues: list[EvaluationDue] = field(default_factory=list)  # those that are being evaluated, or wait for it
     _held: list[tuple[list[Effect], float, Hello | None]] = field(
         default_factory=list
     )  # what must not be performed before the log is on disk
-    _left_out: int = 0  # evaluations
-    _owed: dict[str, bytes] = field(default_factory=dict)  # topic → what the channel has not taken
-    _retry: Timer | None = None
-    _restoring: bool = False
-    _owed_models: dict[str, SendModel] = field(default_factory=dict)  # topic → the last that was not taken
-    _model_retry: Timer | None = None
     _complaints: int = 0
-    _halt: Halt | None = None
     _idle: float = 0.0  # seconds that nobody has been here who could train
-    _over: bool = False  # the loop ends: nobody is here for the edges
+    notices: Notices = field(init=False)
+    evaluations: Evaluations = field(init=False)
+    models: Owed[SendModel] = field(init=False)  # on their way; what the channel has not taken
+
+    def __post_init__(self, evaluator: Evaluator | None) -> None:
+        self.notices = Notices(
+            self.run,
+            self.nonce,
+            self.server,
+            self.loop,
+            lambda: self.channel,
+            self._complain,
+            self.dropped,
+        )
+        self.evaluations = Evaluations(evaluator, self.loop, self._evaluated, lambda text: self.say(text))
+        self.models = Owed(self.loop, self._publish_model, lambda: self.channel.connected)
 
     # -- life -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Subscribe and announce; a halt left by an earlier run of this name is removed.
+        """Subscribe and announce.
 
         Where the service goes on with a run, `revive` has come before.
         """
@@ -138,12 +129,7 @@ class CloudService:
         subscribe(every_edge(self.run, EdgeTopic.HELLO), self.on_hello, qos=1)
         subscribe(every_edge(self.run, EdgeTopic.LEAVE), self.on_leave, qos=1)
         subscribe(every_edge(self.run, EdgeTopic.WILL), self.on_leave, qos=1)
-        self._retain(halt_topic(self.run), b"" if self._halt is None else encode_halt(self._halt))
-        self.announce()
-        # after our own presence: one that a former cloud left is no news
-        subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
-        subscribe(halt_topic(self.run), self.on_halt, qos=1, retained=True)
-        subscribe(clouds_topic(self.run), self.on_inquiry, qos=1)
+        self.notices.begin()
         self.loop.call_later(_RECORD_EVERY, self._record_often)
         self.loop.call_later(self.scenario.testbed.silent_after / 2, self._look_for_silence)
 
@@ -152,54 +138,8 @@ class CloudService:
         if self.gather is not None and self.server.schedule is None and self.server.edges:
             here = len(self.server.edges)
             self.loop.call_later(self.gather, partial(self._begin_unless_more_came, here))
-        if self.server.halted is not None and self._halt is None:
+        if self.server.halted is not None and self.halted is None:
             self._on_halt(self.server.halted)
-
-    @property
-    def dues(self) -> list[EvaluationDue]:
-        """Models that are being evaluated, or wait for it."""
-        return list(self._dues)
-
-    def announce(self) -> None:
-        """Publish the cloud's presence; again after every reconnect, since its last will said it is offline."""
-        self._retain(presence_topic(self.run), encode_presence(self.presence(online=not self._over)))
-
-    def restore(self) -> None:
-        """Retain presence and halt again, soon: a message that we cannot read may have taken the place of either.
-
-        A new edge would wait for a presence for ever.
-        """
-        if not self._restoring:
-            self._restoring = True
-            self.loop.call_later(_RESTORE, self._restore)
-
-    def _restore(self) -> None:
-        self._restoring = False
-        self._retain(halt_topic(self.run), b"" if self._halt is None else encode_halt(self._halt))
-        self.announce()
-
-    def presence(self, *, online: bool) -> Presence:
-        """Return this cloud's presence message."""
-        return Presence(online, self.nonce, self.server.incarnation, over=self._over)
-
-    def _retain(self, topic: str, payload: bytes) -> None:
-        """Publish what no edge may miss; where the queue is full, try again until it is accepted."""
-        if self.channel.publish(topic, payload, qos=1, retain=True):
-            self._owed.pop(topic, None)  # an older word on the topic
-            return
-        self._owed[topic] = payload
-        if self._retry is None:
-            self._retry = self.loop.call_later(_AGAIN, self._retain_owed)
-
-    def _retain_owed(self) -> None:
-        self._retry = None
-        for topic, payload in list(self._owed.items()):
-            self._retain(topic, payload)
-
-    @property
-    def owing(self) -> bool:
-        """Whether the channel still has to take the halt or the presence."""
-        return bool(self._owed)
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """End the run early, from the loop's thread."""
@@ -214,7 +154,7 @@ class CloudService:
 
     @property
     def halted(self) -> Halt | None:
-        return self._halt
+        return self.notices.halt
 
     @property
     def tally(self) -> Tally:
@@ -300,47 +240,6 @@ class CloudService:
             self.history.leave(self.server, leave, now - self.records.began)
         self.answer(self.server.receive(leave), now)
 
-    def on_halt(self, topic: str, payload: bytes) -> None:
-        """Remove a halt that is not ours: late edges would believe it, and the others ask us about it."""
-        ours = b"" if self._halt is None else encode_halt(self._halt)
-        if not payload or payload == ours:
-            return
-        self.dropped["halt"] += 1
-        self._complain(f"run {self.run!r}: a halt from another sender was removed")
-        self._retain(topic, ours)
-        decode_halt(payload)  # what is no halt at all is a violation, too
-
-    def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
-        """Announce again where the will of another cloud, or a late one of ours, says that no cloud is online.
-
-        Also where the retained presence was removed, or replaced by what is none.
-        """
-        try:
-            presence = self._presence(payload)
-        except RemoteProtocolError:
-            self.restore()
-            raise
-        if self._over:
-            return
-        if not presence.online:
-            self.announce()
-        elif presence.nonce != self.nonce:
-            self._complain(f"another cloud is announcing itself for run {self.run!r}")
-
-    def on_inquiry(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
-        """Answer a cloud that is about to start under this run's name."""
-        asking = self._presence(payload)
-        if not asking.online and asking.nonce != self.nonce and not self._over:
-            answer = encode_presence(self.presence(online=True))
-            self.channel.publish(clouds_topic(self.run), answer, qos=1)
-
-    def _presence(self, payload: bytes) -> Presence:
-        try:
-            return decode_presence(payload)
-        except RemoteProtocolError:
-            self.dropped["presence"] += 1
-            raise
-
     # -- effects --------------------------------------------------------------------------------------
 
     def answer(self, effects: list[Effect], now: float, hello: Hello | None = None) -> None:
@@ -374,7 +273,7 @@ class CloudService:
                 contact = self.contacts.get(effect.edge_id)
                 if contact is not None:
                     contact.sent = now
-                    self._send(contact.model_topic, effect)
+                    self.models.send(contact.model_topic, effect)
                     if self.replies is not None:
                         self.replies.observe(self.loop.now() - now)
             case GradientApplied():
@@ -389,7 +288,7 @@ class CloudService:
                         f"{effect.edge_id}: gradient {effect.sequence} refused: {_SUSPECT[effect.reason]}"
                     )
             case EvaluationDue():
-                self._evaluate_in_time(effect)
+                self.evaluations.evaluate_in_time(effect)
             case Welcome():
                 assert hello is not None  # nothing else is welcomed
                 self._welcome(effect, hello, now)
@@ -400,32 +299,15 @@ class CloudService:
             case _:
                 assert_never(effect)
 
-    def _send(self, topic: str, effect: SendModel) -> None:
+    def _publish_model(self, topic: str, effect: SendModel) -> bool:
         payload = encode_model(effect)
-        if not self.channel.publish(topic, payload):
-            self._owe_model(topic, effect, len(payload))
-        elif self._owed_models:
-            self._owed_models.pop(topic, None)  # an older one
-
-    def _owe_model(self, topic: str, effect: SendModel, size: int) -> None:
-        """Keep a model that the channel did not accept and send it again: its edge waits for it."""
-        if not self._owed_models:
+        if self.channel.publish(topic, payload):
+            return True
+        if not self.models.waiting:
             self._complain(
-                f"{effect.edge_id}: model of {size} bytes not sent (connection lost or queue full); retrying"
+                f"{effect.edge_id}: model of {len(payload)} bytes not sent (connection lost or queue full); retrying"
             )
-        self._owed_models[topic] = effect
-        if self._model_retry is None:
-            self._model_retry = self.loop.call_later(_AGAIN, self._send_owed_models)
-
-    def _send_owed_models(self) -> None:
-        self._model_retry = None
-        if self._halt is not None:
-            self._owed_models.clear()
-        elif not self.channel.connected:
-            self._model_retry = self.loop.call_later(_AGAIN, self._send_owed_models)
-        else:
-            for topic, effect in list(self._owed_models.items()):
-                self._send(topic, effect)
+        return False
 
     def _welcome(self, welcome: Welcome, hello: Hello, now: float) -> None:
         edge_id = welcome.edge_id
@@ -465,70 +347,35 @@ class CloudService:
     def _on_halt(self, halt: Halt) -> None:
         if self.replaying:
             return  # `go_on` ends a run that had ended
-        if self._halt is not None:
+        if self.halted is not None:
             return  # it is retained; and whoever asks by a hello is told by a refuse
-        self._halt = halt
-        self._retain(halt_topic(self.run), encode_halt(halt))
+        self.notices.tell_halt(halt)
+        self.models.waiting.clear()  # no edge waits for a model any more
         self._stop_when_evaluated()
 
     # -- off the hot path -----------------------------------------------------------------------------
 
-    def _evaluate_in_time(self, due: EvaluationDue) -> None:
-        """Evaluate unless too many models wait for it; the last one is evaluated at the end in any case."""
-        if self.evaluator is None:
-            return
-        if self._evaluating * due.model.nbytes < _WAITING_MODELS:
-            self._evaluate(self.evaluator, due)
-            return
-        self._left_out += 1
-        if self._left_out == 1:
-            self.say(f"evaluation too slow for evaluation.every; skipped at t = {due.updates}")
-
-    def evaluate_again(self, due: EvaluationDue) -> None:
-        """Evaluate what a former process had not."""
-        if self.evaluator is not None:
-            self._evaluate(self.evaluator, due)
-
-    def _evaluate(self, evaluator: Evaluator, due: EvaluationDue) -> None:
-        """Evaluate in another thread; the result comes back through the loop."""
-        self._evaluating += 1
-        self._dues.append(due)
-
-        def work() -> None:
-            try:
-                evaluation = evaluator.evaluate(due.model, due.updates, due.stage)
-            except BaseException as error:  # the executor's future would keep it to itself
-                self.loop.post(partial(_fail, error))
-            else:
-                self.loop.post(lambda: self._evaluated(evaluation, due))
-
-        self.evaluations.submit(work)
-
-    def _evaluated(self, evaluation: Evaluation, due: EvaluationDue) -> None:
-        self._evaluating -= 1
-        self._dues = [other for other in self._dues if other is not due]
+    def _evaluated(self, evaluation: Evaluation) -> None:
         self.records.evaluated(evaluation, self.loop.now())
-        if self._halt is not None:
+        if self.halted is not None:
             self._stop_when_evaluated()
 
     def _stop_when_evaluated(self) -> None:
         """After the halt: evaluate x_{T+1} unless that is done, then end the loop."""
-        if self._evaluating:
+        evaluations, server, halt = self.evaluations, self.server, self.halted
+        if evaluations.dues:
             return
-        if self.evaluator is not None and not self.records.is_evaluated(self.server.updates):
-            server = self.server
-            due = EvaluationDue(server.updates, server.stage, server.result.copy())
-            self._evaluate(self.evaluator, due)
+        if evaluations.evaluator is not None and not self.records.is_evaluated(server.updates):
+            evaluations.evaluate(EvaluationDue(server.updates, server.stage, server.result.copy()))
             return
-        if self._halt is not None:
-            last = self.tally.evaluations[-1] if self.evaluator is not None else None
-            if self._halt.reason == "finished" and last is not None and not math.isfinite(last["loss"]):
-                self._halt = replace(self._halt, reason="diverged")  # x is finite, and useless
-                self._retain(halt_topic(self.run), encode_halt(self._halt))
-            self.records.halted(self._halt.updates, self._halt.reason, self.loop.now())
-        self._over = True
-        self.announce()
-        self.evaluations.shutdown(wait=False)
+        if halt is not None:
+            last = self.tally.evaluations[-1] if evaluations.evaluator is not None else None
+            if halt.reason == "finished" and last is not None and not math.isfinite(last["loss"]):
+                halt = replace(halt, reason="diverged")  # x is finite, and useless
+                self.notices.tell_halt(halt)
+            self.records.halted(halt.updates, halt.reason, self.loop.now())
+        self.notices.leave()
+        evaluations.shutdown(wait=False)
         self.loop.stop()
 
     def record(self) -> None:
@@ -544,7 +391,7 @@ class CloudService:
         limit, first = self.scenario.time_limit, self.first_update
         if limit is not None and first is not None and self.loop.now() - first >= limit:
             self.halt("time-limit")
-        if self._halt is None:
+        if self.halted is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
     def _look_for_silence(self) -> None:
@@ -553,7 +400,7 @@ class CloudService:
         for edge_id in self.contacts.silent_since(self.loop.now() - silent_after):
             self._leave(Leave(edge_id, "silent", self.contacts[edge_id].nonce))
         self._mind_budgets(silent_after / 2)
-        if self._halt is None:
+        if self.halted is None:
             self.loop.call_later(silent_after / 2, self._look_for_silence)
 
     def _mind_budgets(self, passed: float) -> None:
@@ -569,8 +416,3 @@ class CloudService:
             patience = _RETURN * patience + self.scenario.longest_absence
         if spent and self._idle > patience:
             self.halt(self.server.spent_reason)
-
-
-def _fail(error: BaseException) -> None:
-    """Raise in the loop's thread an error of another thread, so that the cloud ends with it."""
-    raise error

@@ -18,6 +18,7 @@ from common.transport.link import LinkProfile
 from common.wire.codec import Presence, encode_hello, encode_leave, new_nonce
 from common.wire.topics import EdgeTopic, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
+from edge.account import Standing
 from edge.conversation import (
     Connected,
     Disconnected,
@@ -43,7 +44,7 @@ from edge.conversation import (
 from edge.device import Rota, Slowness
 from edge.inbox import Inbox
 from edge.joining import Joining
-from edge.ledger import Ledger, Standing
+from edge.ledger import Ledger
 from edge.line import Line
 from edge.outbox import Outbox
 from edge.own_data import OwnData

@@ -6,7 +6,7 @@ records, on a batch that was drawn, or on how long any real gradient took.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -80,15 +80,23 @@ def gradient_times(
     made_up = replace(
         worker, shard=_made_up(worker), streams=CounterStreams.seeded(0), sequence=0, diagnose=None
     )
+    taken: list[float] = []
+    for seconds in timed_gradients(made_up, clock):
+        taken.append(seconds)
+        if len(taken) >= repeats or sum(taken) >= enough:
+            break
+    return taken
+
+
+def timed_gradients(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> Iterator[float]:
+    """Yield the seconds of one message's gradients after another, for ever: of the worker's own rows, at x = 0."""
     x = np.zeros(worker.model.dimension, np.float32)
     received = ModelReceived(worker.edge_id, 1, 2 / worker.recipe.batch_size, 0, x)
-    made_up.receive(received)  # the first one warms up
-    taken: list[float] = []
-    while len(taken) < repeats and sum(taken) < enough:
+    worker.receive(received)  # the first one warms up
+    while True:
         began = clock()
-        made_up.receive(received)
-        taken.append(clock() - began)
-    return taken
+        worker.receive(received)
+        yield clock() - began
 
 
 def _made_up(worker: EdgeWorker) -> Shard:

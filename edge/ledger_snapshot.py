@@ -8,7 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.errors import ConfigurationError
-from edge.sqlite_ledger import FILE_NAME, SqliteLedger
+from edge.ledger_file import FILE_NAME
+from edge.sqlite_ledger import SqliteLedger
 
 _TRIES = 20
 _HEADER = 32  # bytes of a WAL that change whenever it begins anew

@@ -15,7 +15,7 @@ from common.noise.law import NoiseLaw
 from common.noise.mechanism import MOST_STEPS, Adjacency
 from common.noise.registry import describe_law, implied_law, noise_law, paced_law
 from common.transport.link import LinkProfile
-from edge.ledger import ShardIdentity
+from edge.account import ShardIdentity
 
 _ROUNDING = 1e-9  # z·(1/b)·b is not z to the last bit
 _REMEDY = (

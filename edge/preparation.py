@@ -23,9 +23,10 @@ from common.scenario.parts import dataset_for, least_records, model_for, own_sch
 from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
 from common.wire.codec import Admission
+from edge.account import Account, ShardIdentity
 from edge.assembly import recipe_for, shard_for
 from edge.device import EmulatedDevice, emulated
-from edge.ledger import Account, Ledger, ShardIdentity
+from edge.ledger import Ledger
 from edge.memory import check_model, check_pixels
 from edge.own_data import OwnData
 from edge.policy import (

@@ -117,7 +117,7 @@ class CloudRun:
         channel, service, say = self.channel, self.service, self.service.say
 
         def owing() -> bool:
-            return channel.owing or service.owing
+            return channel.owing or service.notices.owing
 
         if owing() and not channel.connected:
             say(
@@ -174,7 +174,7 @@ def open_cloud(
 
     def announce_again() -> None:
         for service in started:
-            service.announce()
+            service.notices.announce()
 
     def lost(reason: str) -> None:
         for service in started:
@@ -187,7 +187,7 @@ def open_cloud(
                 service.dropped["retained"] += 1
             elif topic == UNREAD:
                 service.dropped["packet"] += 1
-                service.restore()  # on which topic it was nobody knows
+                service.notices.restore()  # on which topic it was nobody knows
 
     records = Recorder(directory.journal if scenario.records.events else None, goes_on=True)
 

@@ -15,7 +15,7 @@ from common.datasets.catalogue import DATA_SETS
 from mapa.command_tree import Command, Parameter, command_tree
 from mapa.commands.runs import SORT_KEYS
 from mapa.recording import ENGINES
-from mapa.runs_folder import KILLED, RUNNING
+from mapa.run_state import KILLED, RUNNING
 from mapa.scenario_files import shipped_names
 
 _RUNS = {

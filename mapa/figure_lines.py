@@ -53,11 +53,7 @@ def values_of(line: str) -> dict[str, Any]:
         raise ConfigurationError(
             f"figure line = {line!r}: unknown; `mapa scenario list --figures` lists them"
         )
-    values: dict[str, Any] = {}
-    for pattern, changes in _lines()["values"].items():
-        if matches(pattern, line):
-            values = merged(values, changes)
-    return values
+    return matching_values(_lines()["values"], line)
 
 
 def about_line(line: str) -> str:
@@ -91,6 +87,15 @@ def alternatives(pattern: str) -> Iterable[str]:
         return [head]
     choices, _, tail = rest.partition("}")
     return [f"{head}{choice}{end}" for choice in choices.split(",") for end in alternatives(tail)]
+
+
+def matching_values(patterns: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Return the values of all patterns that stand for a name, later ones over earlier ones."""
+    values: dict[str, Any] = {}
+    for pattern, changes in patterns.items():
+        if matches(pattern, name):
+            values = merged(values, changes)
+    return values
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

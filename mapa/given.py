@@ -13,8 +13,8 @@ from typing import Any
 from common.algorithms import description_of
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
+from common.scenario.algorithm_table import AlgorithmTable
 from common.scenario.scenario import Scenario
-from common.scenario.tables import AlgorithmTable
 from mapa.scenario_files import CODE_KEYS, checked_scenario, read_scenario
 
 Source = str | Path | Mapping[str, Any] | Scenario

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mapa.figure_lines import alternatives, matches, merged
+from mapa.figure_lines import alternatives, matching_values
 
 FOLDER = Path(__file__).parent / "scenarios" / "recipes"
 _TITLES = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
@@ -21,11 +21,7 @@ def recipe_names() -> tuple[str, ...]:
 
 def recipe_values(name: str) -> dict[str, Any]:
     """Return what a scenario file of this name would hold: all matching patterns, later ones over earlier ones."""
-    values: dict[str, Any] = {}
-    for pattern, changes in _patterns()["values"].items():
-        if matches(pattern, name):
-            values = merged(values, changes)
-    return values
+    return matching_values(_patterns()["values"], name)
 
 
 def about_recipe(name: str) -> str:

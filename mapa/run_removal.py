@@ -17,7 +17,8 @@ from pathlib import Path
 
 from common.errors import ConfigurationError, MapaError, RecordsError
 from edge.slots import is_held
-from mapa.runs_folder import ENDING, RUNNING, files_of, is_run, printable, read_object, state_of
+from mapa.run_state import ENDING, RUNNING, is_run, read_object, state_of
+from mapa.runs_folder import files_of, printable
 
 FLAG = "--forget-account"
 _SQLITE = b"SQLite format 3\0"

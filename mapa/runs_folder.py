@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 from common.errors import ConfigurationError
-
-RUNNING, ENDING, KILLED, UNREADABLE = (
-    "running",
-    "ending",
-    "killed",
-    "unreadable",
-)  # else: the reason of its end
-QUIET = 15.0  # seconds without a change after which a run that nobody has locked is not called running
-_MOST_BYTES = 1 << 27  # of a manifest or a summary; a larger one is nobody's record
-_MARKS = ("manifest.json", "events.jsonl")  # a folder with one of them is a run
+from mapa.run_state import is_run, last_update, read_object, regular, state_of, text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +51,6 @@ def run_paths(runs: Path) -> list[Path]:
     return sorted((path for path in found if is_run(path)), key=_began, reverse=True)
 
 
-def is_run(path: Path) -> bool:
-    """Tell whether a folder holds the records of a run; one whose removal has begun holds none any more."""
-    return not path.name.startswith(".") and any(_regular(path / name) is not None for name in _MARKS)
-
-
 def chosen(name: str, runs: Path) -> Path:
     """Return the one run that a name stands for: its id, `latest`, or the beginning of one id alone."""
     found = run_paths(runs)
@@ -95,17 +77,17 @@ def line_of_run(path: Path) -> RunLine:
     scenario, privacy = _table(manifest, "scenario"), _table(summary, "privacy")
     metrics = (summary or {}).get("metrics")
     first = metrics[0] if isinstance(metrics, list) and metrics and isinstance(metrics[0], dict) else {}
-    metric = _text(first.get("name"))
-    updates = _count((summary or {}).get("updates")) if summary is not None else _updates(path)
+    metric = text(first.get("name"))
+    updates = _count((summary or {}).get("updates")) if summary is not None else last_update(path)
     seeded = privacy.get("reproducible_noise")
     return RunLine(
         run=path.name,
-        scenario=_text((manifest or {}).get("name")),
-        engine=_text((manifest or {}).get("engine")),
+        scenario=text((manifest or {}).get("name")),
+        engine=text((manifest or {}).get("engine")),
         state=state_of(path),
-        algorithm=_text(_table(scenario, "algorithm").get("name")),
-        model=_text(_table(scenario, "model").get("name")),
-        data=_text(_table(scenario, "data").get("set")),
+        algorithm=text(_table(scenario, "algorithm").get("name")),
+        model=text(_table(scenario, "model").get("name")),
+        data=text(_table(scenario, "data").get("set")),
         edges=_count(scenario.get("edges")),
         updates=updates,
         iterations=_count(scenario.get("iterations")),
@@ -115,37 +97,8 @@ def line_of_run(path: Path) -> RunLine:
         delta=_number(privacy.get("delta")),
         reproducible_noise=seeded if isinstance(seeded, bool) else None,
         bytes=sum(size for _, size in files_of(path)),
-        started=_text((manifest or {}).get("started")),
+        started=text((manifest or {}).get("started")),
     )
-
-
-def state_of(path: Path) -> str:
-    """Return whether a run is running, was killed, or why it has ended."""
-    summary, alive = read_object(path / "summary.json"), is_alive(path)
-    if summary is not None:
-        return ENDING if alive else _text(summary.get("reason")) or UNREADABLE
-    if alive:
-        return RUNNING
-    if _regular(path / "summary.json") is not None or read_object(path / "manifest.json") is None:
-        return UNREADABLE
-    return KILLED
-
-
-def is_alive(path: Path) -> bool:
-    """Tell whether a program writes the records: it holds their lock; on a disk without locks, it wrote just now."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
-    return _regular(path / "summary.json") is None and _age(path) < QUIET
 
 
 def files_of(path: Path) -> Iterator[tuple[Path, int]]:
@@ -162,63 +115,21 @@ def files_of(path: Path) -> Iterator[tuple[Path, int]]:
                     yield Path(entry.path), getattr(found, "st_blocks", -(-found.st_size // 512)) * 512
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object; None where there is none that can be read."""
-    found = _regular(path)
-    if found is None or found.st_size > _MOST_BYTES:
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def printable(text: str) -> str:
     """Return a name or a text of somebody else's records for a terminal: no control characters."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
-def _regular(path: Path) -> os.stat_result | None:
-    try:
-        found = path.lstat()
-    except (OSError, ValueError):
-        return None
-    return found if S_ISREG(found.st_mode) else None
-
-
-def _age(path: Path) -> float:
-    times = [found.st_mtime for name in _MARKS if (found := _regular(path / name)) is not None]
-    return time.time() - max(times, default=0.0)
-
-
 def _began(path: Path) -> tuple[str, int, str]:
     """Sort by when a run began, as its manifest says; of runs of one second, by when that was written."""
-    started = _text((read_object(path / "manifest.json") or {}).get("started"))
-    found = _regular(path / "manifest.json") or _regular(path / "events.jsonl")
+    started = text((read_object(path / "manifest.json") or {}).get("started"))
+    found = regular(path / "manifest.json") or regular(path / "events.jsonl")
     return started or "", 0 if found is None else found.st_mtime_ns, path.name
-
-
-def _updates(path: Path) -> int | None:
-    """Return t of the last update on record, of a run without a summary."""
-    if _regular(path / "events.jsonl") is None:
-        return None
-    from mapa.unfinished import unfinished  # numpy and pydantic, for few
-
-    try:
-        left = unfinished(path)
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        return None
-    return None if left is None else left.updates
 
 
 def _table(values: dict[str, Any] | None, key: str) -> dict[str, Any]:
     found = (values or {}).get(key)
     return found if isinstance(found, dict) else {}
-
-
-def _text(value: object) -> str | None:
-    return value[:200] if isinstance(value, str) else None
 
 
 def _count(value: object) -> int | None:

@@ -11,13 +11,13 @@ import numpy as np
 
 from common.datasets.catalogue import describe
 from common.errors import ConfigurationError
-from common.messages import ModelReceived
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId
 from common.randomness import CounterStreams
 from common.scenario.parts import model_for
 from common.scenario.scenario import Scenario
 from edge.assembly import recipe_for
+from edge.device import timed_gradients
 from edge.worker import EdgeWorker, Shard
 
 
@@ -25,14 +25,11 @@ def gradients_per_second(
     scenario: Scenario, data_dir: Path, *, seconds: float = 3.0, clock: Callable[[], float] = perf_counter
 ) -> float:
     """Return how many messages a second an edge makes here: so many noised gradients, E of them in a message."""
-    worker = made_up_worker(scenario, data_dir)
-    x = np.zeros(worker.model.dimension, np.float32)
-    received = ModelReceived(worker.edge_id, 1, 2 / scenario.batch_size, 0, x)
-    worker.receive(received)  # the first one warms up
-    made, began = 0, clock()
-    while (passed := clock() - began) < seconds or not made:
-        worker.receive(received)
-        made += 1
+    made, passed = 0, 0.0
+    for taken in timed_gradients(made_up_worker(scenario, data_dir), clock):
+        made, passed = made + 1, passed + taken
+        if passed >= seconds:
+            break
     return made / passed
 
 

@@ -41,6 +41,16 @@ def run_mapa(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Co
     )
 
 
+def run_over_mosquitto(scenario: str, directory: Path) -> dict[str, Any]:
+    """Run a scenario, given as TOML, between real processes; return what `mapa run --json` says of it."""
+    file = directory / "scenario.toml"
+    file.write_text(scenario, encoding="utf-8")
+    done = run_mapa("run", str(file), "--broker", "mosquitto", "--runs-dir", str(directory), "--json")
+    assert done.returncode == 0, done.stderr
+    ran: dict[str, Any] = json.loads(done.stdout)
+    return ran
+
+
 def start_mapa(*words: str, program: Sequence[str] = MAPA, **more: Any) -> subprocess.Popen[Any]:
     """Start a command; `more` goes to Popen."""
     return subprocess.Popen([*program, *words], **{"env": environment(), "cwd": ROOT, **more})

@@ -31,7 +31,7 @@ PURE = [
         f"cloud/{name}.py"
         for name in (
             *("stages", "algorithm", "averaging", "weighting", "wrapping", "fixed_bound"),
-            *("fifo", "openings", "terms", "server", "snapshot"),
+            *("fifo", "openings", "terms", "admission", "facts", "server", "snapshot"),
         )
     ),
     *(f"cloud/algorithms/{name.replace('-', '_')}.py" for name in algorithm_names()),

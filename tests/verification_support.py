@@ -68,7 +68,7 @@ def logged_run(
     with open_records(path) as directory:
         talk = Talk(scenario, share=share, seed=faults, edges_at_least=edges)
         talk.service.records.journal = directory.journal
-        talk.service.evaluator = world.evaluator  # with the scenario's λ
+        talk.service.evaluations.evaluator = world.evaluator  # with the scenario's λ
         write_manifest(
             directory,
             talk.scenario,

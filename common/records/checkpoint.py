@@ -22,8 +22,8 @@ from safetensors.numpy import load, save
 
 from common.errors import ConfigurationError, RecordsError
 from common.records import slow_disk
-from common.records.log_writer import sync_folder
 from common.records.rundir import ordered
+from common.records.syncing import sync_path
 
 FORMAT = 1
 FOLDER = "checkpoints"  # of a run's directory
@@ -102,13 +102,13 @@ class Checkpoints:
             self.at("checkpoint-half")
             self._file(draft / _STATE, content)
             if self.power:
-                sync_folder(draft)
+                sync_path(draft)
             self.at("checkpoint-written")
             if target.exists():  # damaged, or its segment never came to be
                 shutil.rmtree(target)
             draft.rename(target)
             if self.power:
-                sync_folder(self.folder)
+                sync_path(self.folder)
         except OSError as error:
             with contextlib.suppress(OSError):
                 shutil.rmtree(draft, ignore_errors=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from common.errors import RecordsError
 from common.records import slow_disk
 from common.records.log_format import FOLDER, Entry, SegmentHead, pack_head, pack_record, segment_name
+from common.records.syncing import sync_path
 
 
 class LogWriter:
@@ -87,7 +88,7 @@ class LogWriter:
                 raise OSError(28, "No space left on device")
             if self.power:
                 os.fsync(self._descriptor)
-                sync_folder(self.folder)
+                sync_path(self.folder)
         except OSError as error:
             if self._descriptor >= 0:
                 with contextlib.suppress(OSError):
@@ -97,12 +98,3 @@ class LogWriter:
 
     def _failure(self, error: OSError) -> RecordsError:
         return RecordsError(f"{self.path}: cannot be written: {error.strerror or error}")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

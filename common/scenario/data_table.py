@@ -10,7 +10,7 @@ from common.datasets.catalogue import DATA_SETS
 from common.datasets.schema import Column, DataSchema
 from common.datasets.source import DECLARED, FILE, LOCAL, FileSource, Source, check_path
 from common.errors import ConfigurationError
-from common.scenario.tables import Table, named
+from common.scenario.tables import Table, lasting, named
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Range = Annotated[list[Number], Field(min_length=2, max_length=2)]
@@ -192,11 +192,11 @@ class DataTable(Table):
 
     @model_serializer(mode="wrap")
     def _lasting(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the keys that came later where they say nothing: the digests of older scenarios last."""
+        """Leave out the keys that came later where they say nothing."""
         values = write(self)
         values["schema"] = values.pop("declared", values.get("schema"))
         later = {"train_path": None, "test_path": None, "schema": None, "power": 1.0, "largest_batch": None}
-        return {key: value for key, value in values.items() if key not in later or value != later[key]}
+        return lasting(values, later)
 
     @property
     def source(self) -> Source:

@@ -13,25 +13,24 @@ from typing import Any, Self
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, model_validator
 
 from common.algorithms import Description, describe
-from common.constants import NOMINAL, measured_constants
 from common.devices import DeviceProfile
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.problem import Problem, SensitivityRule
+from common.scenario.algorithm_table import AlgorithmTable, check_clipping, check_required, filled
 from common.scenario.data_table import DataTable
+from common.scenario.device_tables import DeviceTable
 from common.scenario.explanation import explain
+from common.scenario.privacy_table import PrivacyTable
 from common.scenario.tables import (
-    AlgorithmTable,
     DelaysTable,
-    DeviceTable,
     EvaluationTable,
     LinkTable,
     LocalTable,
     ModelTable,
     Positive,
-    PrivacyTable,
     RecordsTable,
     Table,
     TestbedTable,
@@ -95,57 +94,15 @@ class Scenario(Table):
         return self
 
     def _resolve_algorithm(self) -> WorkTable:
-        """Check the algorithm's options; fill what the known constants say, and ask for what nobody knows."""
+        """Let the algorithm check its table and fill it; return what its edges do."""
         described = self.described
-        for key in described.requires:
-            if getattr(self.algorithm, key, None) is None:
-                raise ValueError(f"algorithm.{key}: needed with algorithm.name = {described.name!r}")
-        self._check_clipping(described)
-        for option in described.options:
-            if option.name in AlgorithmTable.model_fields:
-                raise ValueError(
-                    f"algorithm.name = {described.name!r}: its option {option.name!r} is a key that every"
-                    " algorithm has; read it from the problem"
-                )
-        options = described.resolve(self.algorithm.options, AlgorithmTable.model_fields)
-        described.make(options)  # whatever it does not like, it says before anything is sent
-        known = measured_constants(self.model.name, self.data.set)
-        if known is None and not described.needs_constants:
-            known = NOMINAL
-        filled: dict[str, Any] = {}
-        for key in ("smoothness", "sigma", "radius", "loss_gap"):
-            if getattr(self.algorithm, key) is None:
-                if known is None:
-                    raise ValueError(
-                        f"algorithm.{key}: needed, since no constants are known for model "
-                        f"{self.model.name!r} on {self.data.set!r}"
-                    )
-                filled[key] = getattr(known, key)
-        if self.algorithm.tau_max is None:
-            filled["tau_max"] = 1 if described.centralised else self.edges
-        given = self.algorithm.model_dump(exclude=set(self.algorithm.options))
-        table = AlgorithmTable.model_validate({**given, **filled, **options})
+        check_required(self.algorithm, described)
+        check_clipping(self.privacy.clipping, described, weighted=self.weighted)
+        table = filled(
+            self.algorithm, described, model=self.model.name, dataset=self.data.set, edges=self.edges
+        )
         object.__setattr__(self, "algorithm", table)
-        if self.algorithm.first_clip is None and not self.algorithm.sigma:
-            raise ValueError("algorithm.sigma = 0.0: must be greater than 0 where no first_clip is given")
         return WorkTable(private=described.private, centralised=described.centralised)
-
-    def _check_clipping(self, described: Description) -> None:
-        """Refuse an algorithm without the clipping that it reads, and a count that no algorithm reads."""
-        given, needed = self.privacy.clipping, described.clipping
-        if needed is not None and given != needed:
-            raise ValueError(
-                f"privacy.clipping = {given!r}: must be {needed!r} with algorithm.name = {described.name!r}"
-            )
-        if given == Clipping.QUANTILE.value and self.weighted:
-            raise ValueError(
-                f"privacy.clipping = {given!r}: not with weights by noise, which would scale the count, too"
-            )
-        if needed is None and given == Clipping.QUANTILE.value:
-            raise ValueError(
-                f"privacy.clipping = {given!r}: needs an algorithm that reads the count, such as"
-                f" algorithm.name = 'quantile', not {described.name!r}"
-            )
 
     # -- what the core asks for -----------------------------------------------------------------------
 

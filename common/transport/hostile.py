@@ -10,14 +10,11 @@ import asyncio
 import contextlib
 import random
 import socket
-import threading
-from collections.abc import Coroutine
-from typing import Any, Self, TypeVar
 
 from common.errors import RemoteProtocolError
 from common.transport.connection import BrokerAddress
+from common.transport.relay_thread import RelayThread
 
-_T = TypeVar("_T")
 _PUBLISH, _DISCONNECT = 3, 14
 _DUPLICATE = 0x08  # DUP, in the first byte of a PUBLISH with an acknowledgement
 _READ = 1 << 16
@@ -231,14 +228,11 @@ class HostileRelay:
         await asyncio.gather(*connections, return_exceptions=True)
 
 
-class HostileLoop:
-    """One thread for all relays; its methods are called from another one."""
+class HostileLoop(RelayThread[HostileRelay]):
+    """One thread for all hostile relays."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._relays: list[HostileRelay] = []
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mapa-hostile", daemon=True)
-        self._thread.start()
+        super().__init__("mapa-hostile")
 
     def open(self, broker: BrokerAddress, host: str = "127.0.0.1") -> HostileRelay:
         """Open a relay to a broker on an interface of this machine; connect to its `address`."""
@@ -248,9 +242,7 @@ class HostileLoop:
             await relay.listen(host)
             return relay
 
-        relay = self._await(make())
-        self._relays.append(relay)
-        return relay
+        return self._keep(make())
 
     def partition(self, relay: HostileRelay, on: bool) -> None:
         """Hold every byte, or let all of them go."""
@@ -265,20 +257,3 @@ class HostileLoop:
     def disorder(self, relay: HostileRelay, how: Disorder | None) -> None:
         """Disorder messages from now on, or no more."""
         relay.disorder = how
-
-    def close(self) -> None:
-        """Shut every relay and end the thread."""
-        for relay in self._relays:
-            self._await(relay.shut())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)

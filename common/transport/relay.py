@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import threading
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from common.transport.connection import BrokerAddress
 from common.transport.link import LinkClock, LinkProfile
+from common.transport.relay_thread import RelayThread
 
-_T = TypeVar("_T")
 _LOOK = 0.005  # seconds between two looks at what is still under way
 _HELD_LIMIT = 1 << 22  # bytes held one way before the sender is told to wait
 
@@ -214,46 +211,20 @@ class DelayRelay:
                 near.transport.abort()
 
 
-class RelayLoop:
+class RelayLoop(RelayThread[DelayRelay]):
     """The one thread of all relays of a program."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._relays: list[DelayRelay] = []
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mapa-relays", daemon=True)
-        self._thread.start()
+        super().__init__("mapa-relays")
 
     def open(self, profile: LinkProfile, broker: BrokerAddress, generator: np.random.Generator) -> DelayRelay:
         """Open a relay to a broker; connect to its `address`. The generator is the relay's from now on."""
-        relay = self._await(self._open(profile, broker, generator))
-        self._relays.append(relay)
-        return relay
+        return self._keep(self._open(profile, broker, generator))
 
     def drain(self, seconds: float) -> None:
         """Wait, so long at most, for connections that their edges have ended: what they said last is under way."""
         with contextlib.suppress(TimeoutError):
             self._await(asyncio.wait_for(self._drain(), seconds))
-
-    def shut(self, relay: DelayRelay) -> None:
-        """Close one relay."""
-        self._relays.remove(relay)
-        self._await(relay.shut())
-
-    def close(self) -> None:
-        """Close every relay and end the thread; a second close does nothing."""
-        if self._loop.is_closed():
-            return
-        while self._relays:
-            self.shut(self._relays[-1])
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def _drain(self) -> None:
         await asyncio.gather(*(relay.drain() for relay in self._relays))
@@ -264,6 +235,3 @@ class RelayLoop:
         relay = DelayRelay(profile, broker, generator, self._loop)
         await relay.listen()
         return relay
-
-    def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)

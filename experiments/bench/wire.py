@@ -15,9 +15,9 @@ from common.quantities import RunId
 from experiments.bench.ratios import Ratio
 from experiments.bench.wire_cloud import Pace, Segment, serve_cloud
 from experiments.bench.wire_echo import serve_echo
-from experiments.bench.wire_fleet import bench_fleet
+from experiments.bench.wire_fleet import BenchFleet, bench_fleet
 from experiments.bench.wire_pickled import default_mosquitto, serve_pickled
-from mapa.brokers import private_mosquitto
+from mapa.brokers import Broker, private_mosquitto
 
 _EDGES = (5, 20)  # K
 _DIMENSIONS = (785, 7_850, 21_840)  # N
@@ -39,46 +39,45 @@ class Track:
         return lambda: self.serve(Segment(RunId(f"bench-{next(self.names)}"), edges, dimension, updates))
 
 
-def wire_ratios() -> Iterator[Ratio]:
+@contextlib.contextmanager
+def bench_bed() -> Iterator[tuple[Broker, BenchFleet, Path]]:
+    """Yield a broker, edges that wait for a cloud, and a directory; all of them go at the end."""
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         with (
             private_mosquitto(directory / "tuned") as broker,
             bench_fleet("experiments.bench.wire_edges", broker.address, _PROCESSES) as fleet,
         ):
-            names = itertools.count()
-            ours = Track(lambda s: serve_cloud(s, broker.address, fleet, directory), names)
-            echo = Track(lambda s: serve_echo(s, broker.address, fleet), names)
-            with core_of_its_own([broker.pid, *fleet.pids]):
-                yield from against_echo(ours, echo)
-                yield many_edges(ours)
-                scraped = Track(
-                    lambda s: serve_cloud(s, broker.address, fleet, directory, scraped=True), names
-                )
-                yield with_metrics(scraped, ours)
-            yield against_pickled(ours, directory)
+            yield broker, fleet, directory
+
+
+def wire_ratios() -> Iterator[Ratio]:
+    with bench_bed() as (broker, fleet, directory):
+        names = itertools.count()
+        ours = Track(lambda s: serve_cloud(s, broker.address, fleet, directory), names)
+        echo = Track(lambda s: serve_echo(s, broker.address, fleet), names)
+        with core_of_its_own([broker.pid, *fleet.pids]):
+            yield from against_echo(ours, echo)
+            yield many_edges(ours)
+            scraped = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, scraped=True), names)
+            yield with_metrics(scraped, ours)
+        yield against_pickled(ours, directory)
 
 
 def log_ratios() -> Iterator[Ratio]:
     """What it costs that a cloud can be resumed: after the end of its process, and after a power failure too."""
-    with tempfile.TemporaryDirectory() as text:
-        directory = Path(text)
-        with (
-            private_mosquitto(directory / "tuned") as broker,
-            bench_fleet("experiments.bench.wire_edges", broker.address, _PROCESSES) as fleet,
-            core_of_its_own([broker.pid, *fleet.pids]),
-        ):
-            names = itertools.count()
-            without = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, None), names)
-            process = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, "process"), names)
-            power = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, "power"), names)
-            pairs = alternate(process.race(5, 7_850, 2000), without.race(5, 7_850, 2000))
-            name = 'K = 5, N = 7,850: gradient log, durability = "process" / without'
-            yield ratio_of(name, 0.9, pairs, "without")
-            for edges in _EDGES:
-                pairs = alternate(power.race(edges, 7_850, 400), process.race(edges, 7_850, 400), rounds=5)
-                name = f'K = {edges}, N = 7,850: durability = "power" / "process"'
-                yield ratio_of(name, 0.0, pairs, "process")  # no bar: what a disk takes to sync is not ours
+    with bench_bed() as (broker, fleet, directory), core_of_its_own([broker.pid, *fleet.pids]):
+        names = itertools.count()
+        without = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, None), names)
+        process = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, "process"), names)
+        power = Track(lambda s: serve_cloud(s, broker.address, fleet, directory, "power"), names)
+        pairs = alternate(process.race(5, 7_850, 2000), without.race(5, 7_850, 2000))
+        name = 'K = 5, N = 7,850: gradient log, durability = "process" / without'
+        yield ratio_of(name, 0.9, pairs, "without")
+        for edges in _EDGES:
+            pairs = alternate(power.race(edges, 7_850, 400), process.race(edges, 7_850, 400), rounds=5)
+            name = f'K = {edges}, N = 7,850: durability = "power" / "process"'
+            yield ratio_of(name, 0.0, pairs, "process")  # no bar: what a disk takes to sync is not ours
 
 
 @contextlib.contextmanager

@@ -13,12 +13,14 @@ import typer
 from common.datasets.families import records_of
 from common.errors import ConfigurationError
 from common.quantities import EdgeId, RunId
+from edge.account import Standing
 from edge.accountant import max_charges_apart
 from edge.claims import ClaimsBook
-from edge.ledger import MOST_RELEASES, Standing
+from edge.ledger import MOST_RELEASES
+from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
 from edge.slots import is_held, take_slot
-from edge.sqlite_ledger import FILE_NAME, SqliteLedger
+from edge.sqlite_ledger import SqliteLedger
 from mapa.commands.ledger import by_records, statement_of_book
 
 _MANY = 10_000  # missing releases; more at once need --yes

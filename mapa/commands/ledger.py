@@ -19,9 +19,9 @@ from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import noise_law
 from common.scenario.scenario import Scenario, parse_scenario
-from edge.ledger import Standing
+from edge.account import Standing
+from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
-from edge.sqlite_ledger import FILE_NAME
 from mapa.commands import options
 from mapa.runs_folder import chosen
 from mapa.statement import OWN, EdgeReleases, Statement, state_privacy

@@ -13,17 +13,8 @@ import typer
 
 from common.errors import ConfigurationError
 from mapa.commands import run_options as options
-from mapa.runs_folder import (
-    KILLED,
-    RunLine,
-    chosen,
-    files_of,
-    is_run,
-    line_of_run,
-    printable,
-    read_object,
-    run_paths,
-)
+from mapa.run_state import KILLED, is_run, read_object
+from mapa.runs_folder import RunLine, chosen, files_of, line_of_run, printable, run_paths
 
 app = typer.Typer(no_args_is_help=True, help="Runs on record: list, show, rm.")
 

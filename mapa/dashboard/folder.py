@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 from common.errors import ConfigurationError
 from mapa.dashboard.reading import JsonFile
 from mapa.dashboard.sections import plain, rows, table
-from mapa.unfinished import unfinished
+from mapa.run_state import is_run, last_update, wrote_just_now
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-QUIET = 15.0  # seconds without a change after which a run without a summary is not called live
 _MOST = 500  # runs in the list, the newest
 
 
@@ -34,8 +32,7 @@ class RunsFolder:
         try:
             if path.is_symlink() or not path.is_dir() or path.resolve().parent != self.path.resolve():
                 return None
-            files = [path / "manifest.json", path / "events.jsonl"]
-            return path if any(file.is_file() and not file.is_symlink() for file in files) else None
+            return path if is_run(path) else None
         except OSError:
             return None
 
@@ -62,7 +59,7 @@ class RunsFolder:
         scenario = table(manifest, "scenario")
         metrics = rows(summary, "metrics")
         first = metrics[0] if metrics else {}
-        updates = plain(summary.get("updates")) if summary else _updates(path)
+        updates = plain(summary.get("updates")) if summary else last_update(path)
         return {
             "run": name,
             "state": state_of(path, summary),
@@ -83,28 +80,14 @@ class RunsFolder:
 
 
 def state_of(path: Path, summary: dict[str, Any], halted: str = "") -> str:
-    """Return `ended`, `live`, or `quiet`: without a summary, and nothing was written for a while."""
+    """Return `ended`, `live`, or `quiet`: without a summary, and nothing was written for a while.
+
+    By the age of the files alone: a page that looks every second must not take the lock that a run is about to take.
+    """
     if summary:
         return "ended"
-    ages = []
-    for name in ("events.jsonl", "manifest.json"):
-        try:
-            ages.append(time.time() - (path / name).stat().st_mtime)
-        except OSError:
-            continue
-    recent = bool(ages) and min(ages) < QUIET
+    recent = wrote_just_now(path)
     return "ending" if recent and halted else "live" if recent else "quiet"
-
-
-def _updates(path: Path) -> int | None:
-    """Return t of the last update on record of a run without a summary."""
-    if (path / "events.jsonl").is_symlink():
-        return None
-    try:
-        left = unfinished(path)
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):  # records of somebody else
-        return None
-    return None if left is None else left.updates
 
 
 def _began(path: Path) -> tuple[float, str]:

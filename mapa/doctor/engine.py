@@ -15,18 +15,16 @@ from mapa.doctor.finding import Finding, State, by_platform
 PURPOSE = "containers"
 IMAGES = ("mapa-cloud", "mapa-edge-cnn")
 _SERVES = frozenset({PURPOSE})
+_NEEDED_FOR = "mapa containers, docker compose"
 
 
 def engine() -> Iterator[Finding]:
     """Yield what containers need; where there is no engine, its images are not asked for."""
     binary = shutil.which("docker")
     if binary is None:
-        yield Finding(
-            name="Docker engine",
+        yield _of_engine(
             state=State.MISSING,
             found="no `docker` on PATH",
-            needed_for="mapa containers, docker compose",
-            serves=_SERVES,
             mend=by_platform(
                 debian="make engine  (installs and starts one; needs root)",
                 mac="brew install colima docker docker-compose && colima start",
@@ -48,13 +46,8 @@ def _engine(binary: str, answer: Answer) -> Finding:
         number = server.get("Version") if isinstance(server, dict) else None
         options = ask([binary, "info", "--format", "{{json .SecurityOptions}}"]).out
         kind = "rootless" if "rootless" in options else "rootful"
-        return Finding(
-            name="Docker engine",
-            state=State.OK,
-            found=f"{number or 'version unknown'}, {kind}, answers {_user()} at {where}",
-            needed_for="mapa containers, docker compose",
-            serves=_SERVES,
-        )
+        found = f"{number or 'version unknown'}, {kind}, answers {_user()} at {where}"
+        return _of_engine(state=State.OK, found=found)
     said = answer.err.splitlines()[-1][:200] if answer.err else "no answer"
     if "permission denied" in answer.err.lower():
         mend = "sudo usermod -aG docker $USER, then log in again (its members are as good as root)"
@@ -63,13 +56,12 @@ def _engine(binary: str, answer: Answer) -> Finding:
             debian="sudo systemctl start docker  (without systemd: make engine)",
             mac="colima start  (or: open -a Docker)",
         )
+    return _of_engine(state=State.BROKEN, found=f"does not answer {_user()} at {where}: {said}", mend=mend)
+
+
+def _of_engine(*, state: State, found: str, mend: str = "") -> Finding:
     return Finding(
-        name="Docker engine",
-        state=State.BROKEN,
-        found=f"does not answer {_user()} at {where}: {said}",
-        needed_for="mapa containers, docker compose",
-        serves=_SERVES,
-        mend=mend,
+        name="Docker engine", state=state, found=found, needed_for=_NEEDED_FOR, serves=_SERVES, mend=mend
     )
 
 
@@ -93,7 +85,7 @@ def _image(image: str, answer: Answer) -> Finding:
         name=f"image {image}",
         state=State.OK if answer.fine else State.MISSING,
         found=" of ".join(word[:19] for word in answer.out.split()[:2]) if answer.fine else "not built",
-        needed_for="mapa containers, docker compose",
+        needed_for=_NEEDED_FOR,
         serves=_SERVES,
         mend="" if answer.fine else "make images  (without a registry: make images-offline)",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.program_support import run_mapa as mapa
+from tests.program_support import run_over_mosquitto
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -41,11 +42,7 @@ every = 0
 
 @pytest.mark.usefixtures("mosquitto")
 def test_fedbuff_runs_over_mqtt_and_its_average_is_replayed_bit_for_bit(tmp_path: Path) -> None:
-    file = tmp_path / "fedbuff.toml"
-    file.write_text(SCENARIO, encoding="utf-8")
-    done = mapa("run", str(file), "--broker", "mosquitto", "--runs-dir", str(tmp_path), "--json")
-    assert done.returncode == 0, done.stderr
-    ran = json.loads(done.stdout)
+    ran = run_over_mosquitto(SCENARIO, tmp_path)
     assert (ran["reason"], ran["updates"], ran["algorithm"]) == ("finished", 240, "fedbuff")
     assert ran["final_accuracy"] > 0.7
     assert {edge["clipping"] for edge in ran["privacy"]["edges"]} == {"normalised"}
@@ -63,15 +60,11 @@ def test_fedbuff_runs_over_mqtt_and_its_average_is_replayed_bit_for_bit(tmp_path
 @pytest.mark.usefixtures("mosquitto")
 def test_quantile_clipping_runs_over_mqtt_and_is_verified(tmp_path: Path) -> None:
     """ΔS changes all the time here, and every gradient must carry the one that it was made with."""
-    file = tmp_path / "quantile.toml"
     changed = SCENARIO.replace('"fedbuff"', '"quantile"').replace("rate = 0.8", "rate = 0.2")
     changed = changed.replace("buffer = 4\nstaleness_scaling = true", "window = 2").replace(
         '"normalised"', '"quantile"'
     )
-    file.write_text(changed.replace("first_clip = 1.0", "first_clip = 30.0"), encoding="utf-8")
-    done = mapa("run", str(file), "--broker", "mosquitto", "--runs-dir", str(tmp_path), "--json")
-    assert done.returncode == 0, done.stderr
-    ran = json.loads(done.stdout)
+    ran = run_over_mosquitto(changed.replace("first_clip = 1.0", "first_clip = 30.0"), tmp_path)
     assert (ran["reason"], ran["updates"], ran["algorithm"]) == ("finished", 240, "quantile")
     assert ran["final_accuracy"] > 0.7
     assert {edge["clipping"] for edge in ran["privacy"]["edges"]} == {"quantile"}

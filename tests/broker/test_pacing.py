@@ -12,6 +12,7 @@ from common.accounting.total import total
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from tests.program_support import run_mapa as mapa
+from tests.program_support import run_over_mosquitto
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -42,11 +43,7 @@ every = 0
 
 @pytest.mark.usefixtures("mosquitto")
 def test_fast_and_slow_edges_end_with_the_same_epsilon(tmp_path: Path) -> None:
-    file = tmp_path / "paced.toml"
-    file.write_text(SCENARIO, encoding="utf-8")
-    done = mapa("run", str(file), "--broker", "mosquitto", "--runs-dir", str(tmp_path), "--json")
-    assert done.returncode == 0, done.stderr
-    ran = json.loads(done.stdout)
+    ran = run_over_mosquitto(SCENARIO, tmp_path)
     assert "= 1.5·b/(ℓ·z·√T) with b = 64, ℓ = 7.07107" in ran["rate"]
     assert (ran["reason"], ran["updates"], ran["releases"]) == ("finished", 210, [30, 60, 120])
     assert [edge["releases"] for edge in ran["privacy"]["edges"]] == [30, 60, 120]

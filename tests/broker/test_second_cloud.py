@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigurationError
+from common.messages import EvaluationDue
 from common.quantities import RunId
 from common.transport.channel import Will
 from common.wire.codec import Presence, decode_presence, encode_presence
@@ -50,7 +51,8 @@ def test_a_halt_stays_where_a_second_cloud_comes_before_the_first_has_gone(
     mosquitto: Broker, tmp_path: Path, connect: Connect
 ) -> None:
     with open_testbed(mosquitto.address, tmp_path / "first", scenario(iterations=20)) as first:
-        first.cloud.service._evaluating = 1  # it is still about to evaluate when the second one comes
+        # it is still about to evaluate when the second one comes
+        first.cloud.service.evaluations.dues.append(EvaluationDue(0, 1, first.cloud.service.server.model))
         first.edge()
         first.wait(lambda: first.cloud.service.halted is not None)
         with (

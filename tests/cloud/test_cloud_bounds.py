@@ -35,7 +35,8 @@ def test_a_flood_of_hellos_leaves_as_much_as_the_fleet_has_edges() -> None:
     assert (len(service.server.edges), len(service.contacts), len(service.server.fifo)) == (2, 2, 0)
     assert len(bed.said) <= 51
     assert len(service.records.facts) <= 4
-    assert len(service._owed) + len(service._owed_models) == 0
+    assert not service.notices.owing
+    assert not service.models.waiting
     timers = bed.broker._timers._heap
     assert len(timers) <= 4
 

@@ -95,11 +95,9 @@ def test_the_closed_sets_name_every_word_that_the_code_uses() -> None:
     said = set(re.findall(r'return "([\w-]+)"', body)) | {"full"}
     documented = set(re.findall(r"`([\w-]+)`", GradientRefused.__doc__ or ""))
     assert said == documented == set(REFUSALS)
-    judged = server.partition("def _judged(")[2].partition("def _refuse(")[0]
-    assert set(re.findall(r'_refuse\(\s*hello, "([\w-]+)"', judged)) | {"mechanism", "epsilon-floor"} == set(
-        HELLO_REFUSALS
-    )
-    places = [ROOT / "cloud/service.py", ROOT / "mapa/cloud_run.py"]
+    judged = (ROOT / "cloud/admission.py").read_text().partition("def judged(")[2]
+    assert set(re.findall(r'refuse\("([\w-]+)"', judged)) | {"mechanism"} == set(HELLO_REFUSALS)
+    places = [ROOT / "cloud/service.py", ROOT / "cloud/notices.py", ROOT / "mapa/cloud_run.py"]
     assert {
         word for path in places for word in re.findall(r'dropped\["([\w-]+)"\]', path.read_text())
     } == set(DROPPED)

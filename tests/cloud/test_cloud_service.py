@@ -60,7 +60,7 @@ class Bed:
     def __post_init__(self) -> None:
         scenario = small_scenario(**{"evaluation": {"every": 0}, **self.changes})
         world = World.on(scenario, small_dataset())
-        self.cloud = MemoryChannel(self.broker, on_connected=lambda: self.service.announce())
+        self.cloud = MemoryChannel(self.broker, on_connected=lambda: self.service.notices.announce())
         self.service = CloudService(
             run=RUN,
             scenario=scenario,
@@ -199,7 +199,7 @@ class BrokenEvaluator:
 def test_an_error_in_the_evaluation_ends_the_cloud_with_it(interrupted: bool) -> None:
     """In a thread of its own a future would keep it, and the halted cloud would wait for ever."""
     bed = Bed({"iterations": 1})
-    bed.service.evaluator = BrokenEvaluator()  # type: ignore[assignment]
+    bed.service.evaluations.evaluator = BrokenEvaluator()  # type: ignore[assignment]
     bed.hello("a")
 
     def halt() -> None:
@@ -233,8 +233,8 @@ def test_evaluations_that_cannot_keep_up_are_left_out_but_never_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bed = Bed({"iterations": 6, "evaluation": {"every": 1}})
-    evaluations = bed.service.evaluations = WaitingEvaluations()
-    monkeypatch.setattr("cloud.service._WAITING_MODELS", 2 * bed.service.server.model.nbytes)
+    evaluations = bed.service.evaluations.executor = WaitingEvaluations()
+    monkeypatch.setattr("cloud.evaluations._WAITING_MODELS", 2 * bed.service.server.model.nbytes)
     bed.hello("a")
     for sequence in range(1, 5):
         bed.gradient("a", sequence)
@@ -252,8 +252,8 @@ def test_evaluations_that_cannot_keep_up_are_left_out_but_never_the_last(
 
 def test_the_last_model_is_evaluated_where_its_turn_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed({"iterations": 3, "evaluation": {"every": 1}})
-    evaluations = bed.service.evaluations = WaitingEvaluations()
-    monkeypatch.setattr("cloud.service._WAITING_MODELS", 1)
+    evaluations = bed.service.evaluations.executor = WaitingEvaluations()
+    monkeypatch.setattr("cloud.evaluations._WAITING_MODELS", 1)
     bed.hello("a")
     for sequence in range(1, 4):
         bed.gradient("a", sequence)
@@ -312,12 +312,12 @@ def test_a_halt_that_finds_the_queue_full_is_said_again_until_it_is_taken() -> N
     bed.service.evaluations.shutdown(wait=True)
     bed.broker.advance(5.0)
     assert bed.service.halted == Halt("finished", 1, LIFE)
-    assert bed.service.owing
+    assert bed.service.notices.owing
     assert not bed.broker.retained.get(halt_topic(RUN))
     assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online
     full.full = False
     bed.broker.advance(1.0)
-    assert not bed.service.owing
+    assert not bed.service.notices.owing
     assert decode_halt(bed.broker.retained[halt_topic(RUN)]) == Halt("finished", 1, LIFE)
     assert not decode_presence(bed.broker.retained[presence_topic(RUN)]).online
 
@@ -495,7 +495,7 @@ def test_a_run_whose_last_loss_is_not_finite_has_diverged() -> None:
         def evaluate(self, x: Vector, updates: int, stage: int) -> Evaluation:  # noqa: ARG002
             return Evaluation(updates, stage, {ACCURACY: 0.5, LOSS: math.inf})
 
-    bed.service.evaluator = Absurd()  # type: ignore[assignment]
+    bed.service.evaluations.evaluator = Absurd()  # type: ignore[assignment]
     bed.hello("a")
     bed.gradient("a", 1)
     bed.service.evaluations.shutdown(wait=True)

@@ -11,7 +11,8 @@ from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
-from edge.ledger import Account, MemoryLedger, ShardIdentity
+from edge.account import Account, ShardIdentity
+from edge.ledger import MemoryLedger
 
 EDGE, RUN = EdgeId("edge-a"), RunId("r")
 

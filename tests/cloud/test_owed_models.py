@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.messages import Halt
 from common.quantities import EdgeId
 from common.wire.topics import EdgeTopic, edge_topic
 from tests.cloud.test_cloud_service import RUN, Bed
@@ -60,7 +59,7 @@ def test_only_the_newest_model_of_an_edge_is_kept() -> None:
     for sequence in (1, 2, 3):
         bed.gradient("a", sequence)
     assert channel.refused == 4
-    assert len(bed.service._owed_models) == 1
+    assert len(bed.service.models.waiting) == 1
     channel.full = False
     bed.gradient("a", 4)  # its answer takes the place of what was owed
     bed.broker.advance(1.0)
@@ -75,8 +74,8 @@ def test_nothing_is_tried_without_a_connection_nor_after_the_halt() -> None:
     bed.broker.advance(5.0)
     assert channel.refused == 1
     bed.cloud.connected = True
-    bed.service._halt = Halt("finished", 0)
+    bed.service.interrupt()
     channel.full = False
     bed.broker.advance(5.0)
     assert models(bed) == 0
-    assert not bed.service._owed_models
+    assert not bed.service.models.waiting

@@ -145,12 +145,19 @@ def test_a_service_goes_on_with_the_same_state_and_the_same_records(
     assert before <= refused(tmp_path / "left") <= refused(tmp_path / "run")
 
 
-def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
+def leave_records(path: Path) -> int:
+    """Let a cloud take sixty messages, and end it as if it were killed; return its t."""
     rng = random.Random(1)
-    with RunDirectory(tmp_path / "run") as directory:
+    with RunDirectory(path) as directory:
         cloud = Cloud(directory, again=False)
         for _ in range(60):
             cloud.send(rng)
+        cloud.service.record()
+    return cloud.service.server.t
+
+
+def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
+    leave_records(tmp_path / "run")
     segment = tmp_path / "run" / "log" / "000001.seg"
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
@@ -169,12 +176,7 @@ def cut_in_two(segment: Path) -> None:
 @pytest.mark.parametrize("damage", [Path.unlink, cut_in_two, lambda segment: os.truncate(segment, 0)])
 def test_a_log_that_ends_before_the_events_is_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """No crash leaves that: a line is written behind its record. To go on would lose updates that were answered."""
-    rng = random.Random(1)
-    with RunDirectory(tmp_path / "run") as directory:
-        cloud = Cloud(directory, again=False)
-        for _ in range(60):
-            cloud.send(rng)
-        cloud.service.record()
+    leave_records(tmp_path / "run")
     damage(tmp_path / "run" / "log" / "000001.seg")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with (
@@ -188,19 +190,14 @@ def test_a_log_that_ends_before_the_events_is_refused(tmp_path: Path, damage: Ca
 @pytest.mark.parametrize("broken", [b"{", b"[]\n", b'{"evant": 1}\n', b"\0" * 512 + b"\n", b"\xff\n"])
 def test_events_from_a_broken_line_on_are_written_again(tmp_path: Path, broken: bytes) -> None:
     """The log makes them: a run is not lost for a line of its diary."""
-    rng = random.Random(1)
-    with RunDirectory(tmp_path / "run") as directory:
-        cloud = Cloud(directory, again=False)
-        for _ in range(60):
-            cloud.send(rng)
-        cloud.service.record()
+    t = leave_records(tmp_path / "run")
     expected = lines(tmp_path / "run")
     events = tmp_path / "run" / "events.jsonl"
     whole = events.read_bytes().splitlines(keepends=True)
     events.write_bytes(b"".join([*whole[:20], broken, *whole[21:]]))
     with RunDirectory(tmp_path / "run", resumed=True) as directory:
         revived = Cloud(directory, again=True)
-        assert revived.service.server.t == cloud.service.server.t
+        assert revived.service.server.t == t
     assert lines(tmp_path / "run") == expected
     assert any("written again from the log" in line for line in revived.said)
 

@@ -18,9 +18,11 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Sampling, Scope
 from common.problem import SensitivityRule
+from common.scenario.algorithm_table import AlgorithmTable
 from common.scenario.data_table import DataTable
+from common.scenario.privacy_table import PrivacyTable
 from common.scenario.scenario import Scenario, parse_scenario
-from common.scenario.tables import AlgorithmTable, LinkTable, PrivacyTable, Table
+from common.scenario.tables import LinkTable, Table
 from common.transport.link import Distribution
 
 ISSUE_EXAMPLE = """

@@ -22,7 +22,8 @@ from common.noise.law import NoiseLaw
 from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from common.randomness import CounterStreams
-from edge.ledger import Account, Ledger, MemoryLedger, ShardIdentity
+from edge.account import Account, ShardIdentity
+from edge.ledger import Ledger, MemoryLedger
 from edge.samplers import draw_batch
 from edge.sqlite_ledger import SqliteLedger
 from tests.core_support import small_scenario

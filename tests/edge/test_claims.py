@@ -22,8 +22,9 @@ from common.errors import ConfigurationError
 from common.noise.gamma_norm import GammaNorm
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
+from edge.account import Account, ShardIdentity
 from edge.claims import BOOK, ClaimsBook
-from edge.ledger import Account, BudgetExhausted, OtherShardError, ShardIdentity
+from edge.ledger import BudgetExhausted, OtherShardError
 from edge.policy import PolicyError
 from edge.slots import Slot, take_slot
 from edge.sqlite_ledger import SqliteLedger

@@ -19,7 +19,8 @@ from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
-from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, OtherShardError, ShardIdentity
+from edge.account import Account, ShardIdentity
+from edge.ledger import BudgetExhausted, Ledger, MemoryLedger, OtherShardError
 from edge.sqlite_ledger import SqliteLedger
 
 RUN = RunId("lab1")

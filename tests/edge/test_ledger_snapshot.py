@@ -15,9 +15,10 @@ from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
-from edge.ledger import Account, ShardIdentity
+from edge.account import Account, ShardIdentity
+from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
-from edge.sqlite_ledger import FILE_NAME, SqliteLedger
+from edge.sqlite_ledger import SqliteLedger
 
 REPOSITORY = Path(__file__).parents[2]
 RUN = RunId("live")
@@ -29,7 +30,7 @@ from pathlib import Path
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
-from edge.ledger import Account, ShardIdentity
+from edge.account import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 
 kind = ReleaseKind(Gaussian(1.0), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12), 1200)

@@ -16,7 +16,8 @@ from common.errors import MapaError
 from common.noise.gamma_norm import GammaNorm
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
-from edge.ledger import Account, Ledger, MemoryLedger, ShardIdentity
+from edge.account import Account, ShardIdentity
+from edge.ledger import Ledger, MemoryLedger
 from edge.sqlite_ledger import SqliteLedger
 
 RUNS = [RunId("a"), RunId("b"), RunId("c")]

@@ -17,7 +17,8 @@ from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
-from edge.ledger import Account, BudgetExhausted, MemoryLedger, ShardIdentity
+from edge.account import Account, ShardIdentity
+from edge.ledger import BudgetExhausted, MemoryLedger
 from edge.policy import OperatorPolicy, PolicyError, Proposal, permit
 from edge.sqlite_ledger import SqliteLedger
 from tests.edge.test_worker import X, sent, worker

@@ -19,9 +19,10 @@ from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario
 from common.wire.codec import Admission
+from edge.account import Account, ShardIdentity
 from edge.conversation import Prepared, WelcomeDeclined
 from edge.joining import Joining
-from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, ShardIdentity
+from edge.ledger import BudgetExhausted, Ledger, MemoryLedger
 from edge.policy import OperatorPolicy
 from edge.preparation import Preparation, prepare
 from edge.sqlite_ledger import SqliteLedger

@@ -11,7 +11,7 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
-from edge.ledger import ShardIdentity
+from edge.account import ShardIdentity
 from edge.policy import (
     Claim,
     OperatorPolicy,

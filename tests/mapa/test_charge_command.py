@@ -12,8 +12,8 @@ from common.accounting.total import total
 from common.noise.gamma_norm import GammaNorm
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
+from edge.account import Account, ShardIdentity, Standing
 from edge.claims import ClaimsBook
-from edge.ledger import Account, ShardIdentity, Standing
 from edge.slots import take_slot
 from edge.sqlite_ledger import SqliteLedger
 from tests.program_support import Done, Mapa

@@ -109,9 +109,9 @@ class Talk:
             channel=(channel := LossyChannel(self.broker, self.faults, self.share)),
             loop=self.broker,
             say=self.said.append,
-            evaluations=AtOnce(),
             records=Recorder(tally=AppliedTally(applied=self.applied)),
         )
+        self.service.evaluations.executor = AtOnce()
         channel.connect()
         self.service.start()
 

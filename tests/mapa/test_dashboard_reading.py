@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,15 @@ def test_a_hostile_manifest_and_summary_never_break_a_page(
     (path / "events.jsonl").write_text(lines(applied(1)))
     sections(Watch(path))
     RunsFolder(path.parent).lines()
+
+
+def test_the_list_does_not_wait_for_a_pipe_in_the_place_of_events(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "manifest.json").write_text("{}")
+    os.mkfifo(run / "events.jsonl")
+    [line] = RunsFolder(tmp_path).lines()["runs"]
+    assert (line["run"], line["updates"]) == ("run", None)
 
 
 def test_code_that_records_name_is_not_loaded() -> None:

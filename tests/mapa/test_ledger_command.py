@@ -16,7 +16,7 @@ from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
-from edge.ledger import Account, ShardIdentity
+from edge.account import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 from mapa.cli import main
 from mapa.commands.ledger import ledger_command

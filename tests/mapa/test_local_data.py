@@ -18,7 +18,7 @@ from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from common.scenario.scenario import parse_scenario
-from edge.ledger import Account
+from edge.account import Account
 from edge.policy import OperatorPolicy, own_records
 from edge.sqlite_ledger import SqliteLedger
 from mapa.cloud_run import Setting

@@ -19,7 +19,8 @@ import pytest
 from common.errors import ConfigurationError
 from mapa.run_reader import find_run
 from mapa.run_removal import RemovalRefusedError, considered, remove
-from mapa.runs_folder import is_alive, line_of_run, run_paths, state_of
+from mapa.run_state import is_alive, state_of
+from mapa.runs_folder import line_of_run, run_paths
 from tests.mapa.test_cli import SMALL
 from tests.program_support import PATIENCE, Mapa, start_mapa
 

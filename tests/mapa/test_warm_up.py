@@ -21,7 +21,7 @@ NOWHERE = Path("nowhere")
 
 def test_messages_are_counted_by_the_clock() -> None:
     ticks = iter(np.arange(0, 100, 0.25).tolist())
-    assert gradients_per_second(small_scenario(), NOWHERE, seconds=2.0, clock=lambda: next(ticks)) == 3.5
+    assert gradients_per_second(small_scenario(), NOWHERE, seconds=2.0, clock=lambda: next(ticks)) == 4.0
 
 
 def test_no_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

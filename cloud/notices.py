@@ -1,0 +1,138 @@
+"""What the broker keeps for everybody: that the run's cloud is there, and that the run has ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cloud.owed import Owed
+from cloud.server import CloudServer
+from common.errors import RemoteProtocolError
+from common.messages import Halt
+from common.quantities import RunId
+from common.transport.channel import Channel, Loop
+from common.wire.codec import Presence, decode_halt, decode_presence, encode_halt, encode_presence
+from common.wire.topics import clouds_topic, halt_topic, presence_topic
+
+_RESTORE = 0.25  # seconds until what we retain is retained again, however many messages call for it
+
+
+@dataclass(slots=True)
+class Notices:
+    """Presence and halt of one run, retained; what others write in their place does not stay."""
+
+    run: RunId
+    nonce: str  # of this cloud's process
+    server: CloudServer
+    loop: Loop
+    channel: Callable[[], Channel]  # the service's, which a replay exchanges
+    complain: Callable[[str], None]  # to the operator, a bounded number of times
+    dropped: Counter[str]  # hostile messages by leaf
+    halt: Halt | None = None
+    over: bool = False  # the loop ends: nobody is here for the edges
+    _owed: Owed[bytes] = field(init=False)
+    _restoring: bool = False
+
+    def __post_init__(self) -> None:
+        self._owed = Owed(self.loop, self._publish)
+
+    def begin(self) -> None:
+        """Announce the cloud; a halt left by an earlier run of this name is removed."""
+        self._retain_halt()
+        self.announce()
+        # after our own presence: one that a former cloud left is no news
+        subscribe = self.channel().subscribe
+        subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
+        subscribe(halt_topic(self.run), self.on_halt, qos=1, retained=True)
+        subscribe(clouds_topic(self.run), self.on_inquiry, qos=1)
+
+    def announce(self) -> None:
+        """Publish the cloud's presence; again after every reconnect, since its last will said it is offline."""
+        self._owed.send(presence_topic(self.run), encode_presence(self.presence(online=not self.over)))
+
+    def tell_halt(self, halt: Halt) -> None:
+        """Publish the halt; what no edge may miss is tried again until the channel takes it."""
+        self.halt = halt
+        self._retain_halt()
+
+    def leave(self) -> None:
+        """Say that nobody is here any more."""
+        self.over = True
+        self.announce()
+
+    def restore(self) -> None:
+        """Retain presence and halt again, soon: a message that we cannot read may have taken the place of either.
+
+        A new edge would wait for a presence for ever.
+        """
+        if not self._restoring:
+            self._restoring = True
+            self.loop.call_later(_RESTORE, self._restore)
+
+    def _restore(self) -> None:
+        self._restoring = False
+        self._retain_halt()
+        self.announce()
+
+    def presence(self, *, online: bool) -> Presence:
+        """Return this cloud's presence message."""
+        return Presence(online, self.nonce, self.server.incarnation, over=self.over)
+
+    @property
+    def owing(self) -> bool:
+        """Whether the channel still has to take the halt or the presence."""
+        return bool(self._owed.waiting)
+
+    @property
+    def _encoded_halt(self) -> bytes:
+        return b"" if self.halt is None else encode_halt(self.halt)
+
+    def _retain_halt(self) -> None:
+        self._owed.send(halt_topic(self.run), self._encoded_halt)
+
+    def _publish(self, topic: str, payload: bytes) -> bool:
+        return self.channel().publish(topic, payload, qos=1, retain=True)
+
+    # -- what others say there ------------------------------------------------------------------------
+
+    def on_halt(self, topic: str, payload: bytes) -> None:
+        """Remove a halt that is not ours: late edges would believe it, and the others ask us about it."""
+        ours = self._encoded_halt
+        if not payload or payload == ours:
+            return
+        self.dropped["halt"] += 1
+        self.complain(f"run {self.run!r}: a halt from another sender was removed")
+        self._owed.send(topic, ours)
+        decode_halt(payload)  # what is no halt at all is a violation, too
+
+    def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        """Announce again where the will of another cloud, or a late one of ours, says that no cloud is online.
+
+        Also where the retained presence was removed, or replaced by what is none.
+        """
+        try:
+            presence = self._decoded(payload)
+        except RemoteProtocolError:
+            self.restore()
+            raise
+        if self.over:
+            return
+        if not presence.online:
+            self.announce()
+        elif presence.nonce != self.nonce:
+            self.complain(f"another cloud is announcing itself for run {self.run!r}")
+
+    def on_inquiry(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        """Answer a cloud that is about to start under this run's name."""
+        asking = self._decoded(payload)
+        if not asking.online and asking.nonce != self.nonce and not self.over:
+            answer = encode_presence(self.presence(online=True))
+            self.channel().publish(clouds_topic(self.run), answer, qos=1)
+
+    def _decoded(self, payload: bytes) -> Presence:
+        try:
+            return decode_presence(payload)
+        except RemoteProtocolError:
+            self.dropped["presence"] += 1
+            raise

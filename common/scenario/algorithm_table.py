@@ -1,0 +1,136 @@
+"""[algorithm], and what the algorithm that it names has to say to it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from common.algorithms import Description
+from common.constants import NOMINAL, measured_constants
+from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping
+from common.scenario.tables import Fraction, NonNegative, Positive, Table, lasting
+
+_LATER = {"average": "none", "average_decay": None, "average_from": None, "weights": None}
+
+
+class AlgorithmTable(Table):
+    """[algorithm]: constants that any algorithm may ask for, and beside them the options of the one that is named.
+
+    What is left open follows from the model and the data set where they are known.
+    """
+
+    model_config = ConfigDict(extra="allow")  # the algorithm's own options: Scenario asks it about them
+
+    name: str = Field(
+        "mapa", min_length=1, max_length=200, description="see `mapa algorithms`; or package.module:Class"
+    )
+    theta: Fraction = Field(0.5, description="θ, reduction ratio")
+    smoothness: Positive | None = Field(None, description="L")
+    sigma: NonNegative | None = Field(None, description="σ")
+    delta: Fraction = Field(1e-3, description="δ of Theorem 3 alone; the privacy δ is privacy.total_delta")
+    tau_max: int | None = Field(None, ge=0, le=10_000_000, description="τ_max; absent: the number of edges")
+    tau_max_from: Literal["configured", "measured"] = Field(
+        "configured", description="measured: each new stage takes τ_max from the staleness of recent updates"
+    )
+    loss_gap: Positive | None = Field(None, description="f₀ = f(x₁) − f(x*)")
+    radius: Positive | None = Field(None, description="R")
+    first_clip: float | None = Field(
+        None,
+        ge=LEAST_BOUND,
+        le=LARGEST_BOUND,
+        allow_inf_nan=False,
+        description="AUDP's bound, MAPA's first one; absent: Theorem 3",
+    )
+    rule: Literal["theta", "table"] = Field(
+        "theta", description="how ΔS shrinks: θΔS, or the parameter table's"
+    )
+    average: Literal["none", "ema", "tail"] = Field(
+        "none", description="the result is x, or an average of models; see docs/algorithms.md"
+    )
+    average_decay: float | None = Field(
+        None, ge=0, lt=1, allow_inf_nan=False, description="β of average = ema; absent: 0.99"
+    )
+    average_from: float | None = Field(
+        None, ge=0, lt=1, allow_inf_nan=False, description="share of T before average = tail; absent: 0.5"
+    )
+
+    weights: Literal["none", "noise"] | None = Field(
+        None,
+        description="noise: gradients weigh ∝ 1/z_k²; absent: so with privacy.pace = own, else all alike",
+    )
+
+    @model_validator(mode="after")
+    def _average(self) -> Self:
+        """Refuse a parameter of an average that was not asked for."""
+        for key, kind in (("average_decay", "ema"), ("average_from", "tail")):
+            value = getattr(self, key)
+            if value is not None and self.average != kind:
+                raise ValueError(f"algorithm.{key} = {value}: only with algorithm.average = {kind!r}")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The algorithm's own options."""
+        return dict(self.model_extra or {})
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the shared keys of a record."""
+        return lasting(self.model_dump(mode="json", exclude=set(self.options)), _LATER)
+
+
+def check_required(table: AlgorithmTable, described: Description) -> None:
+    """Refuse to leave out a shared key that the algorithm asks for."""
+    for key in described.requires:
+        if getattr(table, key, None) is None:
+            raise ValueError(f"algorithm.{key}: needed with algorithm.name = {described.name!r}")
+
+
+def check_clipping(given: str, described: Description, *, weighted: bool) -> None:
+    """Refuse an algorithm without the clipping that it reads, and a count that no algorithm reads."""
+    needed = described.clipping
+    if needed is not None and given != needed:
+        raise ValueError(
+            f"privacy.clipping = {given!r}: must be {needed!r} with algorithm.name = {described.name!r}"
+        )
+    if given == Clipping.QUANTILE.value and weighted:
+        raise ValueError(
+            f"privacy.clipping = {given!r}: not with weights by noise, which would scale the count, too"
+        )
+    if needed is None and given == Clipping.QUANTILE.value:
+        raise ValueError(
+            f"privacy.clipping = {given!r}: needs an algorithm that reads the count, such as"
+            f" algorithm.name = 'quantile', not {described.name!r}"
+        )
+
+
+def filled(
+    table: AlgorithmTable, described: Description, *, model: str, dataset: str, edges: int
+) -> AlgorithmTable:
+    """Check the algorithm's options; fill in what the known constants say, and ask for what nobody knows."""
+    for option in described.options:
+        if option.name in AlgorithmTable.model_fields:
+            raise ValueError(
+                f"algorithm.name = {described.name!r}: its option {option.name!r} is a key that every"
+                " algorithm has; read it from the problem"
+            )
+    options = described.resolve(table.options, AlgorithmTable.model_fields)
+    described.make(options)  # whatever it does not like, it says before anything is sent
+    known = measured_constants(model, dataset)
+    if known is None and not described.needs_constants:
+        known = NOMINAL
+    constants: dict[str, Any] = {}
+    for key in ("smoothness", "sigma", "radius", "loss_gap"):
+        if getattr(table, key) is None:
+            if known is None:
+                raise ValueError(
+                    f"algorithm.{key}: needed, since no constants are known for model {model!r} on {dataset!r}"
+                )
+            constants[key] = getattr(known, key)
+    if table.tau_max is None:
+        constants["tau_max"] = 1 if described.centralised else edges
+    given = table.model_dump(exclude=set(table.options))
+    whole = AlgorithmTable.model_validate({**given, **constants, **options})
+    if whole.first_clip is None and not whole.sigma:
+        raise ValueError("algorithm.sigma = 0.0: must be greater than 0 where no first_clip is given")
+    return whole
