@@ -50,7 +50,7 @@ def head(
         **{key: plain(summary.get(key, names[key])) for key in _HEAD},
         "started": plain(manifest.get("started")),
         "reason": plain(summary.get("reason", gathered.halted or None)),
-        "updates": summary.get("updates", gathered.updates),
+        "updates": plain(summary.get("updates", gathered.updates)),
         "iterations": plain(summary.get("iterations", scenario.get("iterations"))),
         "edges": plain(scenario.get("edges")),
         "edges_seen": len(gathered.lanes),

@@ -136,6 +136,9 @@ def test_a_hostile_manifest_and_summary_never_break_a_page(
     (path / "manifest.json").write_text(json.dumps(manifest))
     (path / "summary.json").write_text(json.dumps(dict.fromkeys(keys, value)))
     (path / "events.jsonl").write_text(lines(applied(1)))
+    (path / "audit.json").write_text(
+        json.dumps({"games": [{"kind": "scenario", "name": value, "lower_epsilon": value}], "one_run": value})
+    )
     sections(Watch(path))
     RunsFolder(path.parent).lines()
 
