@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,12 +19,16 @@ from rich.table import Table
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from experiments.audit.game import Finding, Playable, finite, play_all
+from experiments.audit.of_run import keep, scenario_of_run
 from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
 from experiments.audit.planted import planted_games
 from experiments.audit.sound import sound_games
 from experiments.commands.audit_planted import audit_planted
+from mapa.commands import options
+from mapa.commands.verify import Allowed
 from mapa.output import progress_console
+from mapa.run_reader import find_run
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
 
@@ -32,7 +37,16 @@ _MIN_ROUNDS = 1000
 
 def audit_command(
     scenario: Annotated[
-        str | None, typer.Argument(help="a shipped scenario's name, or a TOML file; not with --planted")
+        str | None,
+        typer.Argument(help="a shipped scenario's name, or a TOML file; not with --run or --planted"),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="audit the scenario of a run on record instead, and keep the report there as audit.json, "
+            "where the live page shows it",
+        ),
     ] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any field")] = None,
     confidence: Annotated[float, typer.Option(help="of all games together (Bonferroni)")] = 0.95,
@@ -57,6 +71,8 @@ def audit_command(
         typer.Option("--planted", help="put planted defects to the games instead; exit 1 if one is missed"),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="of the audit's own draws")] = 0,
+    allow: Allowed = None,
+    runs: options.RunsDir = Path("runs"),
     data_dir: Annotated[Path | None, typer.Option(help="instead of MAPA_DATA_DIR")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -66,15 +82,23 @@ def audit_command(
     if rounds < _MIN_ROUNDS:
         raise ConfigurationError(f"rounds = {rounds}: must be at least {_MIN_ROUNDS}")
     if planted:
-        if scenario is not None or changes or variants:
+        if scenario is not None or run is not None or changes or variants:
             raise ConfigurationError(
-                "--planted takes no scenario, --set or --variants: its mechanisms are its own"
+                "--planted takes no scenario, --run, --set or --variants: its mechanisms are its own"
             )
         audit_planted(confidence=confidence, rounds=rounds, seed=seed, as_json=as_json)
         return
-    if scenario is None:
-        raise ConfigurationError("scenario: name a shipped scenario or a TOML file, or pass --planted")
-    name, resolved = load_scenario(scenario, changes or [])
+    if (scenario is None) == (run is None):
+        raise ConfigurationError(
+            "scenario: name a shipped scenario or a TOML file, or pass --run or --planted"
+        )
+    if run is not None and changes:
+        raise ConfigurationError("--set: not with --run, which audits what was run")
+    folder = None if run is None else find_run(run, runs)
+    if folder is not None:
+        name, resolved = folder.resolve().name, scenario_of_run(folder, frozenset(allow or ()))
+    else:
+        name, resolved = load_scenario(str(scenario), changes or [])
     world = World.of(resolved, data_dir or data_directory(os.environ))
     own = scenario_games(world, edge=edge, rounds=rounds, dimension=dimension)
     sound, unsound = (sound_games(), planted_games()) if variants else ([], [])
@@ -90,16 +114,20 @@ def audit_command(
         _row(game, finding, delta, _kind(place, len(own), len(sound)))
         for place, (game, finding) in enumerate(zip(games, findings, strict=True))
     ]
+    report = {
+        "scenario": name,
+        "scenario_sha256": resolved.digest,
+        "edge": edge,
+        "confidence": confidence,
+        "delta": delta,
+        "seeded": resolved.seed is not None,
+        "games": rows,
+        "one_run": None if whole is None else _one_run_row(whole),
+    }
+    if folder is not None:
+        kept = keep(folder, report)
+        print(f"kept in {kept}", file=sys.stderr)
     if as_json:
-        report = {
-            "scenario": name,
-            "edge": edge,
-            "confidence": confidence,
-            "delta": delta,
-            "seeded": resolved.seed is not None,
-            "games": rows,
-            "one_run": None if whole is None else _one_run_row(whole),
-        }
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         _print_report(name, rows, whole, confidence, delta, seeded=resolved.seed is not None)

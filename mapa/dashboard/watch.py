@@ -11,6 +11,7 @@ from typing import Any
 from common.accounting.releases import ReleaseKind
 from common.noise.mechanism import Sampling
 from mapa.dashboard import sections
+from mapa.dashboard.audited import audited
 from mapa.dashboard.folder import state_of
 from mapa.dashboard.gathered import Gathered, Lane, number
 from mapa.dashboard.reading import JsonFile, Tail
@@ -33,11 +34,13 @@ class Watch:
     _tail: Tail = field(init=False)
     _manifest: JsonFile = field(init=False)
     _summary: JsonFile = field(init=False)
+    _audit: JsonFile = field(init=False)
 
     def __post_init__(self) -> None:
         self._tail = Tail(self.path / "events.jsonl")
         self._manifest = JsonFile(self.path / "manifest.json")
         self._summary = JsonFile(self.path / "summary.json")
+        self._audit = JsonFile(self.path / "audit.json")
 
     @property
     def behind(self) -> bool:
@@ -184,6 +187,7 @@ class Watch:
                 for row in sections.rows(stated, "edges")[: sections.LANES]
             ],
             "curves": curves,
+            "audit": audited(self._audit.look()),
         }
 
     def _put(self, name: str, value: object) -> None:

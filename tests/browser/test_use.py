@@ -63,6 +63,26 @@ def test_a_live_run_has_the_counts_of_its_events(visit: Opens, address: str, run
     assert one.read("accuracy over") == [[str(t), f"{50 + t:.2f} %"] for t in (10, 20, 30, 40)]
 
 
+def test_what_an_audit_found_stands_beside_the_claim(visit: Opens, address: str, runs: Path) -> None:
+    path = some_run(runs)
+    one = visit(address, "run/first/privacy")
+    assert one.page.get_by_role("heading", name="Audit").count() == 0
+    game = {"kind": "scenario", "name": "<b>one</b> release", "claimed_epsilon": 0.92591, "violated": False}
+    report = {
+        "edge": 0,
+        "confidence": 0.95,
+        "delta": 1e-5,
+        "games": [{**game, "lower_epsilon": 0.77777}, {**game, "kind": "planted"}],
+        "one_run": {"releases": 101, "canaries": 1000, "claimed_epsilon": 1.69, "lower_epsilon": 0.38},
+    }
+    (path / "audit.json").write_text(json.dumps(report))
+    one.page.get_by_role("heading", name="Audit").wait_for()
+    assert one.rows("What the audit found") == [
+        ["<b>one</b> release", "0.926", "0.7777", "not refuted"],
+        ["a whole run: 101 releases, 1,000 canaries", "1.69", "0.38", "not refuted"],
+    ]
+
+
 def test_pointing_has_exact_values_and_a_drag_zooms(visit: Opens, address: str, runs: Path) -> None:
     some_run(runs, updates=400)
     one = visit(address, "run/first/training")

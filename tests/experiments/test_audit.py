@@ -32,9 +32,12 @@ from experiments.audit.planted import planted_games
 from experiments.audit.sound import sound_games
 from experiments.commands import audit as audit_module
 from experiments.commands.audit import audit_command
+from mapa.dashboard.watch import Watch
+from mapa.run_removal import considered
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
 from tests.core_support import small_world
+from tests.dashboard_support import simulated, write_live_run
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 
@@ -298,6 +301,51 @@ def test_the_command_audits_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [game["kind"] for game in games] == ["scenario"] * 2 + ["sound"] * 2 + ["planted"] * 2
     assert all(game["as_expected"] for game in games)
     assert {game["name"] for game in games if game["violated"]} == {game.name for game in planted}
+
+
+def test_the_audit_of_a_run_is_kept_with_it_and_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_scenario, "battery", lambda *_, **__: [])  # each game has a test of its own
+    path = simulated(tmp_path, iterations=20)
+    words = [
+        "--run",
+        path.name,
+        "--runs-dir",
+        str(tmp_path),
+        "--rounds",
+        "1000",
+        "--canaries",
+        "50",
+        "--json",
+    ]
+    result = CliRunner().invoke(command(), words)
+    assert result.exit_code == 0, result.output
+    kept = json.loads((path / "audit.json").read_text())
+    assert kept == json.loads(result.stdout)
+    assert kept["scenario_sha256"] == json.loads((path / "manifest.json").read_text())["scenario_sha256"]
+    watch = Watch(path)
+    watch.read()
+    watch.refresh()
+    shown = json.loads(watch.changed_since(-1))["privacy"]["audit"]
+    assert [row["claimed"] for row in shown["games"]] == [row["claimed_epsilon"] for row in kept["games"]]
+    assert shown["whole"]["least"] == kept["one_run"]["lower_epsilon"]
+    assert not shown["refuted"]
+    assert considered(path, forget=True).path == path  # audit.json is no stranger's file
+
+
+def test_a_run_that_cannot_be_audited_is_left_as_it_is(tmp_path: Path) -> None:
+    path = write_live_run(tmp_path)
+    (path / "manifest.json").write_text('{"scenario": {"edges": "many"}}')
+    for words, said in (
+        (["--run", "first"], "first: cannot be audited"),
+        (["quickstart", "--run", "first"], "or pass --run"),
+        (["--run", "first", "--set", "edges=3"], "--set: not with --run"),
+        (["--planted", "--run", "first"], "--planted takes no scenario, --run"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            CliRunner().invoke(command(), [*words, "--runs-dir", str(tmp_path)], catch_exceptions=False)
+    assert sorted(file.name for file in path.iterdir()) == ["events.jsonl", "manifest.json"]
 
 
 def test_the_command_names_what_is_wrong() -> None:

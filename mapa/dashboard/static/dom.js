@@ -56,13 +56,18 @@ export function short(value, digits = 4) {
   return String(Number(number.toPrecision(digits)));
 }
 
-// An ε as a person reads it: rounded up, as in the statement; a figure below the guarantee would claim too much.
-export function upward(value, digits = 4) {
+function rounded(value, digits, way) {
   if (value === null || value === undefined) return NONE;
   if (!(value > 0)) return short(value);
   const unit = 10 ** (digits - 1 - Math.floor(Math.log10(value)));
-  return String(Number((Math.ceil(value * unit * (1 - 1e-12)) / unit).toPrecision(digits)));
+  return String(Number((way(value * unit) / unit).toPrecision(digits)));
 }
+
+// An ε as a person reads it: rounded up, as in the statement; a figure below the guarantee would claim too much.
+export const upward = (value, digits = 4) => rounded(value, digits, (v) => Math.ceil(v * (1 - 1e-12)));
+
+// A lower bound on ε, rounded down for the same reason.
+export const downward = (value, digits = 4) => rounded(value, digits, (v) => Math.floor(v * (1 + 1e-12)));
 
 export function percent(value, digits = 1) {
   return value === null || value === undefined ? NONE : `${(value * 100).toFixed(digits)} %`;

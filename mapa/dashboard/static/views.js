@@ -1,6 +1,6 @@
 // The views of one run. Each returns a function that shows the sections as they are now.
 import { Chart, joined } from "./charts.js";
-import { card, clock, described, make, metricText, moment, percent, put, renew, short, table, tile, upward, whole } from "./dom.js";
+import { card, clock, described, downward, make, metricText, moment, percent, put, renew, short, table, tile, upward, whole } from "./dom.js";
 import { Heat, strip } from "./heat.js";
 
 const T = { label: "update t", text: whole };
@@ -161,10 +161,11 @@ export function staleness(root) {
 
 export function privacy(root) {
   let signature = "", chart = null, axis = "t";
-  const words = make("div"), place = make("div"), edges = make("div");
-  put(root, make("section", { class: "card statement" }, make("h2", {}, "Statement"), words), place, edges);
+  const words = make("div"), place = make("div"), edges = make("div"), audit = make("div");
+  put(root, make("section", { class: "card statement" }, make("h2", {}, "Statement"), words), place, edges, audit);
   return ({ privacy: p }) => {
     renew(words, p.words.map((line) => make("p", {}, line)));
+    renew(audit, p.audit ? audited(p.audit) : null);
     const now = JSON.stringify([p.curves.map((one) => one.edge), p.budget]);
     if (now !== signature) {
       signature = now;
@@ -186,6 +187,16 @@ export function privacy(root) {
       p.edges.map((edge) => [whole(edge.edge), edge.edge_id ?? "", whole(edge.shard_size), whole(edge.releases), edge.release ?? "–", edge.sampler ?? "–", edge.epsilon === null ? edge.reason ?? "none" : upward(edge.epsilon, 6), upward(edge.epsilon_replace_one, 6), edge.method ?? ""]),
       `Each edge's records at δ = ${exponent(p.delta)}`) : null);
   };
+}
+
+function audited(a) {
+  const right = (text) => ({ text, right: true });
+  const verdict = (one) => one.refuted ? "refuted" : one.claimed === null ? "no claim" : "not refuted";
+  const line = (name, one) => [name, upward(one.claimed, 4), downward(one.least, 4), verdict(one)];
+  const found = a.games.map((one) => line(one.name, one));
+  if (a.whole) found.push(line(`a whole run: ${whole(a.whole.releases)} releases, ${whole(a.whole.canaries)} canaries`, a.whole));
+  return card("Audit", `The least ε that attacks on the release code show (ε̂), beside what is claimed: edge ${whole(a.edge)}, δ = ${exponent(a.delta)}, confidence ${short(a.confidence, 4)}. ${a.refuted ? "A claim is REFUTED." : "Nothing contradicts the claim. That is no proof of it."}`,
+    table(["game", right("claimed ε"), right("ε̂ at least"), "verdict"], found, "What the audit found"));
 }
 
 export function traffic(root) {
