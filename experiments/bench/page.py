@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import json
-import random
+import os
 import re
 import shutil
 import statistics
@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.ratios import Ratio
+from experiments.bench.soak import running
 from mapa.dashboard.child import page_beside
 
 EDGES, RATE = 20, 1000  # updates a second
-_BATCH = 0.01  # seconds between two writes
+_LOOK = 0.005  # seconds between two looks at the end of the events
+_TAIL = 1 << 16  # bytes of its end that are read: more than a look's worth of lines
+SETTINGS = ("batch_size=64", "iterations=1000000000", "evaluation.every=2000", "records.keep_gradients=false")
 _VIEWS = "123456"
 _EACH = 5.0  # seconds in a view
 _TIMED = """
@@ -41,50 +44,28 @@ def find_chromium() -> str | None:
 
 
 @dataclass(slots=True)
-class Writer:
-    """Records of a 20-edge run, written as a cloud writes them, at a given rate."""
+class Recorded:
+    """When each update of a live run was on disk, read from the end of its events as they grow."""
 
-    folder: Path
-    rate: int = RATE
-    written: list[tuple[int, float]] = field(default_factory=list)  # (t, when it was on disk)
+    events: Path
+    written: list[tuple[int, float]] = field(default_factory=list)  # (t, when it was seen on disk)
     _stop: threading.Event = field(default_factory=threading.Event)
 
-    def begin(self) -> None:
-        self.folder.mkdir(parents=True)
-        scenario = {"edges": EDGES, "iterations": 10_000_000, "algorithm": {"name": "constant"}}
-        manifest = {"format": 1, "run": "bench", "name": "bench", "engine": "processes", "scenario": scenario}
-        (self.folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-
-    def write(self) -> None:
-        """Write until told to stop: never more than is due by the clock."""
-        draw, began, t = random.Random(1), time.monotonic(), 0
-        sequences = [0] * EDGES
-        with (self.folder / "events.jsonl").open("w", encoding="utf-8") as stream:
-            while not self._stop.wait(_BATCH):
-                now = time.monotonic() - began
-                while t < now * self.rate:
-                    t += 1
-                    edge = min(EDGES - 1, int(draw.expovariate(0.15)))
-                    sequences[edge] += 1
-                    stream.write(
-                        _applied(t, edge, sequences[edge], min(t - 1, int(draw.expovariate(0.1))), now)
-                    )
-                    if t % 500 == 0:
-                        accuracy = 0.97 - 0.4 / (1 + t / 2000) + draw.gauss(0, 0.002)
-                        record = {
-                            "event": "evaluated",
-                            "t": t,
-                            "accuracy": accuracy,
-                            "loss": 1 - accuracy,
-                            "time": now,
-                        }
-                        stream.write(json.dumps(record) + "\n")
-                stream.flush()
-                self.written.append((t, time.monotonic()))
+    def read(self) -> None:
+        """Look every few milliseconds until told to stop."""
+        with self.events.open("rb") as stream:
+            while not self._stop.wait(_LOOK):
+                end, now = stream.seek(0, os.SEEK_END), time.monotonic()
+                stream.seek(max(0, end - _TAIL))
+                lines = stream.read().split(b"\n")[1:-1]  # whole ones
+                applied = next((line for line in reversed(lines) if b"gradient_applied" in line), None)
+                t = json.loads(applied)["t"] if applied is not None else 0
+                if t and (not self.written or t > self.written[-1][0]):
+                    self.written.append((t, now))
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        thread = threading.Thread(target=self.write)
+    def reading(self) -> Iterator[None]:
+        thread = threading.Thread(target=self.read)
         thread.start()
         try:
             yield
@@ -98,40 +79,32 @@ class Writer:
         return max(0.0, now - self.written[place][1]) if place < len(self.written) else 0.0
 
 
-def _applied(t: int, edge: int, sequence: int, staleness: int, now: float) -> str:
-    record = {
-        "event": "gradient_applied",
-        "edge": edge,
-        "edge_id": f"edge-{edge}",
-        "sequence": sequence,
-        "version": t - staleness,
-        "t": t,
-        "staleness": staleness,
-        "stage": 1,
-        "sensitivity": 0.01,
-    }
-    return json.dumps({**record, "time": round(now, 6)}) + "\n"
-
-
 def page_ratios(minutes: float) -> Iterator[Ratio]:
-    """Watch a run of 1,000 updates a second, moving, zooming and changing views all the while."""
+    """Watch a live run of 20 edges and 1,000 updates a second, moving, zooming and changing views all the while."""
     from playwright.sync_api import sync_playwright
 
     program = find_chromium()
     assert program is not None
     with tempfile.TemporaryDirectory() as text:
-        writer = Writer(Path(text) / "runs" / "bench")
-        writer.begin()
-        with writer.writing(), page_beside(Path(text) / "runs") as beside, sync_playwright() as playwright:
+        folder = Path(text)
+        with (
+            running(EDGES, minutes, RATE, 1, folder, SETTINGS) as bed,
+            page_beside(bed.runs) as beside,
+            sync_playwright() as playwright,
+        ):
+            (run,) = bed.runs.iterdir()
+            recorded = Recorded(run / "events.jsonl")
             browser = playwright.chromium.launch(executable_path=program)
             try:
-                lags, heaps, tabs = _watched(
-                    browser, f"{beside.address}#/run/bench/fleet", writer, minutes * 60
-                )
+                with recorded.reading():
+                    address = f"{beside.address}#/run/{run.name}/fleet"
+                    lags, heaps, tabs = _watched(browser, address, recorded, minutes * 60)
                 seen = browser.contexts[0].pages[0].evaluate(_SEEN)
             finally:
                 browser.close()
-        (first, began), (last, ended) = writer.written[0], writer.written[-1]
+            bed.check()
+            bed.end()
+    (first, began), (last, ended) = recorded.written[0], recorded.written[-1]
     what = f"{minutes:g} min, {(last - first) / (ended - began):,.0f} updates/s of {EDGES} edges"
     lags.sort()
     detail = f"median {statistics.median(lags):.2f} s, 99 % {lags[int(0.99 * (len(lags) - 1))]:.2f} s; {what}"
@@ -147,7 +120,7 @@ def page_ratios(minutes: float) -> Iterator[Ratio]:
 
 
 def _watched(
-    browser: Any, address: str, writer: Writer, seconds: float
+    browser: Any, address: str, recorded: Recorded, seconds: float
 ) -> tuple[list[float], list[float], list[tuple[float, float]]]:
     """Return how late the page was, its heap in MB, and its tab's own and resident memory in MB, over the time."""
     page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
@@ -171,7 +144,7 @@ def _watched(
             tabs.append(_tab(control))
             step += 1
         shown = int(figure.inner_text().replace(",", ""))
-        lags.append(writer.lag(shown, time.monotonic()))
+        lags.append(recorded.lag(shown, time.monotonic()))
         page.mouse.move(200 + (now * 160) % 900, 420 + (now * 40) % 200)
         page.keyboard.press("ArrowRight")
         time.sleep(0.05)

@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,15 +132,44 @@ def judge(samples: Samples, trips: np.ndarray[Any, np.dtype[np.float64]]) -> tup
     return found, rate
 
 
-def soak(edges: int, minutes: float, rate: float, processes: int, directory: Path) -> dict[str, Any]:
-    """Run it; return everything that was found."""
-    samples = Samples()
+@dataclass(frozen=True, slots=True)
+class Bed:
+    """A cloud and its lean edges, as they run."""
+
+    directory: Path
+    broker: int  # its process
+    cloud: subprocess.Popen[bytes]
+    fleets: list[subprocess.Popen[bytes]]
+
+    @property
+    def runs(self) -> Path:
+        return self.directory / "runs"
+
+    def check(self) -> None:
+        """Raise MapaError where a process has ended."""
+        _alive([self.cloud, *self.fleets], self.directory / "cloud.log")
+
+    def end(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Interrupt the run; return its summary, and what each process of edges counted."""
+        self.cloud.send_signal(signal.SIGINT)
+        out, _ = self.cloud.communicate(timeout=10 * _PATIENCE)
+        counted = [json.loads(child.communicate(timeout=_PATIENCE)[0]) for child in self.fleets]
+        if self.cloud.returncode != 130 or not all(one["ended"] for one in counted):
+            raise MapaError(f"the cloud ended with {self.cloud.returncode}, edges with {counted}")
+        return json.loads(out), counted
+
+
+@contextmanager
+def running(
+    edges: int, minutes: float, rate: float, processes: int, directory: Path, settings: Sequence[str]
+) -> Iterator[Bed]:
+    """Start `mapa cloud` and lean edges on a private Mosquitto, and wait for the first updates."""
     with private_mosquitto(directory / "broker") as broker, ExitStack() as stack:
         log = stack.enter_context((directory / "cloud.log").open("wb"))
         words = [sys.executable, "-P", "-m", "mapa.cli", "cloud", "quickstart", "--run", _RUN]
         words += ["--broker", str(broker.address), "--runs-dir", str(directory / "runs"), "--json"]
         words += ["--edges", str(edges), "--edges-at-least", str(edges), "--gather", "60"]
-        for setting in SETTINGS:
+        for setting in settings:
             words += ["--set", setting]
         cloud = stack.enter_context(
             _child(subprocess.Popen(ends_with_parent(words), stdout=subprocess.PIPE, stderr=log, env=_env()))
@@ -165,20 +194,22 @@ def soak(edges: int, minutes: float, rate: float, processes: int, directory: Pat
             child.stdin.flush()
             fleets.append(child)
         _until_begun(directory / "runs", cloud, directory / "cloud.log")
+        yield Bed(directory, broker.pid, cloud, fleets)
+
+
+def soak(edges: int, minutes: float, rate: float, processes: int, directory: Path) -> dict[str, Any]:
+    """Run it; return everything that was found."""
+    samples = Samples()
+    with running(edges, minutes, rate, processes, directory, SETTINGS) as bed:
         began = time.monotonic()
         load = [os.getloadavg()[0]]
         while time.monotonic() < began + 60 * minutes:
-            _alive([cloud, *fleets], directory / "cloud.log")
-            samples.take(cloud.pid, broker.pid, directory / "runs")
+            bed.check()
+            samples.take(bed.cloud.pid, bed.broker, bed.runs)
             load.append(os.getloadavg()[0])
             time.sleep(max(0.0, began + len(samples.times) - time.monotonic()))
-        cloud.send_signal(signal.SIGINT)
-        out, _ = cloud.communicate(timeout=10 * _PATIENCE)
-        counted = [json.loads(child.communicate(timeout=_PATIENCE)[0]) for child in fleets]
-    if cloud.returncode != 130 or not all(one["ended"] for one in counted):
-        raise MapaError(f"soak: the cloud ended with {cloud.returncode}, edges with {counted}")
-    summary = json.loads(out)
-    trips = np.concatenate([np.load(directory / f"trips-{number}.npy") for number in range(len(counts))])
+        summary, counted = bed.end()
+    trips = np.concatenate([np.load(directory / f"trips-{number}.npy") for number in range(len(counted))])
     verdicts, measured = judge(samples, trips)
     late = trips[trips[:, 0] >= samples.times[last_part(samples.times).start], 1]
     percentiles = {f"p{p:g}": float(np.percentile(late, p)) * 1e3 for p in (50, 90, 95, 99, 99.9)}
