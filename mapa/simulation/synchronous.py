@@ -55,7 +55,7 @@ def simulate_synchronously(
     records, now = Recorder(journal), 0.0
     _joined(records, workers)
     due = scenario.evaluation.every or scenario.iterations
-    r, reason = 0, "finished"
+    r, reason, limit = 0, "finished", scenario.time_limit or math.inf
     with interrupt_between_events() as interrupted, quiet_overflow():
         while r < rounds and is_finite(x) and not interrupted():
             r += 1
@@ -63,7 +63,11 @@ def simulate_synchronously(
             for worker in workers:
                 sent = SendModel(worker.edge_id, r, schedule.sensitivity, r - 1, x)
                 total += worker.receive(sent).gradient
-            now += max(sum(trip(k, r)) for k in range(count))
+            ends = now + max(sum(trip(k, r)) for k in range(count))
+            if ends > limit:  # its gradients were released all the same, and are counted
+                r, now, reason = r - 1, limit, "time-limit"
+                break
+            now = ends
             _applied(records, workers, r, schedule, now)
             x, following = _update(schedule, x, total, r, count)
             if r * count >= due or r == rounds:
@@ -74,7 +78,7 @@ def simulate_synchronously(
                 progress(records.tally)
         if not is_finite(x):
             reason = "diverged"
-        elif r < rounds:
+        elif r < rounds and reason == "finished":
             reason = "interrupted"
         if not records.is_evaluated(r * count):
             _evaluate(world, records, schedule.result(x), r * count, schedule.stage, now)

@@ -16,9 +16,10 @@ from common.messages import GradientArrived, GradientRefused, Halt, Hello, Leave
 from common.quantities import EdgeId, NoisyGradient
 from common.scenario.scenario import parse_scenario
 from mapa.simulation.simulator import Outcome, check_world, simulate
+from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import check_vectorised
 from mapa.simulation.world import World
-from tests.core_support import small_dataset, small_scenario
+from tests.core_support import small_dataset, small_scenario, small_world
 
 SPEEDS = [1.0, 2.0, 4.0, 8.0, 10.0]
 DELAYS = {"kind": "constant", "compute": 0.01, "network": 0.0, "speeds": SPEEDS}
@@ -105,6 +106,16 @@ def test_a_run_ends_at_its_time_limit() -> None:
     assert max(epsilons(world, outcome)) <= 3.0
     with pytest.raises(ConfigurationError, match=r"time_limit = 0\.05: means nothing with"):
         check_world(paced_world(time_limit=0.05, delays={"kind": "cyclic", "speeds": SPEEDS}))
+
+
+def test_synchronous_rounds_end_at_the_time_limit_too() -> None:
+    delays = {"kind": "constant", "compute": 1.0, "network": 0.0, "speeds": [1.0, 0.25]}  # a round: 4 s
+    world = small_world(delays=delays, iterations=100, time_limit=10.0)
+    rounds = simulate_synchronously(world)
+    edges = world.scenario.edges
+    assert (rounds.rounds, rounds.outcome.reason, rounds.outcome.virtual_seconds) == (2, "time-limit", 10.0)
+    assert rounds.outcome.tally.updates == 2 * edges
+    assert rounds.outcome.releases == [3] * edges  # the third round's were released, and came too late
 
 
 def test_a_plan_that_passes_the_budget_is_refused() -> None:
