@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -131,12 +132,17 @@ def windows_from_csv(path: Path) -> dict[int, list[Span]]:
     """Read columns edge,start,end in seconds; an edge's rows in any order."""
     found: dict[int, list[Span]] = {}
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("is no regular file")
+        if about.st_size > _MOST_BYTES:
             raise ValueError(f"has more than {_MOST_BYTES >> 20} MiB")
         with path.open(newline="", encoding="utf-8") as stream:
             for number, row in enumerate(csv.DictReader(stream, skipinitialspace=True), start=2):
                 if number - 1 > MOST_ROWS:
                     raise ValueError(f"has more than {MOST_ROWS} rows")
+                if None in row:
+                    raise ValueError(f"line {number}: has more values than columns")
                 edge, start, end = int(row["edge"]), float(row["start"]), float(row["end"])
                 if edge < 0 or not 0 <= start < end <= LONGEST_SPAN:
                     raise ValueError(

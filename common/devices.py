@@ -16,6 +16,7 @@ from common.errors import ConfigurationError
 LARGEST_SLOWDOWN = 1000.0
 LARGEST_JITTER = 2.0
 LONGEST_REFERENCE_MS = 60_000.0
+LONGEST_NAME = 64  # characters
 
 
 class JitterLaw(Enum):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.availability import MOST_ROWS, Span, windows_from_csv
+from common.devices import PRESETS
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law, laws_with
@@ -121,9 +122,15 @@ def _read_traces(values: dict[str, Any], folder: Path, changed: Mapping[str, Any
             last = max(end for spans in windows.values() for _, end in spans)
             given = {"period": last, **given, "windows": [list(span) for span in own]}
             always = own == [(0.0, given["period"])]
-            device = {**device, "availability": None if always else given}
+            device = _always_there(device) if always else {**device, "availability": given}
         expanded.append(device)
     values["devices"] = expanded
+
+
+def _always_there(device: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the device without its times; one that was given nothing else is an ordinary one."""
+    rest = {key: value for key, value in device.items() if key != "availability"}
+    return rest if set(rest) - {"name"} or rest.get("name") in PRESETS else {**rest, "slowdown": 1.0}
 
 
 def _availability(device: object) -> Mapping[str, Any]:

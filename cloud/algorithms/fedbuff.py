@@ -10,6 +10,8 @@ import numpy as np
 
 from cloud.algorithm import Update, descend, option
 from cloud.fixed_bound import FixedBound
+from common.errors import ConfigurationError
+from common.problem import Problem
 from common.quantities import Vector
 
 
@@ -25,6 +27,14 @@ class FedBuff(FixedBound):
 
     held: int = 0  # gradients in the buffer
     total: Vector | None = None  # their sum, in the order in which they came
+
+    def begin(self, problem: Problem, moment: float) -> Self:
+        if self.buffer > problem.iterations:
+            raise ConfigurationError(
+                f"algorithm.buffer = {self.buffer}: must be at most iterations = {problem.iterations},"
+                " or x would never move"
+            )
+        return FixedBound.begin(self, problem, moment)
 
     def apply(self, x: Vector, update: Update) -> tuple[Vector, Self]:
         scaled = update.gradient

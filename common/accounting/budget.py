@@ -161,9 +161,19 @@ def _calibrate_sampled(budget: Budget, unit: GaussianReleases) -> float:
         budget = replace(budget, epsilon=PLD_CEILING)  # beyond it truncated batches have no bound at all
     # RDP is quick, and PLD permits a little less noise: starting from RDP's z, PLD is never asked far
     # from the answer, where a small z would cost it minutes.
-    above = search(by_rdp, library.LowerEndpointAndGuess(0.01, 1.0), 1e-3)
+    try:
+        above = search(by_rdp, library.LowerEndpointAndGuess(0.01, 1.0), 1e-3)
+    except library.mechanism_calibration.NoBracketIntervalFoundError:
+        # less than RDP can show; many releases are nearly one Gaussian
+        above = unit.rate * math.sqrt(unit.count) * library.get_sigma_gaussian(budget.epsilon, budget.delta)
+    most = 100 * above
     while by_pld(above) > budget.epsilon:
         above *= 1.05
+        if above > most:
+            raise ConfigurationError(
+                f"total_epsilon = {budget.epsilon:g}: no noise is shown to keep {unit.count} releases within it at"
+                f" δ = {budget.delta:g}; use fewer releases, a larger ε or a larger δ"
+            )
     below = 0.94 * above
     while by_pld(below) <= budget.epsilon:
         above, below = below, 0.85 * below

@@ -10,6 +10,7 @@ from common.availability import LEAST_SPAN, LONGEST_SPAN, MOST_WINDOWS
 from common.devices import (
     LARGEST_JITTER,
     LARGEST_SLOWDOWN,
+    LONGEST_NAME,
     LONGEST_REFERENCE_MS,
     DeviceProfile,
     device_profile,
@@ -40,7 +41,9 @@ class AvailabilityTable(Table):
 class DeviceTable(Table):
     """One of devices: a preset's name, or numbers, or both."""
 
-    name: str | None = Field(None, min_length=1, max_length=64, description="see `mapa devices list`; or any")
+    name: str | None = Field(
+        None, min_length=1, max_length=LONGEST_NAME, description="see `mapa devices list`; or any"
+    )
     slowdown: float | None = Field(
         None,
         ge=1,

@@ -77,8 +77,9 @@ def shared_out(total: int, paces: Sequence[float]) -> list[int]:
     """Return whole numbers, each at least 1, that add up to `total` and are in the proportion of the paces."""
     if total < len(paces):
         raise ConfigurationError(f"iterations = {total}: must be at least {len(paces)}, one for each edge")
-    whole = sum(paces)
-    exact = [total * pace / whole for pace in paces]
+    most = max(paces)  # so that no sum overflows
+    whole = sum(pace / most for pace in paces)
+    exact = [total * (pace / most) / whole for pace in paces]
     shares = [max(1, math.floor(share)) for share in exact]
     missing = total - sum(shares)
     # the largest remainders get what is left; where the floor of 1 gave too much, the largest shares pay

@@ -79,8 +79,8 @@ class Scenario(Table):
             raise ValueError(f"data.largest_batch = {most}: must be at least batch_size = {self.batch_size}")
         if most is not None and self.private and self.privacy.clipping == "batch-mean":
             raise ValueError(
-                "privacy.clipping = 'batch-mean': with data.sampler = 'truncated-poisson' allowed are per-sample and"
-                " normalised"
+                "privacy.clipping = 'batch-mean': with data.sampler = 'truncated-poisson' allowed are per-sample,"
+                " normalised and quantile"
             )
         if self.local.steps > 1 and not self.private:
             raise ValueError(
@@ -89,6 +89,8 @@ class Scenario(Table):
             )
         if self.privacy.gradients_per_second is not None and self.time_limit is None:
             raise ValueError("time_limit: needed with privacy.gradients_per_second")
+        if self.algorithm.weights == "noise" and not self.private:
+            raise ValueError("algorithm.weights = 'noise': needs an algorithm whose edges clip and noise")
         if self.privacy.pace == "own" and not self.private:
             raise ValueError("privacy.pace = 'own': needs an algorithm whose edges clip and noise")
         return self

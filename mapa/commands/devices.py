@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import sys
 from statistics import median, quantiles
 from typing import Annotated
 
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.devices import LARGEST_JITTER, LARGEST_SLOWDOWN, PRESETS
+from common.devices import LARGEST_JITTER, LARGEST_SLOWDOWN, LONGEST_NAME, PRESETS
 from common.errors import ConfigurationError
 from common.models.registry import make_model
 from common.noise.gaussian import Gaussian
@@ -57,6 +58,8 @@ def measure(
     """Measure the time of a gradient on made-up rows; with --against, print the profile for a scenario."""
     if against is not None and not (0 < against < math.inf):
         raise ConfigurationError(f"--against {against}: must be milliseconds above 0")
+    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise ConfigurationError(f"--name {name!r}: must be 1 to {LONGEST_NAME} printable characters")
     times = gradient_times(reference_worker(), _GRADIENTS, _SECONDS)
     middle = median(times)
     found: dict[str, object] = {
@@ -68,7 +71,13 @@ def measure(
         "jitter": round(min(LARGEST_JITTER, _spread(times)), 3),
     }
     if against is not None:
-        found["slowdown"] = round(min(LARGEST_SLOWDOWN, max(1.0, middle * 1e3 / against)), 2)
+        ratio = middle * 1e3 / against
+        found["slowdown"] = round(min(LARGEST_SLOWDOWN, max(1.0, ratio)), 2)
+        if not 0.95 <= ratio <= LARGEST_SLOWDOWN:  # a little below 1 is the noise of two measurements
+            print(
+                f"measured {ratio:.4g} times the figure of --against; a device has 1 to {LARGEST_SLOWDOWN:g}",
+                file=sys.stderr,
+            )
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
@@ -78,8 +87,8 @@ def measure(
             "For a profile, measure the machine that edges will run on, and then this one with --against its figure."
         )
     else:
-        keys = f'name = "{name}", slowdown = {found["slowdown"]}, jitter = {found["jitter"]}'
-        print(f"devices = [{{{keys}}}]")
+        quoted = json.dumps(name, ensure_ascii=False)
+        print(f"devices = [{{name = {quoted}, slowdown = {found['slowdown']}, jitter = {found['jitter']}}}]")
 
 
 def _spread(times: list[float]) -> float:

@@ -125,6 +125,11 @@ def test_fedbuff_moves_by_the_mean_of_m_gradients() -> None:
     np.testing.assert_allclose(seen, [0, 0, -3, -3, -3, -7], rtol=1e-6)
 
 
+def test_a_buffer_that_T_never_fills_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"algorithm\.buffer = 10001: must be at most iterations"):
+        begun("fedbuff", buffer=10_001)
+
+
 def test_fedbuff_counts_staleness_in_moves_of_x() -> None:
     algorithm, x = begun("fedbuff", buffer=2, staleness_scaling=True), np.zeros(3, np.float32)
     #            t, v: moves before t are (t−1)//2, before v (v−1)//2

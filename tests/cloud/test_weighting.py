@@ -21,7 +21,7 @@ from common.noise.gaussian import Gaussian
 from common.quantities import EdgeId, NoisyGradient
 from mapa.simulation.plan import check_plannable
 from mapa.simulation.synchronous import check_synchronous
-from tests.core_support import small_world
+from tests.core_support import small_scenario, small_world
 
 EDGES = st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 10_000)), min_size=1, max_size=12)
 
@@ -152,3 +152,11 @@ def test_engines_that_take_all_edges_alike_refuse_weights() -> None:
     for check in (check_plannable, check_synchronous):
         with pytest.raises(ConfigurationError, match=r"algorithm\.weights = 'noise'|delays\.kind"):
             check(world)
+
+
+@pytest.mark.parametrize("name", ["asgd", "csgd"])
+def test_gradients_without_noise_have_no_weights_by_noise(name: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"algorithm\.weights = 'noise': needs an algorithm whose edges"
+    ):
+        small_scenario(algorithm={"name": name, "weights": "noise"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import dp_accounting
+import mpmath
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from common.accounting.budget import calibrate, max_charges
 from common.accounting.gaussian import GaussianReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import Total, total
+from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 
@@ -110,3 +112,42 @@ def test_a_budget_with_a_tiny_delta_is_kept(delta: float) -> None:
         permitted = max_charges(budget, kind(z, batch, shard))
         assert permitted >= 5000
         assert exact(math.sqrt(permitted) / z, delta * (1 + 1e-6)) <= budget.epsilon
+
+
+@pytest.mark.parametrize(
+    ("z", "releases", "delta"), [(1e7, 501, 1e-12), (6.57e6, 10**9, 1e-5), (6.57e6, 10**11, 1e-5)]
+)
+def test_divergences_below_the_rounding_still_cost_something(z: float, releases: int, delta: float) -> None:
+    """Many releases of next to nothing are nearly one Gaussian of μ = q√R/z."""
+    q = 64 / 2000
+    stated = gaussian.rdp([GaussianReleases(z, q, releases)], delta)
+    assert stated >= exact(q * math.sqrt(releases) / z, delta) > 0
+
+
+@pytest.mark.parametrize(
+    ("z", "q", "order"), [(1e7, 0.03, 2), (5e6, 0.9, 64), (300.0, 1e-4, 32), (2.0, 0.01, 16)]
+)
+def test_a_sampled_divergence_is_never_understated(z: float, q: float, order: int) -> None:
+    with mpmath.workdps(60):
+        rate, terms = mpmath.mpf(q), range(order + 1)
+        moment = mpmath.fsum(
+            mpmath.binomial(order, k)
+            * (1 - rate) ** (order - k)
+            * rate**k
+            * mpmath.exp(mpmath.mpf(k * (k - 1)) / (2 * mpmath.mpf(z) ** 2))
+            for k in terms
+        )
+        true = float(mpmath.log(moment) / (order - 1))
+    (stated,) = gaussian.rdp_curve(z, q, (float(order),))
+    assert true <= stated <= max(2 * true, 1e-12)
+
+
+def test_calibration_does_not_stop_where_divergences_vanish() -> None:
+    z = calibrate(
+        Budget(1e-3, 1e-5), releases=10**5, batch_size=64, shard_size=2000
+    )  # below what RDP can show
+    assert exact(64 / 2000 * math.sqrt(10**5) / z, 1e-5) <= 1e-3
+    with pytest.raises(
+        ConfigurationError, match=r"total_epsilon = 0\.0001: no noise is shown to keep 1000000000"
+    ):
+        calibrate(Budget(1e-4, 1e-5), releases=10**9, batch_size=64, shard_size=2000)

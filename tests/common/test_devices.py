@@ -172,6 +172,18 @@ def test_a_trace_beside_the_scenario_becomes_windows_of_every_edge(tmp_path: Pat
     assert [profile.availability for profile in more.profiles] == [first, other, other, other, first, other]
 
 
+@pytest.mark.parametrize("given", ["", 'name = "attic"\n', 'name = "pi4"\n', "jitter = 0.1\n"])
+def test_an_edge_that_a_trace_has_there_all_the_time_is_an_ordinary_one(tmp_path: Path, given: str) -> None:
+    (tmp_path / "trace.csv").write_text("edge,start,end\n0,0,100\n1,0,50\n")
+    (tmp_path / "lab.toml").write_text(
+        f'iterations = 10\nedges = 2\n[[devices]]\n{given}availability = {{file = "trace.csv", period = 100}}\n'
+    )
+    first, second = load_scenario(str(tmp_path / "lab.toml"))[1].profiles
+    assert first.availability is None
+    assert second.availability == Windows(((0.0, 50.0),), 100.0)
+    assert first.slowdown == second.slowdown == (8 if "pi4" in given else 1)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -182,6 +194,7 @@ def test_a_trace_beside_the_scenario_becomes_windows_of_every_edge(tmp_path: Pat
         ("edge,start,end\n0,nan,4\n", r"line 2: edge = 0, start = nan"),
         ("edge,start,end\n0,0,1e99\n", r"line 2: edge = 0, start = 0, end = 1e\+99"),
         ("edge,start,end\nfirst,0,4\n", "invalid literal"),
+        ("edge,start,end\n0,1,2,3,4\n", "line 2: has more values than columns"),
         ("edge,start,end\n" + "".join(f"{k},0,1\n" for k in range(200_001)), "more than 200000 rows"),
         ("edge,start,end\n" + " " * (17 << 20), "more than 16 MiB"),
     ],
@@ -194,6 +207,8 @@ def test_a_trace_that_cannot_be_meant_is_refused_with_its_line(tmp_path: Path, t
     assert "devices.availability.file" in str(error.value)
     with pytest.raises(ConfigurationError, match="No such file"):
         windows_from_csv(tmp_path / "absent.csv")
+    with pytest.raises(ConfigurationError, match="is no regular file"):
+        windows_from_csv(Path("/dev/zero"))
 
 
 def test_windows_of_a_file_that_touch_are_one(tmp_path: Path) -> None:

@@ -34,6 +34,11 @@ def test_shares_add_up_to_the_whole_and_follow_the_paces(paces: list[float], mor
     assert all(slow <= fast + 1 for slow, fast in itertools.pairwise(slow_first))
 
 
+def test_no_pace_is_too_large_to_be_compared() -> None:
+    assert shared_out(90, [1e308, 1e308, 1e308]) == [30, 30, 30]
+    assert shared_out(90, [1e308, 1e-308]) == [89, 1]
+
+
 def test_paces_are_cycled_over_edges() -> None:
     assert planned_releases(paced({"paces": [1.0, 2.0]}, iterations=60)) == [10, 20, 10, 20]
 

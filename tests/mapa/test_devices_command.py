@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 
@@ -33,6 +34,17 @@ def test_a_machine_is_measured_without_any_data_and_makes_a_profile() -> None:
     assert profile.name == "attic"
     assert found["gradient_ms"] > 0
     assert reference_worker().model.dimension == 7850
+
+
+def test_a_profile_can_be_copied_into_a_scenario_whatever_its_name_is() -> None:
+    done = run_mapa("devices", "measure", "--name", 'an "old" \\ box', "--against", "1e-320")
+    (table,) = tomllib.loads(done.stdout.splitlines()[-1])["devices"]
+    assert (table["name"], table["slowdown"]) == ('an "old" \\ box', 1000.0)
+    assert "a device has 1 to 1000" in done.stderr
+    for name in ("a\n[x]", "x" * 65, ""):
+        done = run_mapa("devices", "measure", "--name", name)
+        assert done.returncode == 2
+        assert "must be 1 to 64 printable characters" in done.stderr
 
 
 @pytest.mark.parametrize("against", ["0", "-1", "nan", "inf"])
