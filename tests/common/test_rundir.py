@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,11 +56,11 @@ def test_events_are_on_disk_once_the_directory_is_closed_even_by_an_error(tmp_pa
 
 def test_who_leaves_with_an_error_hears_of_it_and_not_of_the_lines_that_fail_after_it(tmp_path: Path) -> None:
     """A full disk fails the log first: its error names the command to go on with."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "events.jsonl").symlink_to("/dev/full")
+    RunDirectory(tmp_path / "run").close()
 
     def write(error: Exception | None) -> None:
-        with RunDirectory(tmp_path / "run", resumed=True) as directory:
+        with RunDirectory(tmp_path / "run", resumed=True) as directory, Path("/dev/full").open("wb") as full:
+            os.dup2(full.fileno(), directory._stream._file.fileno())
             directory.journal.write("halted", {"t": 1})
             if error is not None:
                 raise error
