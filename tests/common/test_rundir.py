@@ -13,12 +13,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from common.errors import RecordsError
+from common.errors import ConfigurationError, RecordsError
 from common.messages import GradientApplied
 from common.models.model import layout
 from common.quantities import EdgeId
 from common.records.rundir import RunDirectory, new_run_id, versions
 from common.scenario.scenario import parse_scenario
+from tests.core_support import small_scenario
 
 FACT = GradientApplied(0, EdgeId("edge-0"), 1, 1, 1, 0, 1, 0.5)
 
@@ -130,3 +131,14 @@ def test_the_same_model_is_the_same_file_byte_by_byte(tmp_path: Path) -> None:
             directory.model(np.ones(3, np.float32), layout(w=(3,)), {key: key for key in "abcdefgh"})
         files.add((tmp_path / str(n) / "model.safetensors").read_bytes())
     assert len(files) == 1
+
+
+def test_a_run_that_was_moved_keeps_its_id(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.manifest(small_scenario(), engine="network", name="one", data={})
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    with RunDirectory(tmp_path / "elsewhere", resumed=True) as directory:
+        assert directory.run == "run"
+    (tmp_path / "elsewhere" / "manifest.json").write_text('{"run": 3}')
+    with pytest.raises(ConfigurationError, match="run = 3: must be the name of a run"):
+        RunDirectory(tmp_path / "elsewhere", resumed=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from safetensors.numpy import load, save
 
 from common.records.checkpoint import pack, unpack
 from common.records.rundir import ordered
+from edge.ledger_file import FILE_NAME
 from mapa.verification.bundle import make_bundle, read_bundle
 from mapa.verification.check import Status
 from mapa.verification.verify import Verification
@@ -345,6 +349,11 @@ def forget_the_seed(parts: dict[str, bytes]) -> None:
         (in_a_ledger(charges=10**30), "ledgers/000001.json"),
         (in_a_ledger(shard=7), "ledgers/000001.json"),
         (in_a_ledger(run="other"), "ledgers/000001.json"),
+        (in_a_ledger(dataset="x"), "ledgers/000001.json"),
+        (in_a_ledger(partition="iid K=9 seed=0"), "ledgers/000001.json"),
+        (in_a_ledger(reproducible=False), "ledgers/000001.json"),
+        (in_manifest(lambda m: m.update(data=dict.fromkeys(m["data"], "1" * 64))), "ledgers/000001.json"),
+        (in_manifest(lambda m: m.update(run=None)), "run/manifest.json"),
         (double_a_ledger, "ledgers/000001.json"),
         (shrink_a_ledger, "ledgers/000001.json"),
         (rename_a_ledger, "ledgers/000001.json"),
@@ -483,6 +492,83 @@ def test_ledgers_that_stayed_on_their_edges_are_not_checked(mapa: Mapa, bundle: 
         ("passed", "released ≥"),
         ("not checked", "of 2 edges"),
     ]
+
+
+@pytest.fixture
+def moved(private_run: Path, tmp_path: Path) -> Path:
+    """The private run under another name, which anybody may change."""
+    return Path(shutil.copytree(private_run, tmp_path / "elsewhere"))
+
+
+def in_account(run: Path, number: int, change: str) -> None:
+    connection = sqlite3.connect(run / "state" / str(number) / FILE_NAME)
+    connection.execute(f"UPDATE account SET {change}")
+    connection.commit()
+    connection.close()
+
+
+def test_a_run_that_was_moved_is_still_itself(mapa: Mapa, moved: Path, tmp_path: Path) -> None:
+    code, document = verified(mapa, moved)
+    assert code == 0, failures(document)
+    assert "ledgers" in of_status(document, "passed")
+    (moved / "state").rename(tmp_path / "state")
+    code, document = verified(mapa, moved, "--ledger", tmp_path / "state")
+    assert code == 0, failures(document)
+    assert "ledgers" in of_status(document, "passed")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "last_sequence = 2, charges = 2",
+        "run = 'other'",
+        "reproducible = 1",
+        "dataset = 'x'",
+        "partition = 'iid K=9 seed=0'",
+    ],
+)
+def test_a_ledger_that_contradicts_the_run_is_named(mapa: Mapa, moved: Path, change: str) -> None:
+    in_account(moved, 0, change)
+    code, document = verified(mapa, moved)
+    assert code == 1
+    assert failures(document)[str(moved / "state" / "0" / FILE_NAME)].startswith("ledgers: ")
+
+
+def test_ledgers_of_another_run_are_not_taken_for_none(mapa: Mapa, moved: Path) -> None:
+    for number in range(3):
+        in_account(moved, number, "run = 'other'")
+    code, document = verified(mapa, moved)
+    assert code == 1
+    assert len([part for part in failures(document) if part.endswith(FILE_NAME)]) == 3
+
+
+def test_a_ledger_that_cannot_be_read_is_a_row_and_the_rest_is_checked(mapa: Mapa, moved: Path) -> None:
+    ledgers = [moved / "state" / str(number) / FILE_NAME for number in range(3)]
+    ledgers[0].write_bytes(b"")
+    ledgers[1].unlink()
+    os.mkfifo(ledgers[1])
+    in_account(moved, 2, f"parameters = '{'[' * 5000}'")
+    code, document = verified(mapa, moved)
+    assert code == 1
+    assert failures(document).keys() == set(map(str, ledgers))
+    assert "model" in of_status(document, "passed")
+
+
+def test_a_bundle_of_the_first_format_is_read_and_says_what_its_ledgers_do_not(
+    mapa: Mapa, bundle: Path
+) -> None:
+    def first(parts: dict[str, bytes]) -> None:
+        for name in [name for name in parts if name.startswith("ledgers/")]:
+            edit_json(
+                parts,
+                name,
+                lambda value: [value.pop(key) for key in ("dataset", "partition", "reproducible")] and None,
+            )
+
+    code, document = verified(mapa, rewritten(bundle, first, format="mapa-bundle-1"))
+    assert code == 0, failures(document)
+    assert "ledgers" in of_status(document, "not checked")
+    assert verified(mapa, rewritten(bundle, first))[0] == 1
 
 
 VALUES = st.one_of(
