@@ -69,7 +69,7 @@ def unpack(content: bytes, packed: bytes) -> dict[str, Any]:
     try:
         arrays = load(packed)
     except SafetensorError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(f"arrays: {error}") from error
     state: dict[str, Any] = _with_arrays(whole["state"], arrays)
     return state
 

@@ -20,9 +20,12 @@ from safetensors.numpy import load, save
 from common.records.checkpoint import pack, unpack
 from common.records.rundir import ordered
 from edge.ledger_file import FILE_NAME
+from mapa.recording import record_simulation
+from mapa.simulation.world import World
 from mapa.verification.bundle import make_bundle, read_bundle
 from mapa.verification.check import Status
 from mapa.verification.verify import Verification
+from tests.core_support import small_dataset, small_scenario
 from tests.program_support import Mapa
 from tests.verification_support import (
     OWN_MODEL,
@@ -332,6 +335,32 @@ def forget_the_seed(parts: dict[str, bytes]) -> None:
         (in_summary(lambda s: s.pop("final_accuracy")), SUMMARY),
         (in_summary(lambda s: s["metrics"][1].update(better="higher")), SUMMARY),
         (in_summary(lambda s: s.update(metrics=[])), SUMMARY),
+        (in_summary(lambda s: s.update(diagnostics=True)), SUMMARY),
+        (in_summary(lambda s: s.update(blessed=True)), SUMMARY),
+        (in_summary(lambda s: s.update(virtual_seconds=1.0)), SUMMARY),
+        (in_summary(lambda s: s.update(seconds=s["seconds"] / 2)), SUMMARY),
+        (
+            in_summary(
+                lambda s: s.update(
+                    seconds=s["seconds"] / 2, iterations_per_second=s["iterations_per_second"] * 2
+                )
+            ),
+            SUMMARY,
+        ),
+        (in_summary(lambda s: s.update(iterations_per_second=1e6)), SUMMARY),
+        (in_summary(lambda s: s["dropped"].update(blessed=1)), SUMMARY),
+        (in_summary(lambda s: s["dropped"].update(hello=-1)), SUMMARY),
+        (in_summary(lambda s: s["network"][0].update(blessed=1)), SUMMARY),
+        (in_summary(lambda s: s["network"][0].update(applied=1)), SUMMARY),
+        (in_summary(lambda s: s["network"][0].update(staleness_mean=0.0)), SUMMARY),
+        (in_summary(lambda s: s["network"][0].update(edge_id="e" * 32)), SUMMARY),
+        (in_summary(lambda s: s["network"][0].update(edge=7)), SUMMARY),
+        (in_summary(lambda s: s["network"].pop()), SUMMARY),
+        (in_manifest(lambda m: m.update(blessed=True)), "run/manifest.json"),
+        (lambda parts: parts.pop(STATE), "checkpoints/000001/state.json"),
+        (lambda parts: parts.pop(ARRAYS), "checkpoints/000001/arrays.safetensors"),
+        (lambda parts: parts.update({STATE: b'{"a":' * 50_000}), STATE),
+        (lambda parts: parts.update({ARRAYS: b"\0" * 40}), ARRAYS),
         (one_more_line(b'{"event": "blessed"}'), EVENTS),
         (change_log(turn_time_back), SEGMENT),
         (change_log(end_in_eternity), SEGMENT),
@@ -446,6 +475,23 @@ def test_a_model_of_one_s_own_is_replayed_without_its_code(mapa: Mapa, tmp_path:
     code, document = verified(mapa, path, "--allow", OWN_MODEL)
     assert code == 0
     assert ("model", "not checked") not in {(one["name"], one["status"]) for one in document["checks"]}
+
+
+@pytest.mark.parametrize("engine", ["events", "vectorised", "block", "synchronous"])
+def test_a_simulated_run_has_the_fields_of_its_engine_and_no_other(
+    mapa: Mapa, tmp_path: Path, engine: str
+) -> None:
+    delays = {"kind": "exponential"} if engine == "synchronous" else {"kind": "cyclic"}
+    world = World.on(small_scenario(delays=delays, **PRIVATE), small_dataset())
+    path = Path(record_simulation(world, name="one", runs=tmp_path, engine=engine)["path"])
+    code, document = verified(mapa, path)
+    assert code == 0, failures(document)
+    assert "fields" in of_status(document, "passed")
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps({**summary, "network": []}))
+    code, document = verified(mapa, path)
+    assert code == 1
+    assert "unknown keys ['network']" in failures(document)["summary.json"]
 
 
 @pytest.mark.parametrize("left", [False, True])
