@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from mapa.recording import ENGINES
 from mapa.verification.check import Check, failed, passed
@@ -104,10 +104,14 @@ def _figures(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterato
         yield f"diagnostics = {summary.get('diagnostics')!r:.40}, or its warning; the scenario has {asked!r:.40}"
     seconds, speed = summary.get("seconds"), summary.get("iterations_per_second")
     updates = summary.get("updates")
-    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf or type(updates) is not int:
+    if not _is_number(seconds) or not 0 <= seconds < math.inf or type(updates) is not int:
         yield f"seconds = {seconds!r:.40}, updates = {updates!r:.40}: not a time and a count"
     elif seconds == 0:
         if speed is not None:
             yield f"iterations_per_second = {speed!r:.40} in 0 seconds"
-    elif type(speed) not in (int, float) or not math.isclose(speed, updates / seconds, rel_tol=_CLOSE):
+    elif not _is_number(speed) or not math.isclose(speed, updates / seconds, rel_tol=_CLOSE):
         yield f"iterations_per_second = {speed!r:.40}; {updates} updates in {seconds:g} s are {updates / seconds:g}"
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
