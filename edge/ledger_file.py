@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -19,6 +20,7 @@ from edge.account import Account, ShardIdentity
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"
 _VERSION = 4
+_STEP, _MOST_STEPS = 10_000, 2_000  # instructions of SQLite, in which a ledger of 100,000 runs is opened
 
 _SCHEMA = f"""
 PRAGMA page_size = 8192;
@@ -109,6 +111,7 @@ def connect(path: Path) -> sqlite3.Connection:
             "PRAGMA wal_autocheckpoint = 256"
         )  # 2 MB: one machine may hold hundreds of ledgers
         connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone does not reach the disk there
+        _bound(connection)
         [(application,)] = connection.execute("PRAGMA application_id")
         [(version,)] = connection.execute("PRAGMA user_version")
         if application != _APPLICATION:
@@ -117,6 +120,7 @@ def connect(path: Path) -> sqlite3.Connection:
             raise ConfigurationError(
                 f"ledger {path}: version {version}, and this program reads versions 1 to {_VERSION}; update it"
             )
+        _check_tables(connection)
         connection.execute("BEGIN IMMEDIATE")
         _migrate(connection, version)
         connection.execute(_CAPS)
@@ -135,6 +139,25 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _bound(connection: sqlite3.Connection) -> None:
+    """End whatever takes longer than a ledger can: a file of somebody else's making may ask for work without end."""
+    steps = itertools.count()
+    connection.set_progress_handler(lambda: int(next(steps) >= _MOST_STEPS), _STEP)
+
+
+def unbound(connection: sqlite3.Connection) -> None:
+    """Let a ledger that was opened work for as long as its edge lives."""
+    connection.set_progress_handler(None, 0)
+
+
+def _check_tables(connection: sqlite3.Connection) -> None:
+    """Refuse what no ledger has: views, triggers and virtual tables compute, and need not end."""
+    connection.execute("PRAGMA trusted_schema = OFF")
+    for kind, name, made in connection.execute("SELECT type, name, sql FROM sqlite_master"):
+        if kind not in ("table", "index") or (made or "").lower().startswith("create virtual"):
+            raise sqlite3.DatabaseError(f"{kind} {name!r:.40}: a ledger has tables and indices alone")
 
 
 def _migrate(connection: sqlite3.Connection, version: int) -> None:

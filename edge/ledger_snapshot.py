@@ -8,10 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.errors import ConfigurationError
+from common.records.regular import regular_bytes
 from edge.ledger_file import FILE_NAME
 from edge.sqlite_ledger import SqliteLedger
 
 _TRIES = 20
+_MOST = 1 << 31  # bytes of a ledger, or of its WAL
 _HEADER = 32  # bytes of a WAL that change whenever it begins anew
 
 
@@ -38,19 +40,19 @@ def _copy(path: Path, to: Path) -> None:
     try:
         for _ in range(_TRIES):
             before = _read(wal)[:_HEADER]
-            content, log = path.read_bytes(), _read(wal)
+            content, log = regular_bytes(path, _MOST), _read(wal)
             if log[:_HEADER] == before == _read(wal)[:_HEADER]:
                 to.write_bytes(content)
                 if log:
                     Path(f"{to}-wal").write_bytes(log)
                 return
     except OSError as error:
-        raise ConfigurationError(f"ledger {path}: cannot be read: {error}") from error
+        raise ConfigurationError(f"ledger {path}: cannot be read: {error.strerror or error}") from error
     raise ConfigurationError(f"ledger {path}: changes faster than it can be copied; try again")
 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return regular_bytes(path, _MOST)
     except FileNotFoundError:
         return b""

@@ -196,11 +196,17 @@ def scenario_budget(scenario: Scenario) -> Budget | None:
 
 def identity(scenario: Scenario, dataset: Dataset, shards: int, index: int) -> ShardIdentity:
     """Name the records of shard k, so that every run on them shares one account."""
+    cut = cut_of(scenario, shards, _fingerprint(dataset.train.groups))
+    return ShardIdentity(dataset.checksum, cut, index, disjoint=scenario.data.partition != "shared")
+
+
+def cut_of(scenario: Scenario, shards: int, groups: str) -> str:
+    """Name the cut of a data set into shards; `groups` tells one grouping of its records from another."""
     data = scenario.data
     details = {
         "dirichlet": f" α={data.alpha!r}",
         "label": f" labels={data.labels_per_edge}",
-        "group": f" groups={_fingerprint(dataset.train.groups)}",
+        "group": f" groups={groups}",
         "sizes-dirichlet": f" α={data.alpha!r}",
         "sizes-power": f" power={data.power!r}",
     }
@@ -211,7 +217,7 @@ def identity(scenario: Scenario, dataset: Dataset, shards: int, index: int) -> S
         data.declared is not None
     ):  # labels, groups and the order of rows are as declared; the checksum is the file's
         cut += f" schema={data.declared.declared.digest[:16]}"
-    return ShardIdentity(dataset.checksum, cut, index, disjoint=data.partition != "shared")
+    return cut
 
 
 def _fingerprint(groups: Indices | None) -> str:

@@ -13,7 +13,7 @@ from common.quantities import EdgeId
 from common.records import slow_disk
 from edge.account import Entry
 from edge.ledger import Accountant, MemoryLedger, new_edge_id
-from edge.ledger_file import FILE_NAME, TERMS, account_of, connect, create, damaged, row_of
+from edge.ledger_file import FILE_NAME, TERMS, account_of, connect, create, damaged, row_of, unbound
 from edge.siblings import Siblings
 
 _KEEP_CAP = "INSERT INTO release_cap VALUES (?, ?, ?) ON CONFLICT (edge_id, run) DO NOTHING"
@@ -47,7 +47,14 @@ class SqliteLedger(MemoryLedger):
             [(known,)] = self._connection.execute("SELECT id FROM edge").fetchall()
             self._edge_id = EdgeId(known)
             self._load(self._connection)
-        except (sqlite3.Error, ValueError, KeyError, TypeError, ConfigurationError) as error:
+            unbound(self._connection)
+        except RecursionError as error:
+            self.close()
+            raise damaged(self.path, ValueError("nested too deeply")) from error
+        except (
+            *(sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, OverflowError),
+            ConfigurationError,
+        ) as error:
             self.close()
             raise damaged(self.path, error) from error
         if edge_id is not None and known != edge_id:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from common.records.keeping import keeps_gradients
+from common.records.regular import regular_object
 
 _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what new_run_id puts after the name
 
@@ -72,7 +72,6 @@ def _begun(path: Path) -> tuple[str, Path, str]:
 def _json(path: Path) -> dict[str, Any] | None:
     """Return an object; None where there is none, or it cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return regular_object(path)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None

@@ -105,7 +105,7 @@ def record_simulation(
             outcome.tally,
             name=name,
             engine=engine,
-            path=directory.path,
+            directory=directory,
             reason=outcome.reason,
             seconds=seconds,
         )
@@ -146,7 +146,7 @@ def record_cloud(
         service.tally,
         name=name,
         engine=engine,
-        path=directory.path,
+        directory=directory,
         reason=reason,
         seconds=seconds,
     )
@@ -320,14 +320,14 @@ def summarise(
     *,
     name: str,
     engine: str,
-    path: Path,
+    directory: RunDirectory,
     reason: str,
     seconds: float,
 ) -> dict[str, Any]:
     """Return the part of summary.json that every engine has."""
     summary: dict[str, Any] = {
-        "run": path.name,
-        "path": str(path),
+        "run": directory.run,
+        "path": str(directory.path),
         "name": name,
         "engine": engine,
         "algorithm": scenario.algorithm.name,

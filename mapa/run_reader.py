@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,7 +10,10 @@ from typing import Any
 
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, RESERVED, Metric
+from common.records.regular import plain_json, regular_bytes, regular_object
 from mapa.runs_folder import chosen
+
+_MOST_EVENTS = 1 << 33  # bytes of events.jsonl
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,27 +129,28 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return regular_object(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"{path}: not a JSON object")
-    return values
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Return the records; a last line that was cut off is left out."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = regular_bytes(path, _MOST_EVENTS).decode("utf-8")
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
     lines = text.splitlines()
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
+            records.append(plain_json(line))
         except ValueError as error:
             if number == len(lines):
                 break

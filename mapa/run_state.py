@@ -6,12 +6,13 @@ Loads little; follows no link, and waits for nothing.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
+
+from common.records.regular import regular_object
 
 RUNNING, ENDING, KILLED, UNREADABLE = (
     "running",
@@ -20,7 +21,6 @@ RUNNING, ENDING, KILLED, UNREADABLE = (
     "unreadable",
 )  # else: the reason of its end
 QUIET = 15.0  # seconds without a change after which a run that nobody has locked is not called running
-_MOST_BYTES = 1 << 27  # of a manifest or a summary; a larger one is nobody's record
 _MARKS = ("manifest.json", "events.jsonl")  # a folder with one of them is a run
 
 
@@ -79,14 +79,10 @@ def last_update(path: Path) -> int | None:
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """Return a JSON object; None where there is none that can be read."""
-    found = regular(path)
-    if found is None or found.st_size > _MOST_BYTES:
-        return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return regular_object(path)
+    except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) else None
 
 
 def regular(path: Path) -> os.stat_result | None:

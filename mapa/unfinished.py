@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from typing import Any
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law
+from common.records.regular import open_regular, plain_json
 from common.scenario.parts import least_records
 from common.scenario.scenario import parse_scenario
 from mapa.run_reader import read_events, read_manifest
@@ -91,14 +92,14 @@ def _law(joined: dict[str, Any]) -> Any:
 def _last_update(path: Path) -> int:
     """Return t of the last whole line that applies a gradient, from the end of the file; 0: none there."""
     try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, path.stat().st_size - _TAIL))
+        with open(path, "rb", opener=open_regular) as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL))
             lines = stream.read().splitlines()
     except OSError:
         return 0
     for line in reversed(lines):
         try:
-            record = json.loads(line)
+            record = plain_json(line)
         except ValueError:  # torn, or begun before the tail
             continue
         if isinstance(record, dict) and record.get("event") == "gradient_applied":

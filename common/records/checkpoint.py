@@ -22,12 +22,14 @@ from safetensors.numpy import load, save
 
 from common.errors import ConfigurationError, RecordsError
 from common.records import slow_disk
+from common.records.regular import MOST_JSON, regular_bytes
 from common.records.rundir import ordered
 from common.records.syncing import sync_path
 
 FORMAT = 1
 FOLDER = "checkpoints"  # of a run's directory
 _STATE, _ARRAYS = "state.json", "arrays.safetensors"
+_MOST_ARRAYS = 1 << 34  # bytes; x and its copies have 4 bytes a parameter
 _KEPT = 2  # generations, beside the first one where the log is kept
 
 
@@ -67,7 +69,7 @@ def unpack(content: bytes, packed: bytes) -> dict[str, Any]:
     try:
         arrays = load(packed)
     except SafetensorError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(f"arrays: {error}") from error
     state: dict[str, Any] = _with_arrays(whole["state"], arrays)
     return state
 
@@ -118,10 +120,14 @@ class Checkpoints:
         """Return a generation's state; ValueError where it is damaged."""
         folder = self.folder / f"{number:06d}"
         try:
-            return unpack((folder / _STATE).read_bytes(), (folder / _ARRAYS).read_bytes())
+            return unpack(
+                regular_bytes(folder / _STATE, MOST_JSON), regular_bytes(folder / _ARRAYS, _MOST_ARRAYS)
+            )
         except OSError as error:
             raise ValueError(f"{error.strerror or error}") from error
-        except (ValueError, KeyError, UnicodeDecodeError) as error:
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(str(error)) from error
 
     def newest(self, damaged: Callable[[str], None]) -> tuple[int, dict[str, Any]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from common.errors import RecordsError
+from common.records.regular import open_regular, plain_json
 
 _BUFFER = 1 << 20  # characters
 _LONGEST_WAIT = 1.0  # seconds: whoever watches a run sees it while it goes on
@@ -25,10 +26,10 @@ class EventFile:
         self.path = path
         self._clock = clock
         self._written = clock()  # when lines were last written
-        self._file = path.open("ab" if resumed else "xb", buffering=0)
+        self._file = io.FileIO(path, "ab" if resumed else "xb", opener=open_regular)
         self._waiting: list[str] = []
         self._characters = 0
-        self._size = path.stat().st_size  # bytes of whole lines in the file
+        self._size = os.fstat(self._file.fileno()).st_size  # bytes of whole lines in the file
 
     @property
     def size(self) -> int:
@@ -39,7 +40,7 @@ class EventFile:
         """Return the whole lines behind so many bytes; from the first on that is no event the file is cut off."""
         if self._size < size:
             raise RecordsError(f"{self.path}: {self._size} bytes, but {size} were written: it was changed")
-        with self.path.open("rb") as stream:
+        with open(self.path, "rb", opener=open_regular) as stream:
             stream.seek(size)
             content = stream.read()
         lines = list(itertools.takewhile(_is_event, content.splitlines(keepends=True)))
@@ -104,7 +105,7 @@ class EventFile:
 def _is_event(line: bytes) -> bool:
     """Tell whether a line is whole and one that a journal wrote."""
     try:
-        record = json.loads(line)
+        record = plain_json(line)
     except ValueError:
         return False
     return line.endswith(b"\n") and isinstance(record, dict) and "event" in record

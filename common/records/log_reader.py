@@ -18,6 +18,7 @@ from common.records.log_format import (
     parse_record,
     segment_name,
 )
+from common.records.regular import open_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +67,21 @@ class LogReader:
             yield from self._segment(path, number, last=path == paths[-1])
 
     def _segment(self, path: Path, number: int, *, last: bool) -> Iterator[Entry]:
-        size = path.stat().st_size
-        if size < HEAD_BYTES:
-            if not last:
+        try:
+            descriptor = open_regular(path)
+        except OSError as error:
+            raise LogDamagedError(f"{path}: cannot be read: {error.strerror or error}") from error
+        with os.fdopen(descriptor, "rb"):
+            size = os.fstat(descriptor).st_size
+            if size >= HEAD_BYTES:
+                yield from self._content(path, descriptor, number, last=last)
+            elif last:
+                self.torn = TornTail(path, 0, size)
+            else:
                 raise LogDamagedError(f"{path}: only {size} bytes")
-            self.torn = TornTail(path, 0, size)
-            return
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+
+    def _content(self, path: Path, descriptor: int, number: int, *, last: bool) -> Iterator[Entry]:
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped:
             try:
                 head = parse_head(mapped[:HEAD_BYTES])
             except LogDamagedError as error:

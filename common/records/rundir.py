@@ -24,9 +24,11 @@ from common.models.model import Block
 from common.quantities import Vector
 from common.records.eventfile import EventFile
 from common.records.journal import Journal
+from common.records.regular import regular_object
 from common.scenario.scenario import Scenario
 
 FORMAT = 1  # of manifest.json
+_LONGEST = 255  # characters of a run's id: a file name
 _PACKAGES = (
     *("mapa-testbed", "numpy", "scipy", "dp-accounting", "pydantic", "paho-mqtt", "msgpack"),
     *("safetensors", "mlxtend", "torch"),
@@ -37,6 +39,17 @@ def new_run_id(name: str, now: datetime | None = None) -> str:
     """Return a name that sorts by time and never collides."""
     moment = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
     return f"{name}-{moment}-{secrets.token_hex(4)}"
+
+
+def run_of(manifest: Mapping[str, Any]) -> str:
+    """Return the id of a run by its manifest, whatever its directory is called now."""
+    run = manifest.get("run")
+    named = isinstance(run, str) and 0 < len(run) <= _LONGEST and run.isprintable() and "/" not in run
+    if not isinstance(run, str) or not named:
+        raise ConfigurationError(
+            f"manifest.json: run = {run!r:.80}: must be the name of a run, 1 to {_LONGEST} printable characters"
+        )
+    return run
 
 
 def versions() -> dict[str, str]:
@@ -74,6 +87,7 @@ class RunDirectory:
         if not resumed:
             path.mkdir(parents=True, exist_ok=False)
         self.path = path
+        self.run = _known_run(path) if resumed else path.name  # its id
         self._lock = _locked(path)
         self._stream = EventFile(path / "events.jsonl", resumed=resumed)
         self.journal = Journal(self._stream)
@@ -120,7 +134,7 @@ class RunDirectory:
             "manifest.json",
             {
                 "format": FORMAT,
-                "run": self.path.name,
+                "run": self.run,
                 "name": name,
                 "engine": engine,
                 "scenario": scenario.canonical(),
@@ -156,6 +170,16 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise RecordsError(f"{self.path / name}: not written: {error.strerror or error}") from error
+
+
+def _known_run(path: Path) -> str:
+    """Return the id that a run began with: its directory may have been moved since."""
+    try:
+        return run_of(regular_object(path / "manifest.json"))
+    except FileNotFoundError:
+        return path.name
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path / 'manifest.json'}: cannot be read: {error}") from error
 
 
 def _locked(path: Path) -> int:

@@ -14,7 +14,7 @@ from common.wire.v1 import HEADER
 from mapa.chaos.judge import Applied, Ended, Evidence
 from mapa.chaos.watch import Watch
 from mapa.verification.check import Check
-from mapa.verification.ledgers import ledger_statements
+from mapa.verification.ledgers import LedgerStatement, find_ledgers
 from mapa.verification.rerun import USED_UP
 from mapa.verification.verify import Verification
 
@@ -41,7 +41,7 @@ def gather(
         reason=summary.get("reason", "no summary"),
         applied=_applied(run),
         received=_received(run),
-        released={one.edge_id: one.releases for state in here for one in ledger_statements(run, [state])},
+        released={one.edge_id: one.releases for state in here for one in _statements(run, state)},
         used_up=sum(refused.get(reason, 0) for reason in USED_UP),
         verified=[(one.name, one.status.value, one.detail) for one in _checks(run, here, allowed)],
         reworded=tuple(watch.reworded),
@@ -54,9 +54,13 @@ def gather(
 def _has_account(run: Path, state: Path) -> bool:
     """Tell whether an edge ever had an account of the run: one that came too late has none."""
     try:
-        return bool(ledger_statements(run, [state]))
+        return bool(_statements(run, state))
     except ConfigurationError:
         return False
+
+
+def _statements(run: Path, state: Path) -> list[LedgerStatement]:
+    return find_ledgers(run, run.resolve().name, [state]).statements
 
 
 def _applied(run: Path) -> list[Applied]:

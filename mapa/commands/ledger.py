@@ -18,6 +18,7 @@ from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import noise_law
+from common.records.regular import regular_object
 from common.scenario.scenario import Scenario, parse_scenario
 from edge.account import Standing
 from edge.ledger_file import FILE_NAME
@@ -265,9 +266,6 @@ def _law(row: dict[str, Any]) -> NoiseLaw | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return regular_object(path)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"{path}: not a JSON object")
-    return value

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from common.records.regular import open_regular, plain_json
 
 CHUNK = 1 << 21  # bytes of one look: about 10,000 events
 LONGEST = 1 << 20  # bytes of one line; a longer one is none of ours
@@ -27,7 +28,7 @@ class Tail:
     def look(self) -> tuple[bool, list[dict[str, Any]]]:
         """Return the records since the last look; True before them: the file is another, or was cut."""
         try:
-            with open(self.path, "rb", opener=_no_links) as stream:
+            with open(self.path, "rb", opener=open_regular) as stream:
                 seen = os.fstat(stream.fileno())
                 identity, began = (seen.st_dev, seen.st_ino), self._identity
                 anew = began is not None and (identity != began or seen.st_size < self.offset)
@@ -58,18 +59,14 @@ class Tail:
         records = []
         for line in lines:
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
+                record = plain_json(line)
+            except ValueError:
                 record = None
             if isinstance(record, dict):
                 records.append(record)
             else:
                 self.unreadable += 1
         return records
-
-
-def _no_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 @dataclass(slots=True)
@@ -83,7 +80,7 @@ class JsonFile:
 
     def look(self) -> dict[str, Any]:
         try:
-            with open(self.path, "rb", opener=_no_links) as stream:
+            with open(self.path, "rb", opener=open_regular) as stream:
                 stat = os.fstat(stream.fileno())
                 seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
                 if seen == self._seen or stat.st_size > LARGEST:
@@ -93,8 +90,8 @@ class JsonFile:
             return self.value
         self._seen = seen
         try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
+            value = plain_json(content)
+        except ValueError:
             value = {}
         self.value = value if isinstance(value, dict) else {}
         self.version += 1

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from common.errors import ConfigurationError, RecordsError
-from common.records.rundir import versions
+from common.records.rundir import run_of, versions
 from mapa.verification.canonical_zip import read_zip, write_zip
 from mapa.verification.check import Check, failed, passed
-from mapa.verification.ledgers import PART, LedgerStatement, ledger_statements
+from mapa.verification.ledgers import PART, FoundLedgers, LedgerStatement, find_ledgers
 from mapa.verification.of_privacy import why_not_private
 from mapa.verification.run_files import (
     FILES,
@@ -27,7 +29,8 @@ from mapa.verification.run_files import (
 )
 from mapa.verification.strict_json import canonical_json, strict_object
 
-FORMAT = "mapa-bundle-1"
+FORMAT = "mapa-bundle-2"
+_FIRST_FORMAT = "mapa-bundle-1"  # read as well: its ledger statements say less
 _RUN = "run/"
 _LEDGER = re.compile(PART + r"/\d{6}\.json")
 NAMES = re.compile(f"{re.escape(MANIFEST)}|{_RUN}(?:{FILES.pattern})|{_LEDGER.pattern}")
@@ -50,6 +53,8 @@ def make_bundle(run: Path, out: Path, ledgers: Iterable[Path], *, not_private: b
 
     ConfigurationError where the run cannot be bundled, or is not private and `not_private` does not say so.
     """
+    given = list(ledgers)
+    _check_place(out, [run, *given])
     files = of_directory(run)
     if SUMMARY not in files:
         raise ConfigurationError(f"{run}: has no {SUMMARY}: a run is bundled once it has ended")
@@ -63,13 +68,13 @@ def make_bundle(run: Path, out: Path, ledgers: Iterable[Path], *, not_private: b
             f"{run}: not private ({'; '.join(reasons)}); whoever gets the bundle can learn about single records."
             " Bundle it with --not-private"
         )
-    statements = ledger_statements(run, ledgers)
+    statements = _sound(find_ledgers(run, run_of(record), given), summary)
     parts = {f"{_RUN}{name}": content for name, content in files.contents.items()}
     for number, one in enumerate(statements, start=1):
         parts[f"{PART}/{number:06d}.json"] = memoryview(canonical_json(one.as_dict()))
     manifest = {
         "format": FORMAT,
-        "run": run.resolve().name,
+        "run": run_of(record),
         "private": not reasons,
         "not_private": reasons,
         "scenario_sha256": record.get("scenario_sha256"),
@@ -81,18 +86,58 @@ def make_bundle(run: Path, out: Path, ledgers: Iterable[Path], *, not_private: b
         ],
     }
     whole = {MANIFEST: memoryview(canonical_json(manifest)), **{name: parts[name] for name in sorted(parts)}}
-    draft = out.with_name(f".{out.name}.tmp")
+    _write(out, whole)
+    return manifest
+
+
+def _check_place(out: Path, kept: Iterable[Path]) -> None:
+    """Raise ConfigurationError where a bundle would take the place of a record, a ledger or no file at all."""
     try:
-        with draft.open("wb") as stream:
-            write_zip(stream, whole)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(out)
+        place = out.parent.resolve() / out.name
+        for folder in (one.resolve() for one in kept):
+            if place.is_relative_to(folder):
+                raise ConfigurationError(
+                    f"--out {out}: must be outside of {folder}, whose records are bundled"
+                )
+        if not S_ISREG(out.lstat().st_mode):
+            raise ConfigurationError(f"--out {out}: must be a new file or a regular one, to be replaced")
+    except FileNotFoundError:
+        pass
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise ConfigurationError(f"--out {out}: {error}") from error
+
+
+def _write(out: Path, parts: Mapping[str, memoryview]) -> None:
+    """Put the whole file in its place, or leave nothing."""
+    draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        descriptor = os.open(
+            draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+        )
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                write_zip(stream, parts)
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(out)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise RecordsError(f"--out {out}: cannot be written: {error.strerror or error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
-    return manifest
+
+
+def _sound(found: FoundLedgers, summary: Mapping[str, Any]) -> list[LedgerStatement]:
+    """Return the statements; ConfigurationError where a ledger in the run's own directory contradicts the run."""
+    for why in found.faults.values():
+        raise ConfigurationError(why)
+    rows = summary.get("edges")
+    told = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    known = [row.get("edge_id") for row in told if row.get("applied")]
+    for part, edge_id in found.others.items():
+        if known and (edge_id in known or not found.statements):
+            raise ConfigurationError(f"ledger {part}: of edge {edge_id}, without an account of this run")
+    return found.statements
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -114,10 +159,12 @@ def read_bundle(path: Path) -> Bundle:
         {name.removeprefix(_RUN): one for name, one in zipped.parts.items() if name.startswith(_RUN)},
         prefix=_RUN,
     )
+    first = manifest.get("format") == _FIRST_FORMAT
     for name, content in zipped.parts.items():
         if _LEDGER.fullmatch(name):
             try:
-                files.ledgers.append(LedgerStatement.from_dict(name, strict_object(content, _LEDGER_BYTES)))
+                fields = strict_object(content, _LEDGER_BYTES)
+                files.ledgers.append(LedgerStatement.from_dict(name, fields, first=first))
             except ValueError as error:
                 checks.append(failed("ledgers", name, str(error)))
     return Bundle(files, manifest, checks)
@@ -127,8 +174,9 @@ def _manifest(content: memoryview | None) -> dict[str, Any]:
     if content is None:
         raise ValueError("missing")
     manifest = strict_object(content, _MANIFEST_BYTES)
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"format = {manifest.get('format')!r:.40}: this version reads {FORMAT!r} alone")
+    if manifest.get("format") not in (_FIRST_FORMAT, FORMAT):
+        known = f"{_FIRST_FORMAT!r} and {FORMAT!r}"
+        raise ValueError(f"format = {manifest.get('format')!r:.40}: this version reads {known}")
     if manifest.keys() != _KEYS:
         raise ValueError(f"keys {sorted(manifest.keys() ^ _KEYS)!r:.200} are missing or unknown")
     if canonical_json(manifest) != bytes(content):

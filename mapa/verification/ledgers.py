@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
+from edge.account import Standing
 from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
 
 PART = "ledgers"  # the folder in a bundle
-_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what a run's directory has behind its name on the broker
+_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what a run's id has behind its name on the broker
+_FIRST = {"edge_id": str, "run": str, "shard": int, "releases": int, "charges": int, "kind": dict}
+_LATER = {"dataset": str, "partition": str, "reproducible": bool}  # since bundles of format 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +30,33 @@ class LedgerStatement:
     releases: int
     charges: int
     kind: Mapping[str, Any]  # law, mechanism and n_k
+    dataset: str | None = None  # its checksum; None, as the next two: a bundle of format 1 does not say
+    partition: str | None = None  # the cut that the shard is of
+    reproducible: bool | None = None  # seeded noise
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "part"}
 
     @classmethod
-    def from_dict(cls, part: str, fields: Mapping[str, Any]) -> LedgerStatement:
-        """Read a statement; ValueError where it is none."""
-        types = {"edge_id": str, "run": str, "shard": int, "releases": int, "charges": int, "kind": dict}
+    def of(cls, part: str, standing: Standing) -> LedgerStatement:
+        account = standing.account
+        return cls(
+            part,
+            str(standing.edge_id),
+            str(account.run),
+            account.shard.index,
+            standing.releases,
+            standing.charges,
+            account.kind.fields(),
+            account.shard.dataset,
+            account.shard.partition,
+            account.reproducible,
+        )
+
+    @classmethod
+    def from_dict(cls, part: str, fields: Mapping[str, Any], *, first: bool = False) -> LedgerStatement:
+        """Read a statement, of a bundle of the first format or of today's; ValueError where it is none."""
+        types = _FIRST if first else _FIRST | _LATER
         if fields.keys() != types.keys() or any(type(fields[key]) is not kind for key, kind in types.items()):
             raise ValueError("not the statement of a ledger")
         if min(fields["shard"], fields["releases"], fields["charges"]) < 0:
@@ -42,38 +64,57 @@ class LedgerStatement:
         return cls(part, **fields)
 
 
-def is_name_of(run: str, directory: str) -> bool:
-    """Tell whether a run's directory has this name on the broker."""
-    return directory == run or (
-        directory.startswith(run) and _STAMP.fullmatch(directory[len(run) :]) is not None
+@dataclass(frozen=True, slots=True)
+class FoundLedgers:
+    """What is there of a run's ledgers."""
+
+    statements: list[LedgerStatement]
+    others: dict[str, str] = field(default_factory=dict)  # file → edge: in RUN/state, without this run
+    faults: dict[str, str] = field(default_factory=dict)  # file → why a ledger in RUN/state cannot be read
+
+
+def is_name_of(run: str, recorded: str) -> bool:
+    """Tell whether the run with this id has this name on the broker."""
+    return recorded == run or (
+        recorded.startswith(run) and _STAMP.fullmatch(recorded[len(run) :]) is not None
     )
 
 
-def ledger_statements(run: Path, given: Iterable[Path]) -> list[LedgerStatement]:
-    """Return what the ledgers below these state directories, and those that the run itself holds, say of the run.
+def find_ledgers(path: Path, run: str, given: Iterable[Path]) -> FoundLedgers:
+    """Return what the ledgers below these state directories, and those in the run's own, say of the run of this id.
 
-    ConfigurationError where a directory that was given has no ledger with this run.
+    ConfigurationError where a directory that was given has no ledger with this run, or one that cannot be read.
     """
     found: dict[str, LedgerStatement] = {}
-    name = run.resolve().name
-    for directory, asked in [(run / "state", False), *((path, True) for path in given)]:
-        before = len(found)
-        paths = sorted({*directory.glob(FILE_NAME), *directory.glob(f"*/{FILE_NAME}")})
-        for path in paths:
-            with ledger_snapshot(path.parent) as ledger:
-                for standing in ledger.standings():
-                    of = str(standing.account.run)
-                    if not is_name_of(of, name):
-                        continue
-                    found[str(standing.edge_id)] = LedgerStatement(
-                        str(path),
-                        str(standing.edge_id),
-                        of,
-                        standing.account.shard.index,
-                        standing.releases,
-                        standing.charges,
-                        standing.account.kind.fields(),
-                    )
-        if asked and len(found) == before and not any(one.part in map(str, paths) for one in found.values()):
-            raise ConfigurationError(f"--ledger {directory}: holds no ledger with an account of run {name}")
-    return [found[edge_id] for edge_id in sorted(found)]
+    others, faults = dict[str, str](), dict[str, str]()
+    for ledger in _ledgers_below(path / "state"):
+        try:
+            edge_id, told = _statements(ledger, run)
+        except ConfigurationError as error:
+            faults[str(ledger)] = str(error)
+            continue
+        found |= {one.edge_id: one for one in told}
+        if not told:
+            others[str(ledger)] = edge_id
+    for directory in given:
+        asked = [one for ledger in _ledgers_below(directory) for one in _statements(ledger, run)[1]]
+        if not asked:
+            raise ConfigurationError(f"--ledger {directory}: holds no ledger with an account of run {run}")
+        found |= {one.edge_id: one for one in asked}
+    return FoundLedgers([found[edge_id] for edge_id in sorted(found)], others, faults)
+
+
+def _ledgers_below(directory: Path) -> list[Path]:
+    return sorted({*directory.glob(FILE_NAME), *directory.glob(f"*/{FILE_NAME}")})
+
+
+def _statements(path: Path, run: str) -> tuple[str, list[LedgerStatement]]:
+    """Return whose ledger it is, and what it says of the run."""
+    with ledger_snapshot(path.parent) as ledger:
+        return str(ledger.edge_id), list(_of_run(str(path), ledger.standings(), run))
+
+
+def _of_run(part: str, standings: Iterable[Standing], run: str) -> Iterator[LedgerStatement]:
+    for standing in standings:
+        if is_name_of(str(standing.account.run), run):
+            yield LedgerStatement.of(part, standing)

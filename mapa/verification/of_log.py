@@ -20,6 +20,7 @@ from mapa.verification.run_files import EVENTS, SUMMARY, RunFiles, UnreadableErr
 
 _TOLD = ("gradient_applied", "stage_opened", "edge_joined", "edge_gone")  # lines that a log implies
 _OTHER = ("gradient_refused", "evaluated", "halted", "resumed")  # all other lines that a cloud writes
+_CLOSE, _MOMENT = 1e-6, 1e-3  # of seconds: a cloud that resumes moves its clock, and rounds it
 _OF_FACTS = ("updates", "staleness", "stages", "edges")  # keys of summary.json that a log implies
 
 
@@ -149,9 +150,39 @@ def summary_against_log(
     if halted is not None and end not in fits.get(halted.reason, (halted.reason,)):
         wrong.append("reason")
         yield failed("summary", SUMMARY, f"reason = {end!r:.40}; by the log {halted.reason!r}")
+    for words in (*_network(summary, rerun), *_seconds(summary, rerun)):
+        wrong.append(words)
+        yield failed("summary", SUMMARY, words)
     yield from _evaluations(files, summary, metrics)
     if not wrong:
         yield passed("summary", SUMMARY, "updates, staleness, stages, edges and refusals agree with the log")
+
+
+def _network(summary: Mapping[str, Any], rerun: Rerun) -> Iterator[str]:
+    """Say where the rows of the network are of other edges, or count otherwise, than the log."""
+    rows, keys = summary.get("network"), ("edge", "edge_id", "applied", "staleness_mean")
+    told = {row["edge"]: row["staleness_mean"] for row in rerun.tally.summary()["edges"]}
+    expected = [
+        dict(zip(keys, (one.index, one.edge_id, one.applied, told.get(one.index)), strict=True))
+        for one in sorted(rerun.server.edges.values(), key=lambda one: one.index)
+    ]
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        yield "network: not a list of objects"
+        return
+    stated = [{key: row.get(key) for key in keys} for row in rows]
+    if stated != expected:
+        yield f"network = {_difference(stated, _plain(expected))}"
+
+
+def _seconds(summary: Mapping[str, Any], rerun: Rerun) -> Iterator[str]:
+    """Say where the run's seconds are not those from the first update to the last."""
+    stated, elapsed = summary.get("seconds"), 0.0
+    if rerun.times:
+        elapsed = rerun.times[-1] - rerun.times[0]
+    if not isinstance(stated, int | float) or not math.isclose(
+        stated, elapsed, rel_tol=_CLOSE, abs_tol=_MOMENT
+    ):
+        yield f"seconds = {stated!r:.40}; by the log {elapsed:g}"
 
 
 def _evaluations(

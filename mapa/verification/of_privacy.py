@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloud.terms import EdgeAccount
 from common.accounting.releases import ReleaseKind
+from common.datasets.source import LOCAL
 from common.noise.mechanism import Sampling
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
+from edge.preparation import cut_of
 from mapa.recording import ENGINES, privacy_of
 from mapa.verification.check import Check, failed, not_checked, passed
-from mapa.verification.ledgers import PART, is_name_of
+from mapa.verification.ledgers import PART, LedgerStatement, is_name_of
 from mapa.verification.rerun import Rerun
 from mapa.verification.run_files import MANIFEST, SUMMARY, RunFiles, UnreadableError
 
+_GROUPS = "GROUPS"  # in the place of a fingerprint of groups, which needs the data set
 TOLERANCE = 1e-6  # relative, of ε: numerical libraries of other versions may round otherwise
 
 
@@ -37,6 +41,11 @@ def releases_against_ledgers(files: RunFiles, rerun: Rerun, scenario: Scenario) 
     for edge_id in ledgers.keys() - {account.edge_id for account in accounts}:
         wrong += 1
         yield failed("ledgers", ledgers[edge_id].part, f"{edge_id}: no such edge in the log")
+    for part, edge_id in files.other_ledgers.items():
+        count = rerun.received.get(edge_id, 0)
+        if count or (rerun.received and not ledgers):
+            wrong += 1
+            yield failed("ledgers", part, f"{edge_id}: no account of this run; the log has {count} gradients")
     for account in accounts:
         ledger = ledgers.get(account.edge_id)
         if ledger is None:
@@ -75,6 +84,9 @@ def releases_against_ledgers(files: RunFiles, rerun: Rerun, scenario: Scenario) 
                 f"{account.edge_id}: {more} releases that this run's ε does not count: of a later run of the name, or"
                 " charged by its operator",
             )
+        for words in _other_records(ledger, manifest, scenario, later=more > 0):
+            wrong += 1
+            yield failed("ledgers", ledger.part, f"{account.edge_id}: {words}")
         kind = ReleaseKind(account.law, scenario.mechanism, sizes[account.index])
         if not _is_of(ledger.kind, json.loads(json.dumps(kind.fields())), least):
             wrong += 1
@@ -84,10 +96,40 @@ def releases_against_ledgers(files: RunFiles, rerun: Rerun, scenario: Scenario) 
     here = sum(account.edge_id in ledgers for account in accounts)
     if here and not wrong:
         yield passed("ledgers", PART, f"released ≥ received ≥ applied on {here} edges")
+    if any(one.dataset is None for one in files.ledgers):
+        yield not_checked("ledgers", PART, "data set, partition and seed: this bundle's format does not say")
     if here < len(accounts):
         yield not_checked(
             "ledgers", PART, f"of {len(accounts) - here} edges: their ledgers stayed on their edges"
         )
+
+
+def _other_records(
+    ledger: LedgerStatement, manifest: Mapping[str, Any], scenario: Scenario, *, later: bool
+) -> Iterator[str]:
+    """Say in what a ledger is of other records than the run's, or of a run that was seeded otherwise.
+
+    `later`: a later run of the name has the same account, and may have been seeded.
+    """
+    if ledger.dataset is None or ledger.partition is None:
+        return
+    stated: object
+    if least_records(scenario) is not None:
+        stated, cut = "its edge's own", LOCAL
+        same = ledger.dataset.startswith(f"{LOCAL}:")
+    else:
+        stated, cut = (
+            _table(manifest, "data").get(scenario.data.set),
+            cut_of(scenario, scenario.workers, _GROUPS),
+        )
+        same = ledger.dataset == stated
+    if not same:
+        yield f"on data set {ledger.dataset!r:.80}; the manifest has {stated!r:.80}"
+    if not re.fullmatch(re.escape(cut).replace(_GROUPS, "[0-9a-f]{16}"), ledger.partition):
+        yield f"on a shard of {ledger.partition!r:.80}; by the scenario {cut!r:.80}"
+    seeded = scenario.seed is not None
+    if ledger.reproducible is not seeded and not (ledger.reproducible and later):
+        yield f"reproducible = {ledger.reproducible}; by the scenario {seeded}"
 
 
 def statement_again(files: RunFiles, rerun: Rerun, scenario: Scenario) -> Iterator[Check]:

@@ -13,7 +13,7 @@ import numpy as np
 from cloud.assembly import settled
 from common.errors import ConfigurationError, DataUnavailableError
 from common.messages import GradientApplied, GradientArrived
-from common.quantities import Vector
+from common.quantities import Vector, is_finite
 from common.records.log_format import Kind
 from common.scenario.scenario import Scenario
 from mapa.simulation.world import World
@@ -227,8 +227,13 @@ def _of_both(
 ) -> None:
     """Say what the two models are worth, and how far apart they are."""
     server = rerun.server
-    distance = float(np.linalg.norm(server.result.astype(np.float64) - otherwise.result))
     names = (scenario.algorithm.name, otherwise.scenario.algorithm.name)
+    result.figures["diverged"] = not is_finite(otherwise.result)
+    if result.figures["diverged"]:
+        result.figures["distance"] = None
+        result.words.append(f"{names[1]}: diverged: its model is not finite, and nothing is compared.")
+        return
+    distance = float(np.linalg.norm(server.result.astype(np.float64) - otherwise.result))
     result.figures["distance"] = distance
     evaluator = None if world is None else world.evaluator
     if evaluator is None:

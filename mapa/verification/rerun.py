@@ -46,6 +46,7 @@ class Rerun:
         default_factory=list
     )  # in order; refusals of what changed nothing are not in a log
     received: dict[str, int] = field(default_factory=dict)  # edge id → gradients in the log, each once
+    times: list[float] = field(default_factory=list)  # of the first and of the last update, in seconds
     on_applied: Callable[[GradientArrived, GradientApplied], None] | None = None
     on_sent: Callable[[SendModel], None] | None = None
 
@@ -61,10 +62,13 @@ class Rerun:
         """Take the log record by record."""
         with quiet_overflow():
             for segment, entry in files.entries():
+                updates = self.tally.updates
                 try:
                     self._take(entry)
                 except (RemoteProtocolError, ValueError) as error:
                     raise UnreadableError(segment, f"record of t = {entry.t}: {error}") from error
+                if self.tally.updates > updates:
+                    self.times = [*self.times[:1], entry.time]
                 yield entry
 
     def _take(self, entry: Entry) -> None:

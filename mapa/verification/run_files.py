@@ -46,6 +46,7 @@ class RunFiles:
     origin: str  # for a person
     contents: dict[str, memoryview]
     ledgers: list[LedgerStatement] = field(default_factory=list)
+    other_ledgers: dict[str, str] = field(default_factory=dict)  # file → edge: kept here, without this run
     prefix: str = ""  # of these names in a bundle
 
     def __contains__(self, name: str) -> bool:

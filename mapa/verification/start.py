@@ -115,8 +115,12 @@ def _count(value: object) -> bool:
 def start_of(files: RunFiles, scenario: Scenario, allowed: Collection[str]) -> Start:
     """Return where the run began; NotCheckedError where the records do not say it and this machine cannot tell."""
     head, manifest = files.head(), files.json(MANIFEST)
-    recorded = _recorded(files)
-    model, reason = None, ""
+    recorded: dict[str, Any] | None = None
+    model, reason, lost = None, "", ""
+    try:
+        recorded = first_state(files)
+    except UnreadableError as error:
+        lost = str(error)
     try:
         model = model_of(scenario, manifest, allowed)
     except NotCheckedError as error:
@@ -129,7 +133,9 @@ def start_of(files: RunFiles, scenario: Scenario, allowed: Collection[str]) -> S
         )
     derived = None if model is None else _derived(model, scenario.seed)
     if recorded is None and derived is None:
-        raise NotCheckedError(reason or "x₁ was drawn without a seed, and the first checkpoint is missing")
+        raise NotCheckedError(
+            "; ".join(filter(None, (reason, f"x₁ does not follow from the scenario, and {lost}")))
+        )
     edges_at_least = scenario.testbed.edges_at_least
     x = derived
     if recorded is not None:
@@ -148,16 +154,18 @@ def _derived(model: Model, seed: int | None) -> Vector | None:
     return one if one.tobytes() == other.tobytes() else None
 
 
-def _recorded(files: RunFiles) -> dict[str, Any] | None:
-    """Return the state of the first checkpoint; None where it was not kept."""
-    content, packed = (files.contents.get(name) for name in START)
-    if content is None or packed is None:
-        return None
+def first_state(files: RunFiles) -> dict[str, Any]:
+    """Return the state of the first checkpoint; UnreadableError names the file that is missing or damaged."""
+    for name in START:
+        if name not in files:
+            raise UnreadableError(name, "missing")
+    content, packed = (bytes(files.contents[name]) for name in START)
     try:
         strict_object(content, _STATE)
-        return unpack(bytes(content), bytes(packed))
+        return unpack(content, packed)
     except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError) as error:
-        raise UnreadableError(START[0], error) from error
+        of_arrays = isinstance(error, KeyError) or str(error).startswith("arrays: ")
+        raise UnreadableError(START[of_arrays], error) from error
 
 
 def _checked(state: Mapping[str, Any], incarnation: int, dimension: int) -> tuple[Vector, int]:

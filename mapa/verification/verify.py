@@ -5,34 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from common.errors import ConfigurationError
 from common.records.keeping import keeps_gradients
-from common.records.rundir import FORMAT, versions
+from common.records.rundir import FORMAT, run_of, versions
 from common.scenario.scenario import Scenario
 from mapa.recording import ENGINES
 from mapa.verification.bundle import Bundle, claims, read_bundle
 from mapa.verification.check import Check, failed, guarded, not_checked, passed
-from mapa.verification.ledgers import PART, ledger_statements
+from mapa.verification.ledgers import PART, find_ledgers
 from mapa.verification.of_log import continuity, events_against_log, log_by_itself, summary_against_log
 from mapa.verification.of_model import final_model, model_against_replay
 from mapa.verification.of_privacy import releases_against_ledgers, statement_again, why_not_private
+from mapa.verification.of_summary import records_by_themselves
 from mapa.verification.rerun import Rerun
 from mapa.verification.run_files import (
     EVENTS,
     MANIFEST,
     MODEL,
+    START,
     START_OF_LOG,
     SUMMARY,
     RunFiles,
     UnreadableError,
     of_directory,
 )
-from mapa.verification.start import NotCheckedError, Start, scenario_of, start_of
+from mapa.verification.start import NotCheckedError, Start, first_state, scenario_of, start_of
 
 _LONGEST = 200  # characters of a package's name or version
 
@@ -44,21 +47,21 @@ class Verification:
     files: RunFiles
     bundle: Bundle | None
     allowed: Collection[str]
+    faults: list[Check] = field(default_factory=list)  # found while it was read
 
     @classmethod
     def of(cls, path: Path, allowed: Collection[str], ledgers: Collection[Path] = ()) -> Verification:
         """Read a bundle, or a run's directory with the ledgers that it holds."""
         if path.is_dir():
             files = of_directory(path)
-            files.ledgers += ledger_statements(path, ledgers)
-            return cls(files, None, allowed)
+            return cls(files, None, allowed, list(_take_ledgers(files, path, ledgers)))
         bundle = read_bundle(path)
-        return cls(bundle.files, bundle, allowed)
+        return cls(bundle.files, bundle, allowed, bundle.checks)
 
     def checks(self) -> Iterator[Check]:
         """Yield every check, each whatever became of those before it."""
+        yield from self.faults
         if self.bundle is not None:
-            yield from self.bundle.checks
             yield from guarded("manifest", MANIFEST, lambda: self._claims(self.bundle))
         for check in self._of_run():
             yield self._placed(check)
@@ -80,11 +83,14 @@ class Verification:
         scenarios: list[Scenario] = []
         yield from guarded("scenario", MANIFEST, lambda: self._scenario(scenarios))
         yield from guarded("versions", MANIFEST, self._versions)
-        if not files.segments or (START_OF_LOG not in files and not self._keeps_log()):
+        yield from guarded("fields", SUMMARY, lambda: records_by_themselves(files))
+        if not files.segments or (START_OF_LOG not in files and not self._is_due()):
             yield from guarded("log", "log", self._no_log)
             yield from guarded("model", MODEL, self._model_alone)
             return
         yield from guarded("log", "log", lambda: log_by_itself(files))
+        if self._is_due():
+            yield from guarded("checkpoint", START[0], self._checkpoint)
         reruns: list[tuple[Start, Rerun]] = []
         yield from guarded("replay", "log", lambda: self._rerun(scenarios, reruns))
         for start, rerun in reruns:
@@ -152,6 +158,10 @@ class Verification:
             },
             **{key: (manifest.get(key), summary.get(key)) for key in ("run", "name", "engine")},
         }
+        try:
+            run_of(manifest)
+        except ConfigurationError as error:
+            yield failed("scenario", MANIFEST, str(error).removeprefix(f"{MANIFEST}: "))
         for key, (one, other) in said.items():
             if one != other:
                 yield failed("scenario", SUMMARY, f"{key} = {other!r:.80}; the manifest has {one!r:.80}")
@@ -170,6 +180,17 @@ class Verification:
         yield passed(
             "replay", "log", f"taken again to t = {rerun.server.updates} by {_algorithm(start)}; {first}"
         )
+
+    def _checkpoint(self) -> Iterator[Check]:
+        first_state(self.files)
+        yield passed("checkpoint", START[0], "the cloud at t = 1 is whole, with its checksums")
+
+    def _is_due(self) -> bool:
+        """Tell whether a whole log must be there; where nobody can tell, it is looked for."""
+        try:
+            return self._keeps_log()
+        except Exception:  # records of somebody else: the check of what cannot be read fails by itself
+            return True
 
     def _keeps_log(self) -> bool:
         """Tell whether the run, by its own scenario, keeps the log of its gradients when it has ended."""
@@ -191,6 +212,18 @@ class Verification:
         if not all(map(_finite, tensors.values())):
             raise UnreadableError(MODEL, "numbers that are not finite")
         raise NotCheckedError("without a log the model is only read, not replayed")
+
+
+def _take_ledgers(files: RunFiles, path: Path, given: Collection[Path]) -> Iterator[Check]:
+    """Add what ledgers say of the run to its files; yield those in its own directory that cannot be read."""
+    try:
+        run = run_of(files.json(MANIFEST))
+    except (UnreadableError, ConfigurationError):
+        return  # nobody can tell which accounts are this run's: the check of the manifest fails
+    found = find_ledgers(path, run, given)
+    files.ledgers += found.statements
+    files.other_ledgers.update(found.others)
+    yield from (failed("ledgers", part, why) for part, why in found.faults.items())
 
 
 def _is_version(item: tuple[object, object]) -> bool:

@@ -46,7 +46,7 @@ def test_a_run_is_replayed_bundled_and_verified_by_somebody_without_the_data(tmp
     assert mapa("verify", str(out), "--json", env=nowhere).returncode == 1
 
 
-def test_a_run_whose_cloud_was_killed_and_resumed_passes(mosquitto: Broker, tmp_path: Path) -> None:
+def test_a_run_whose_cloud_was_killed_and_resumed_elsewhere_passes(mosquitto: Broker, tmp_path: Path) -> None:
     runs, broker = tmp_path / "runs", str(mosquitto.address)
     words = ["cloud", "quickstart", "--broker", broker, "--run", "lab", "--runs-dir", str(runs)]
     cloud = start_mapa(*words, "--edges", "2", "--iterations", "4000", "--edges-at-least", "2")
@@ -56,7 +56,8 @@ def test_a_run_whose_cloud_was_killed_and_resumed_passes(mosquitto: Broker, tmp_
         eventually(lambda: journal_has(runs, '"gradient_applied"', "lab-*/events.jsonl"), "an update")
         cloud.send_signal(signal.SIGKILL)
         cloud.wait(PATIENCE)
-        [path] = runs.iterdir()
+        [began] = runs.iterdir()
+        path = began.rename(tmp_path / "elsewhere")  # its id is in its manifest
         cloud = start_mapa("cloud", "--resume", str(path), "--broker", broker, "--runs-dir", str(runs))
         assert cloud.wait(PATIENCE) == 0
         assert edge.wait(PATIENCE) == 0
@@ -70,4 +71,5 @@ def test_a_run_whose_cloud_was_killed_and_resumed_passes(mosquitto: Broker, tmp_
     assert verified.returncode == 0, failed(verified)
     told = [one for one in json.loads(verified.stdout)["checks"] if one["name"] == "ledgers"]
     assert [one["status"] for one in told] == ["passed"]
+    assert json.loads((path / "summary.json").read_text())["run"] == began.name
     assert mapa("replay", str(path), "--json").returncode == 0

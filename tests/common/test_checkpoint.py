@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,24 @@ def test_the_newest_generation_counts_and_a_damaged_one_gives_way(tmp_path: Path
         (checkpoints.folder / f"{number:06d}" / "state.json").write_bytes(b"{")
     with pytest.raises(RecordsError, match="no checkpoint that can be read"):
         checkpoints.newest(said.append)
+
+
+@pytest.mark.parametrize("name", ["state.json", "arrays.safetensors"])
+def test_a_checkpoint_that_is_no_file_or_nested_too_deeply_gives_way(tmp_path: Path, name: str) -> None:
+    checkpoints, said = Checkpoints(tmp_path), list[str]()
+    for number in (1, 2):
+        checkpoints.write(number, state(number))
+    path = checkpoints.folder / "000002" / name
+    path.write_bytes(b'{"a":' * 100_000)
+    assert checkpoints.newest(said.append)[0] == 1
+    path.unlink()
+    os.mkfifo(path)
+    assert checkpoints.newest(said.append)[0] == 1
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert checkpoints.newest(said.append)[0] == 1
+    assert len(said) == 3
+    assert "not a regular file" in said[1]
 
 
 @pytest.mark.parametrize("point", ["checkpoint-half", "checkpoint-written"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from common.errors import RecordsError
+from common.errors import ConfigurationError, RecordsError
 from common.messages import GradientApplied
 from common.models.model import layout
 from common.quantities import EdgeId
 from common.records.rundir import RunDirectory, new_run_id, versions
 from common.scenario.scenario import parse_scenario
+from tests.core_support import small_scenario
 
 FACT = GradientApplied(0, EdgeId("edge-0"), 1, 1, 1, 0, 1, 0.5)
 
@@ -55,11 +57,11 @@ def test_events_are_on_disk_once_the_directory_is_closed_even_by_an_error(tmp_pa
 
 def test_who_leaves_with_an_error_hears_of_it_and_not_of_the_lines_that_fail_after_it(tmp_path: Path) -> None:
     """A full disk fails the log first: its error names the command to go on with."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "events.jsonl").symlink_to("/dev/full")
+    RunDirectory(tmp_path / "run").close()
 
     def write(error: Exception | None) -> None:
-        with RunDirectory(tmp_path / "run", resumed=True) as directory:
+        with RunDirectory(tmp_path / "run", resumed=True) as directory, Path("/dev/full").open("wb") as full:
+            os.dup2(full.fileno(), directory._stream._file.fileno())
             directory.journal.write("halted", {"t": 1})
             if error is not None:
                 raise error
@@ -129,3 +131,14 @@ def test_the_same_model_is_the_same_file_byte_by_byte(tmp_path: Path) -> None:
             directory.model(np.ones(3, np.float32), layout(w=(3,)), {key: key for key in "abcdefgh"})
         files.add((tmp_path / str(n) / "model.safetensors").read_bytes())
     assert len(files) == 1
+
+
+def test_a_run_that_was_moved_keeps_its_id(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.manifest(small_scenario(), engine="network", name="one", data={})
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    with RunDirectory(tmp_path / "elsewhere", resumed=True) as directory:
+        assert directory.run == "run"
+    (tmp_path / "elsewhere" / "manifest.json").write_text('{"run": 3}')
+    with pytest.raises(ConfigurationError, match="run = 3: must be the name of a run"):
+        RunDirectory(tmp_path / "elsewhere", resumed=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,79 @@ def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"), ledger_snapshot(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def execute(*statements: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        connection = sqlite3.connect(path)
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+        connection.close()
+
+    return change
+
+
+def put(name: str, target: str | None) -> Callable[[Path], None]:
+    """Put a link to the target in the place of a file; None: a pipe that nobody writes to."""
+
+    def change(path: Path) -> None:
+        path.with_name(name).unlink(missing_ok=True)
+        if target is None:
+            os.mkfifo(path.with_name(name))
+        else:
+            path.with_name(name).symlink_to(target)
+
+    return change
+
+
+ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT i AS id FROM r"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (put(FILE_NAME, None), "cannot be read: not a regular file"),
+        (put(f"{FILE_NAME}-wal", None), "cannot be read: not a regular file"),
+        (put(FILE_NAME, "/dev/zero"), "cannot be read"),
+        (
+            execute("ALTER TABLE edge RENAME TO former", f"CREATE VIEW edge AS {ENDLESS}"),
+            "tables and indices",
+        ),
+        (
+            execute("CREATE TRIGGER one AFTER DELETE ON outbox BEGIN DELETE FROM account; END"),
+            "tables and indices",
+        ),
+        (execute(f"UPDATE account SET parameters = '{'[' * 5000}'"), "damaged"),
+        (execute("UPDATE account SET parameters = '[]'"), "damaged"),
+        (lambda path: path.write_bytes(b""), "damaged"),
+    ],
+    ids=["pipe", "pipe-as-wal", "device", "endless-view", "trigger", "deep", "list", "empty"],
+)
+def test_a_ledger_of_somebody_else_s_making_is_refused_and_never_waited_for(
+    tmp_path: Path, change: Callable[[Path], None], words: str
+) -> None:
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(account())
+    change(tmp_path / FILE_NAME)
+    with pytest.raises(ConfigurationError, match=words), ledger_snapshot(tmp_path):
+        pass
+
+
+def test_a_ledger_larger_than_any_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(account())
+    monkeypatch.setattr("edge.ledger_snapshot._MOST", 100)
+    with pytest.raises(ConfigurationError, match="more than 100 bytes"), ledger_snapshot(tmp_path):
+        pass
+
+
+def test_what_takes_longer_than_opening_any_ledger_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(account())
+    execute(f"INSERT INTO edge {ENDLESS} LIMIT 5000")(tmp_path / FILE_NAME)
+    monkeypatch.setattr("edge.ledger_file._MOST_STEPS", 2)
+    with pytest.raises(ConfigurationError, match="interrupted"), ledger_snapshot(tmp_path):
+        pass

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.ledger_file import FILE_NAME
 from mapa.verification.canonical_zip import NoBundleError, read_zip, write_zip
 from tests.program_support import Mapa
 from tests.verification_support import PRIVATE, logged_run, parts_of
@@ -42,7 +45,10 @@ def test_a_bundle_holds_the_run_and_says_what_it_holds(mapa: Mapa, private_run: 
     assert "run/checkpoints/000001/arrays.safetensors" in parts
     assert sum(name.startswith("ledgers/") for name in parts) == 3
     ledger = json.loads(parts["ledgers/000001.json"])
-    assert set(ledger) == {"edge_id", "run", "shard", "releases", "charges", "kind"}
+    assert set(ledger) == {
+        *("edge_id", "run", "shard", "releases", "charges", "kind"),
+        *("dataset", "partition", "reproducible"),
+    }
 
 
 def test_the_same_run_gives_the_same_bytes_and_any_zip_program_reads_them(
@@ -189,3 +195,95 @@ def test_a_compressed_zip_is_not_the_one_form(mapa: Mapa, tmp_path: Path, privat
         for name, content in parts_of(out).items():
             archive.writestr(name, content)
     assert mapa("verify", str(other)).code == 1
+
+
+@pytest.fixture
+def copy(private_run: Path, tmp_path: Path) -> Path:
+    """The private run under another name, which anybody may change."""
+    return Path(shutil.copytree(private_run, tmp_path / "elsewhere"))
+
+
+def contents_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["log/000001.seg", "summary.json", "new.zip", "state/0/new.zip", "log"])
+def test_a_bundle_never_takes_the_place_of_a_record(mapa: Mapa, copy: Path, name: str) -> None:
+    before = contents_of(copy)
+    done = mapa("bundle", str(copy), "--out", str(copy / name))
+    assert done.code == 2
+    assert f"--out {copy / name}: must be outside of {copy}" in done.err
+    (copy.parent / "way").symlink_to(copy)
+    assert mapa("bundle", str(copy), "--out", str(copy.parent / "way" / name)).code == 2
+    assert contents_of(copy) == before
+
+
+def test_a_bundle_never_takes_the_place_of_a_ledger_that_is_given(
+    mapa: Mapa, copy: Path, tmp_path: Path
+) -> None:
+    state = Path(shutil.copytree(copy / "state", tmp_path / "state"))
+    before = contents_of(state)
+    done = mapa("bundle", str(copy), "--ledger", str(state), "--out", str(state / "0" / FILE_NAME))
+    assert done.code == 2
+    assert "must be outside of" in done.err
+    assert contents_of(state) == before
+
+
+def test_a_bundle_is_written_to_no_pipe_device_folder_or_link(
+    mapa: Mapa, private_run: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "other").write_bytes(b"another's")
+    (tmp_path / "link").symlink_to("other")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for out in (*(tmp_path / name for name in ("pipe", "folder", "link", "dangling")), Path("/dev/full")):
+        done = mapa("bundle", str(private_run), "--out", str(out))
+        assert done.code == 2, out
+        assert f"--out {out}: must be a new file or a regular one" in done.err
+    assert (tmp_path / "other").read_bytes() == b"another's"
+    assert mapa("bundle", str(private_run), "--out", str(tmp_path / "other")).code == 0
+    assert parts_of(tmp_path / "other")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_a_bundle_that_is_not_finished_leaves_nothing(
+    mapa: Mapa,
+    private_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException | type[BaseException],
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("mapa.verification.bundle.write_zip", interrupted)
+    (tmp_path / ".one.zip.tmp").symlink_to("victim")  # a name that a draft once had
+    assert mapa("bundle", str(private_run), "--out", str(tmp_path / "one.zip")).code != 0
+    assert [path.name for path in tmp_path.iterdir()] == [".one.zip.tmp"]
+
+
+def test_a_bundle_of_a_run_that_was_moved_is_the_same(
+    mapa: Mapa, private_run: Path, copy: Path, tmp_path: Path
+) -> None:
+    for path, name in ((private_run, "one.zip"), (copy, "two.zip")):
+        assert mapa("bundle", str(path), "--out", str(tmp_path / name)).code == 0
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+    done = mapa("verify", str(tmp_path / "two.zip"))
+    assert done.code == 0, done.out
+
+
+@pytest.mark.parametrize("run", [None, 3, "", "a/b", "a\nb", "x" * 300])
+def test_a_run_without_an_id_in_its_manifest_is_not_bundled(mapa: Mapa, copy: Path, run: object) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "run": run}))
+    done = mapa("bundle", str(copy), "--out", str(copy.parent / "one.zip"))
+    assert done.code == 2
+    assert "manifest.json: run = " in done.err
+
+
+def test_a_run_whose_ledgers_cannot_be_read_is_not_bundled(mapa: Mapa, copy: Path) -> None:
+    (copy / "state" / "1" / FILE_NAME).write_bytes(b"")
+    done = mapa("bundle", str(copy), "--out", str(copy.parent / "one.zip"))
+    assert done.code == 2
+    assert f"{copy / 'state' / '1' / FILE_NAME}: damaged" in done.err

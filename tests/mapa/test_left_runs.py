@@ -10,6 +10,7 @@ import pytest
 
 from mapa import container
 from mapa.left_runs import ended_with, name_of, to_go_on_with
+from tests.program_support import Mapa
 
 NOW = 1_000_000.0
 OURS = "0123456789ab"
@@ -102,3 +103,23 @@ def test_the_start_of_a_container_asks_for_it(tmp_path: Path, monkeypatch: pytes
         {"MAPA_BROKER": "hub", "MAPA_RUNS_DIR": str(tmp_path), "MAPA_RUN": "quickstart-12ab"},
     )
     assert name_of(path) == "quickstart-12ab"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "summary.json", "events.jsonl"])
+@pytest.mark.parametrize("kind", ["pipe", "deep"])
+def test_records_that_cannot_be_read_end_a_resume_with_words_and_never_wait(
+    mapa: Mapa, tmp_path: Path, name: str, kind: str
+) -> None:
+    path = left(tmp_path, "lab", 1)
+    (path / "events.jsonl").touch()
+    (path / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path / name)
+    else:
+        (path / name).write_bytes(b'{"a":' * 100_000)
+    assert ended_with(path) is None
+    done = mapa("cloud", "--resume", str(path), "--broker", "127.0.0.1:1")
+    assert done.code == 2, done.err
+    assert "RecursionError" not in done.err
+    if name == "manifest.json":
+        assert f"{path / name}: {'nested too deeply' if kind == 'deep' else 'cannot be read'}" in done.err

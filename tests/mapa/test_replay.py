@@ -216,6 +216,15 @@ def test_another_algorithm_on_the_logged_gradients_is_that_algorithm_and_nothing
     assert told["distance"] > 0
 
 
+def test_an_algorithm_that_diverges_is_called_so_and_compared_with_nothing(mapa: Mapa, seeded: Path) -> None:
+    words = ("--no-gradients", "--algorithm", "adam", "--set=algorithm.rate=1e308")
+    code, told = replayed(mapa, seeded, *words)
+    assert code == 0, told
+    assert (told["diverged"], told["distance"]) == (True, None)
+    assert "adam: diverged: its model is not finite" in told["words"][-1]
+    assert "nan" not in " ".join(told["words"])
+
+
 def test_an_average_is_a_question_that_the_log_can_answer(mapa: Mapa, seeded: Path) -> None:
     """The run's own algorithm with an average beside it: the same models, another result."""
     words = ("--no-gradients", "--algorithm", "mapa", "--set", "algorithm.average=tail")

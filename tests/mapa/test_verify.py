@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,13 @@ from safetensors.numpy import load, save
 
 from common.records.checkpoint import pack, unpack
 from common.records.rundir import ordered
+from edge.ledger_file import FILE_NAME
+from mapa.recording import record_simulation
+from mapa.simulation.world import World
 from mapa.verification.bundle import make_bundle, read_bundle
 from mapa.verification.check import Status
 from mapa.verification.verify import Verification
+from tests.core_support import small_dataset, small_scenario
 from tests.program_support import Mapa
 from tests.verification_support import (
     OWN_MODEL,
@@ -328,6 +335,32 @@ def forget_the_seed(parts: dict[str, bytes]) -> None:
         (in_summary(lambda s: s.pop("final_accuracy")), SUMMARY),
         (in_summary(lambda s: s["metrics"][1].update(better="higher")), SUMMARY),
         (in_summary(lambda s: s.update(metrics=[])), SUMMARY),
+        (in_summary(lambda s: s.update(diagnostics=True)), SUMMARY),
+        (in_summary(lambda s: s.update(blessed=True)), SUMMARY),
+        (in_summary(lambda s: s.update(virtual_seconds=1.0)), SUMMARY),
+        (in_summary(lambda s: s.update(seconds=s["seconds"] / 2)), SUMMARY),
+        (
+            in_summary(
+                lambda s: s.update(
+                    seconds=s["seconds"] / 2, iterations_per_second=s["iterations_per_second"] * 2
+                )
+            ),
+            SUMMARY,
+        ),
+        (in_summary(lambda s: s.update(iterations_per_second=1e6)), SUMMARY),
+        (in_summary(lambda s: s["dropped"].update(blessed=1)), SUMMARY),
+        (in_summary(lambda s: s["dropped"].update(hello=-1)), SUMMARY),
+        (in_summary(lambda s: s["network"][0].update(blessed=1)), SUMMARY),
+        (in_summary(lambda s: s["network"][0].update(applied=1)), SUMMARY),
+        (in_summary(lambda s: s["network"][0].update(staleness_mean=0.0)), SUMMARY),
+        (in_summary(lambda s: s["network"][0].update(edge_id="e" * 32)), SUMMARY),
+        (in_summary(lambda s: s["network"][0].update(edge=7)), SUMMARY),
+        (in_summary(lambda s: s["network"].pop()), SUMMARY),
+        (in_manifest(lambda m: m.update(blessed=True)), "run/manifest.json"),
+        (lambda parts: parts.pop(STATE), "checkpoints/000001/state.json"),
+        (lambda parts: parts.pop(ARRAYS), "checkpoints/000001/arrays.safetensors"),
+        (lambda parts: parts.update({STATE: b'{"a":' * 50_000}), STATE),
+        (lambda parts: parts.update({ARRAYS: b"\0" * 40}), ARRAYS),
         (one_more_line(b'{"event": "blessed"}'), EVENTS),
         (change_log(turn_time_back), SEGMENT),
         (change_log(end_in_eternity), SEGMENT),
@@ -345,6 +378,11 @@ def forget_the_seed(parts: dict[str, bytes]) -> None:
         (in_a_ledger(charges=10**30), "ledgers/000001.json"),
         (in_a_ledger(shard=7), "ledgers/000001.json"),
         (in_a_ledger(run="other"), "ledgers/000001.json"),
+        (in_a_ledger(dataset="x"), "ledgers/000001.json"),
+        (in_a_ledger(partition="iid K=9 seed=0"), "ledgers/000001.json"),
+        (in_a_ledger(reproducible=False), "ledgers/000001.json"),
+        (in_manifest(lambda m: m.update(data=dict.fromkeys(m["data"], "1" * 64))), "ledgers/000001.json"),
+        (in_manifest(lambda m: m.update(run=None)), "run/manifest.json"),
         (double_a_ledger, "ledgers/000001.json"),
         (shrink_a_ledger, "ledgers/000001.json"),
         (rename_a_ledger, "ledgers/000001.json"),
@@ -439,6 +477,23 @@ def test_a_model_of_one_s_own_is_replayed_without_its_code(mapa: Mapa, tmp_path:
     assert ("model", "not checked") not in {(one["name"], one["status"]) for one in document["checks"]}
 
 
+@pytest.mark.parametrize("engine", ["events", "vectorised", "block", "synchronous"])
+def test_a_simulated_run_has_the_fields_of_its_engine_and_no_other(
+    mapa: Mapa, tmp_path: Path, engine: str
+) -> None:
+    delays = {"kind": "exponential"} if engine == "synchronous" else {"kind": "cyclic"}
+    world = World.on(small_scenario(delays=delays, **PRIVATE), small_dataset())
+    path = Path(record_simulation(world, name="one", runs=tmp_path, engine=engine)["path"])
+    code, document = verified(mapa, path)
+    assert code == 0, failures(document)
+    assert "fields" in of_status(document, "passed")
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps({**summary, "network": []}))
+    code, document = verified(mapa, path)
+    assert code == 1
+    assert "unknown keys ['network']" in failures(document)["summary.json"]
+
+
 @pytest.mark.parametrize("left", [False, True])
 def test_a_run_without_its_log_says_what_was_not_checked(mapa: Mapa, tmp_path: Path, left: bool) -> None:
     """A cloud that was killed at the very end leaves the last segments of a log that is not kept."""
@@ -483,6 +538,83 @@ def test_ledgers_that_stayed_on_their_edges_are_not_checked(mapa: Mapa, bundle: 
         ("passed", "released ≥"),
         ("not checked", "of 2 edges"),
     ]
+
+
+@pytest.fixture
+def moved(private_run: Path, tmp_path: Path) -> Path:
+    """The private run under another name, which anybody may change."""
+    return Path(shutil.copytree(private_run, tmp_path / "elsewhere"))
+
+
+def in_account(run: Path, number: int, change: str) -> None:
+    connection = sqlite3.connect(run / "state" / str(number) / FILE_NAME)
+    connection.execute(f"UPDATE account SET {change}")
+    connection.commit()
+    connection.close()
+
+
+def test_a_run_that_was_moved_is_still_itself(mapa: Mapa, moved: Path, tmp_path: Path) -> None:
+    code, document = verified(mapa, moved)
+    assert code == 0, failures(document)
+    assert "ledgers" in of_status(document, "passed")
+    (moved / "state").rename(tmp_path / "state")
+    code, document = verified(mapa, moved, "--ledger", tmp_path / "state")
+    assert code == 0, failures(document)
+    assert "ledgers" in of_status(document, "passed")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "last_sequence = 2, charges = 2",
+        "run = 'other'",
+        "reproducible = 1",
+        "dataset = 'x'",
+        "partition = 'iid K=9 seed=0'",
+    ],
+)
+def test_a_ledger_that_contradicts_the_run_is_named(mapa: Mapa, moved: Path, change: str) -> None:
+    in_account(moved, 0, change)
+    code, document = verified(mapa, moved)
+    assert code == 1
+    assert failures(document)[str(moved / "state" / "0" / FILE_NAME)].startswith("ledgers: ")
+
+
+def test_ledgers_of_another_run_are_not_taken_for_none(mapa: Mapa, moved: Path) -> None:
+    for number in range(3):
+        in_account(moved, number, "run = 'other'")
+    code, document = verified(mapa, moved)
+    assert code == 1
+    assert len([part for part in failures(document) if part.endswith(FILE_NAME)]) == 3
+
+
+def test_a_ledger_that_cannot_be_read_is_a_row_and_the_rest_is_checked(mapa: Mapa, moved: Path) -> None:
+    ledgers = [moved / "state" / str(number) / FILE_NAME for number in range(3)]
+    ledgers[0].write_bytes(b"")
+    ledgers[1].unlink()
+    os.mkfifo(ledgers[1])
+    in_account(moved, 2, f"parameters = '{'[' * 5000}'")
+    code, document = verified(mapa, moved)
+    assert code == 1
+    assert failures(document).keys() == set(map(str, ledgers))
+    assert "model" in of_status(document, "passed")
+
+
+def test_a_bundle_of_the_first_format_is_read_and_says_what_its_ledgers_do_not(
+    mapa: Mapa, bundle: Path
+) -> None:
+    def first(parts: dict[str, bytes]) -> None:
+        for name in [name for name in parts if name.startswith("ledgers/")]:
+            edit_json(
+                parts,
+                name,
+                lambda value: [value.pop(key) for key in ("dataset", "partition", "reproducible")] and None,
+            )
+
+    code, document = verified(mapa, rewritten(bundle, first, format="mapa-bundle-1"))
+    assert code == 0, failures(document)
+    assert "ledgers" in of_status(document, "not checked")
+    assert verified(mapa, rewritten(bundle, first))[0] == 1
 
 
 VALUES = st.one_of(
