@@ -17,6 +17,8 @@ from common.errors import ConfigurationError
 from mapa.dashboard.address import bind, is_loopback, page_address
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.server import FILES, STATIC, make_app
+from mapa.face import simulate
+from mapa.scenario_files import SHIPPED
 from tests.dashboard_support import applied, lines, serving, simulated, write_live_run
 from tests.program_support import run_mapa, start_mapa
 
@@ -100,7 +102,29 @@ def test_only_folders_of_the_runs_directory_are_runs(runs: Path, client: TestCli
     for rest in ("", "/stream", "/events"):
         assert client.get(f"/api/runs/{name}{rest}").status_code == 404
     assert client.get("/api/compare", params={"run": name}).status_code == 404
-    assert [run["run"] for run in client.get("/api/runs").json()["runs"]] == ["first"]
+    found = client.get("/api/runs").json()
+    assert [run["run"] for run in found["runs"]] == ["first"]
+    assert (found["hidden"], found["unnamed"]) == (1, 1)  # .hidden: it has records
+
+
+def test_runs_that_are_not_shown_for_their_names_are_counted(runs: Path) -> None:
+    for name in ("my scen ünï-1", "-x-1", ".hid-1", "a" * 201, "_fine-1"):
+        write_live_run(runs, name, applied(1))
+    write_live_run(runs, ".removing-12ab", applied(1))  # on its way out
+    (runs / "no run").mkdir()
+    found = RunsFolder(runs).lines()
+    assert {run["run"] for run in found["runs"]} == {"first", "_fine-1"}
+    assert (found["hidden"], found["unnamed"]) == (4, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", ["my scen ünï", "-x", ".hid", "y" * 120])
+def test_a_run_of_a_scenario_with_any_file_name_is_shown(tmp_path: Path, stem: str) -> None:
+    file = tmp_path / f"{stem}.toml"
+    file.write_text((SHIPPED / "quickstart.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    path = simulate(file, seed=1, iterations=3, edges=1, runs_dir=tmp_path / "runs", progress=False).path
+    [line] = RunsFolder(tmp_path / "runs").lines()["runs"]
+    assert (line["run"], line["name"]) == (path.name, stem)
 
 
 @pytest.mark.parametrize(
