@@ -43,6 +43,7 @@ def dashboard_command(
     try:
         import uvicorn
 
+        from mapa.dashboard.patience import limits
         from mapa.dashboard.server import make_app
         from mapa.dashboard.stream import Following
     except ImportError as error:
@@ -77,7 +78,7 @@ def dashboard_command(
         access_log=False,  # addresses with a token in them belong in no log
         server_header=False,
         timeout_graceful_shutdown=3,
-        limit_concurrency=256,
+        **limits(),
     )
     if open_browser:
         webbrowser.open(f"{address}?token={token}" if token is not None else address)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from common.errors import ConfigurationError
+from mapa.dashboard import patience
 from mapa.dashboard.address import bind, is_loopback, page_address
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.server import FILES, STATIC, make_app
@@ -154,7 +157,18 @@ def test_every_file_of_the_page_is_there_and_none_is_inline_or_from_elsewhere(cl
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8080", "", "localhost.evil"]
+    "host",
+    [
+        *("evil.example", "127.0.0.1.evil.example", "evil.example:8080", "", "localhost.evil"),
+        *(
+            "[::1].evil.com:80",
+            "[::1]evil.com",
+            "localhost:evil.com",
+            "localhost:80:evil",
+            "[localhost",
+            "::1",
+        ),
+    ],
 )
 def test_a_name_that_was_made_to_point_here_is_not_answered(client: TestClient, host: str) -> None:
     assert client.get("/api/runs", headers={"host": host}).status_code == 421
@@ -243,6 +257,49 @@ def test_two_viewers_see_the_same(served: str) -> None:
     with httpx.stream("GET", address, timeout=120) as one, httpx.stream("GET", address, timeout=120) as other:
         assert next(messages(one)) == next(messages(other))
     assert httpx.get(f"{served}/api/runs/first", timeout=120).json()["head"]["updates"] == 2
+
+
+def test_a_connection_that_asks_nothing_is_closed_and_a_stream_is_not(
+    served: str, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.05)
+    with httpx.stream("GET", f"{served}/api/runs/first/stream", timeout=120) as answer:
+        told = messages(answer)
+        next(told)
+        # nothing; half a head; a whole request, and half of the next; a body that never comes
+        ask = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n"
+        for said in (b"", ask, ask + b"\r\n" + ask, ask + b"Content-Length: 9\r\n\r\n"):
+            with connected(served) as idle:
+                idle.sendall(said)
+                assert (b"200 OK" in to_the_end(idle)) == (b"\r\n\r\n" in said)
+        with (runs / "first" / "events.jsonl").open("a") as stream:
+            stream.write(lines(applied(3)))
+        assert next(told)["head"]["updates"] == 3
+
+
+def test_of_too_many_idle_connections_the_oldest_goes(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 600.0)
+    monkeypatch.setattr(patience, "CONNECTIONS", 4)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connected(served)) for _ in range(20)]
+        assert httpx.get(f"{served}/api/runs", timeout=120).status_code == 200
+        assert to_the_end(idle[0]) == b""
+        idle[-1].sendall(b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert b"200 OK" in to_the_end(idle[-1])
+
+
+def connected(address: str) -> socket.socket:
+    host, _, port = address.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=120)
+
+
+def to_the_end(connection: socket.socket) -> bytes:
+    """Read until the server closes."""
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(4096):
+            found += part
+    return found
 
 
 def messages(answer: httpx.Response) -> Iterator[dict[str, Any]]:
