@@ -285,7 +285,8 @@ export function runHead(root, head) {
       ...head.metrics.slice(1, 3).map((metric) => tile(metric.name, metricText(metric, latest[metric.name]), head.latest.t === undefined ? "" : `at ${whole(head.latest.t)}`)),
       head.stage === null ? null : tile("stage", whole(head.stage), `ΔS ${short(head.sensitivity)} · γ ${short(head.learning_rate)}`),
       tile("updates/s", short(head.updates_per_second, 4)), tile("edges", whole(head.edges_seen), `of ${whole(head.edges)}`)),
-    head.warning ? make("p", { class: "warning" }, head.warning) : null);
+    head.warning ? make("p", { class: "warning" }, head.warning) : null,
+    ...head.failed.map((text) => make("p", { class: "warning" }, `These records cannot be shown: ${text}`)));
 }
 
 export function runs(root, choose) {
