@@ -78,7 +78,7 @@ def _writable(stream: TextIO | None, descriptor: int) -> TextIO:
             os.fstat(descriptor)
         except OSError:  # free, so that the next file to be opened would take what children print
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-        return open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        return Path(os.devnull).open("w", encoding="utf-8")
     narrow = stream.errors == "strict" or not stream.encoding.lower().startswith("utf")
     if isinstance(stream, io.TextIOWrapper) and narrow:
         stream.reconfigure(errors="backslashreplace")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
+from mapa.dashboard.gathered import number
 from mapa.dashboard.reading import JsonFile
 from mapa.dashboard.sections import plain, rows, table
 from mapa.run_state import LEAVING, has_records, is_run, last_update, wrote_just_now
@@ -64,7 +65,7 @@ class RunsFolder:
         scenario = table(manifest, "scenario")
         metrics = rows(summary, "metrics")
         first = metrics[0] if metrics else {}
-        updates = plain(summary.get("updates")) if summary else last_update(path)
+        updates = number(summary.get("updates")) if summary else last_update(path)
         return {
             "run": name,
             "state": state_of(path, summary),
@@ -74,13 +75,13 @@ class RunsFolder:
             "algorithm": plain(table(scenario, "algorithm").get("name")),
             "model": plain(table(scenario, "model").get("name")),
             "data": plain(table(scenario, "data").get("set")),
-            "edges": plain(scenario.get("edges")),
-            "iterations": plain(scenario.get("iterations")),
+            "edges": number(scenario.get("edges")),
+            "iterations": number(scenario.get("iterations")),
             "updates": updates,
             "reason": plain(summary.get("reason")),
             "metric": plain(dict(first)),
-            "final": plain(summary.get(f"final_{first.get('name')}")),
-            "epsilon": plain(table(summary, "privacy").get("epsilon")),
+            "final": number(summary.get(f"final_{first.get('name')}")),
+            "epsilon": number(table(summary, "privacy").get("epsilon")),
         }
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from common.errors import ConfigurationError
+from mapa import output
+from mapa.commands.dashboard import one_line
 from mapa.dashboard import patience
 from mapa.dashboard.address import bind, is_loopback, page_address
 from mapa.dashboard.folder import RunsFolder
@@ -333,6 +337,21 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for() -> None:
     finally:
         first.close()
         second.close()
+
+
+def test_an_error_of_the_server_is_one_line_unless_a_traceback_was_asked_for() -> None:
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 1, "%s", ("x",), sys.exc_info())
+    output.begin({"MAPA_DEBUG": "1"})
+    assert one_line(record)
+    assert record.exc_info is not None
+    output.begin({})
+    assert one_line(record)
+    text = logging.Formatter().format(record)
+    assert text.startswith("unexpected error: ValueError: odd")
+    assert "\n" not in text
 
 
 def test_what_is_loopback() -> None:
