@@ -187,8 +187,8 @@ def from_summary(gathered: Gathered, summary: Mapping[str, Any]) -> None:
         if type(at) is int and number(at) is not None:
             gathered.add_evaluation(at, values, None)
     gathered.take({**stage, "event": "stage_opened"} for stage in rows(summary, "stages"))
-    updates = number(summary.get("updates"))
-    gathered.updates = updates if type(updates) is int and updates > 0 else 0
+    updates = summary.get("updates")
+    gathered.updates = updates if type(updates) is int and number(updates) is not None else 0
 
 
 def table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
