@@ -152,6 +152,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
+        if isinstance(error, OSError) and output.flushed(0):
+            sys.exit(1)  # it was the output that could not be written
         _tell(error)
         sys.exit(2 if isinstance(error, ConfigurationError) else 1)
 
@@ -165,7 +167,7 @@ def _tell(error: Exception) -> None:
     elif isinstance(error, MapaError):
         _say(f"error: {error}")
     else:
-        _say(f"{output.unexpected(error)}; --debug shows the traceback")
+        _say(output.unexpected(error))
 
 
 def current_name(arguments: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from common.algorithms import algorithm_names
 from common.datasets.catalogue import DATA_SETS
 from mapa.command_tree import Command, Parameter, command_tree
+from mapa.commands.export import Format
 from mapa.commands.runs import SORT_KEYS
 from mapa.recording import ENGINES
 from mapa.run_state import KILLED, RUNNING
@@ -25,13 +26,20 @@ _RUNS = {
     ("compare", "names"),
     ("runs show", "run"),
 }
-_RUNS |= {("runs rm", "names"), ("ledger", "run"), ("ledger show", "run"), ("cloud", "resume")}
+_RUNS |= {
+    ("export", "run"),
+    ("runs rm", "names"),
+    ("ledger", "run"),
+    ("ledger show", "run"),
+    ("cloud", "resume"),
+}
 _WORDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("simulate", "engine"): ENGINES,
     ("runs list", "engine"): (*ENGINES, "processes", "network"),
     ("runs list", "state"): (RUNNING, KILLED, "finished", "interrupted", "diverged", "no-budget"),
     ("runs list", "sort"): tuple(SORT_KEYS),
     ("run", "broker"): ("auto", "mosquitto", "embedded"),
+    ("export", "to"): tuple(one.value for one in Format),
 }
 _LINKS = ("lan", "wifi", "5g", "4g", "wan", "satellite")
 
@@ -87,7 +95,7 @@ _mapa_values() {
       fi
       [[ latest == "$word"* && ${COMP_WORDS[*]:1:2} != "runs rm" ]] && found+=(latest)
       for name in "$runs/$word"*/manifest.json; do
-        [[ -f $name ]] || continue
+        [[ -f $name && ! -h $name && ! -h ${name%/manifest.json} ]] || continue
         name=${name%/manifest.json}
         found+=("$(printf %q "${name##*/}")")
       done

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import ConfigurationError
+from common.records.naming import LONGEST, folder_name
 from edge.owners import BOOK_VARIABLE
 from mapa.environment import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
 from mapa.left_runs import name_of, to_go_on_with
@@ -52,7 +53,7 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
             resumed["MAPA_RUN"] = run or name_of(left)
             return ["cloud", "--resume", str(left)], resumed
         short = Path(scenario).name.removesuffix(".toml")  # the stem of …-0.1 would be …-0
-        options.setdefault("MAPA_RUN", f"{short}-{secrets.token_hex(4)}")
+        options.setdefault("MAPA_RUN", f"{folder_name(short, LONGEST - 9)}-{secrets.token_hex(4)}")
         return ["cloud", scenario, *changes], options
     if SCENARIOS.is_dir():
         options.setdefault("MAPA_CODE", str(SCENARIOS))  # what --allow names may lie beside the scenario

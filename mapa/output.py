@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import traceback
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 DEBUG = "MAPA_DEBUG"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # records say theirs themselves: RecordsError
 
 
 class Loudness(Enum):
@@ -29,6 +32,7 @@ _said: dict[str, object] = {"loudness": Loudness.USUAL, "tracebacks": False}
 
 def begin(environ: Mapping[str, str]) -> None:
     """Forget what an earlier command asked for; MAPA_DEBUG counts unless it is empty or 0."""
+    sys.stdout, sys.stderr = _writable(sys.stdout, 1), _writable(sys.stderr, 2)
     _said["loudness"] = Loudness.USUAL
     _said["tracebacks"] = environ.get(DEBUG, "").strip() not in ("", "0")
 
@@ -67,20 +71,38 @@ def coloured(stream: IO[str]) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def _writable(stream: TextIO | None, descriptor: int) -> TextIO:
+    r"""Return a stream that takes any text: a closed one forgets it, and ε is \u03b5 where an encoding has none."""
+    if stream is None:
+        try:
+            os.fstat(descriptor)
+        except OSError:  # free, so that the next file to be opened would take what children print
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+        return Path(os.devnull).open("w", encoding="utf-8")
+    narrow = stream.errors == "strict" or not stream.encoding.lower().startswith("utf")
+    if isinstance(stream, io.TextIOWrapper) and narrow:
+        stream.reconfigure(errors="backslashreplace")
+    return stream
+
+
 def flushed(code: object) -> int:
-    """Return the exit code once all output is written; where its reader has gone, 1, and no complaint."""
+    """Return the exit code once all output is written; where it cannot be, 1; no complaint of a reader who has gone."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # what is left in the buffer would fail again, loudly, when the interpreter ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(unexpected(error), file=sys.stderr)
         return 1
     return code if isinstance(code, int) else 0 if code is None else 1
 
 
 def unexpected(error: Exception) -> str:
-    """Return an error that nobody foresaw in one line: what, and where."""
+    """Return an error that nobody foresaw in one line: what, and where; of a full disk behind the output, that."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+        return f"error: the output could not be written: {error.strerror}"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     what = " ".join(str(error).split())[:300]
-    return f"unexpected error: {type(error).__name__}{': ' if what else ''}{what}{where}"
+    return f"unexpected error: {type(error).__name__}{': ' if what else ''}{what}{where}; --debug shows the traceback"

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from common.dotted import is_dotted
 from common.own_code import code_folder
+from common.records.naming import LONGEST, STAMP
 from common.records.rundir import new_run_id
 from common.scenario.scenario import Scenario
 from common.transport.connection import Credentials
@@ -35,7 +36,7 @@ def run_in_processes(
 ) -> dict[str, Any]:
     """Train with a broker, the cloud in this process, and edges in others; write the records, return the summary."""
     scenario, ours = setting.scenario, private(broker)
-    run = run_id(new_run_id(name))
+    run = run_id(new_run_id(name, most=LONGEST - STAMP))  # its name on the broker, too
     counts = edge_counts(scenario.workers, processes)
     code = edge_code(scenario)
     summary: dict[str, Any] = {}

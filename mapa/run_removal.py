@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.errors import ConfigurationError, MapaError, RecordsError
 from edge.slots import is_held
-from mapa.run_state import ENDING, RUNNING, is_run, read_object, state_of
+from mapa.run_state import ENDING, LEAVING, RUNNING, is_run, read_object, state_of
 from mapa.runs_folder import files_of, printable
 
 FLAG = "--forget-account"
@@ -104,7 +104,7 @@ def remove(path: Path, *, forget: bool = False) -> bool:
             raise RemovalRefusedError(f"{_called(path)}: another program has just opened it") from None
         except OSError:
             pass  # a disk without locks
-        leaving = path.with_name(f".removing-{secrets.token_hex(8)}")
+        leaving = path.with_name(f"{LEAVING}{secrets.token_hex(8)}")
         path.rename(leaving)
         shutil.rmtree(leaving)
     except FileNotFoundError:

@@ -21,12 +21,18 @@ RUNNING, ENDING, KILLED, UNREADABLE = (
     "unreadable",
 )  # else: the reason of its end
 QUIET = 15.0  # seconds without a change after which a run that nobody has locked is not called running
+LEAVING = ".removing-"  # begins the name of a folder whose removal has begun
 _MARKS = ("manifest.json", "events.jsonl")  # a folder with one of them is a run
 
 
 def is_run(path: Path) -> bool:
     """Tell whether a folder holds the records of a run; one whose removal has begun holds none any more."""
-    return not path.name.startswith(".") and any(regular(path / name) is not None for name in _MARKS)
+    return not path.name.startswith(".") and has_records(path)
+
+
+def has_records(path: Path) -> bool:
+    """Tell whether a folder holds them, whatever it is called."""
+    return any(regular(path / name) is not None for name in _MARKS)
 
 
 def state_of(path: Path) -> str:

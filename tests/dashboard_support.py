@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from mapa.dashboard.address import bind
+from mapa.dashboard.patience import limits
 from mapa.dashboard.server import make_app
 from mapa.face import simulate
 
@@ -60,7 +61,9 @@ def simulated(runs: Path, **changes: Any) -> Path:
 def serving(runs: Path, token: str | None = None) -> Iterator[str]:
     """Serve the page of a folder from a thread; yields its address, without a slash at its end."""
     listener = bind("127.0.0.1", 0)
-    config = uvicorn.Config(make_app(runs, token), log_level="warning", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        make_app(runs, token), log_level="warning", timeout_graceful_shutdown=1, **limits()
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

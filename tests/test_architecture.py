@@ -69,7 +69,7 @@ ONLY_IN = {
     "tensorboard": {"mapa/export/event_files.py"},
     "mlflow": {"mapa/export/mlflow_store.py"},
     "starlette": {"mapa/dashboard/guard.py", "mapa/dashboard/server.py"},
-    "uvicorn": {"mapa/commands/dashboard.py"},
+    "uvicorn": {"mapa/commands/dashboard.py", "mapa/dashboard/patience.py"},
     "torch": {
         "common/models/cnn.py",
         *(f"common/models/torch_{part}.py" for part in ("checks", "gradients", "losses", "model", "module")),

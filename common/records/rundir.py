@@ -24,6 +24,7 @@ from common.models.model import Block
 from common.quantities import Vector
 from common.records.eventfile import EventFile
 from common.records.journal import Journal
+from common.records.naming import LONGEST, folder_name
 from common.records.regular import regular_object
 from common.scenario.scenario import Scenario
 
@@ -35,10 +36,10 @@ _PACKAGES = (
 )
 
 
-def new_run_id(name: str, now: datetime | None = None) -> str:
-    """Return a name that sorts by time and never collides."""
+def new_run_id(name: str, now: datetime | None = None, *, most: int = LONGEST) -> str:
+    """Return a name that sorts by time and never collides; of `name` at most so many characters."""
     moment = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
-    return f"{name}-{moment}-{secrets.token_hex(4)}"
+    return f"{folder_name(name, most)}-{moment}-{secrets.token_hex(4)}"
 
 
 def run_of(manifest: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import typer
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.quantities import RunId
+from common.records.naming import folder_name
 from common.records.rundir import new_run_id
 from common.scenario.scenario import Scenario
 from common.wire.topics import run_id
@@ -46,7 +47,12 @@ class CloudConnection(Connection):
     def run_id(self) -> RunId:
         if self.run is None:
             raise ConfigurationError("--run: missing; the edges need the same name")
-        return run_id(self.run)
+        name = run_id(self.run)
+        if folder_name(name) != name:
+            raise ConfigurationError(
+                f"--run {name!r}: must begin with a letter, a digit or _: the folder of its records has this name"
+            )
+        return name
 
 
 @with_groups(environment.CLOUD)

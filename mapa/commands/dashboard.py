@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import sys
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigurationError
+from mapa import output
 from mapa.commands import options
 from mapa.dashboard.address import bind, is_loopback, page_address
 
@@ -43,6 +45,7 @@ def dashboard_command(
     try:
         import uvicorn
 
+        from mapa.dashboard.patience import limits
         from mapa.dashboard.server import make_app
         from mapa.dashboard.stream import Following
     except ImportError as error:
@@ -77,8 +80,9 @@ def dashboard_command(
         access_log=False,  # addresses with a token in them belong in no log
         server_header=False,
         timeout_graceful_shutdown=3,
-        limit_concurrency=256,
+        **limits(),
     )
+    logging.getLogger("uvicorn.error").addFilter(one_line)
     if open_browser:
         webbrowser.open(f"{address}?token={token}" if token is not None else address)
     try:
@@ -87,6 +91,14 @@ def dashboard_command(
         pass  # the way to end it
     finally:
         listener.close()
+
+
+def one_line(record: logging.LogRecord) -> bool:
+    """Let an error of the server be one line, as every other error is, unless tracebacks were asked for."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, Exception) and not output.wants_tracebacks():
+        record.msg, record.args, record.exc_info = output.unexpected(error), (), None
+    return True
 
 
 def _token(file: Path | None) -> str | None:

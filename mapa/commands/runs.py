@@ -91,8 +91,10 @@ def show_run(
             print(f"{key:<20}{_size(value) if key == 'bytes' else printable(str(value))}")
     print(f"{'path':<20}{printable(str(path))}")
     print("\nprivacy, as the run states it:")
-    for word in statement or ["nothing is stated; `mapa ledger` computes it from what is on record"]:
-        print(f"  {printable(word)}")
+    for word in statement[:_LINES] or ["nothing is stated; `mapa ledger` computes it from what is on record"]:
+        print(f"  {printable(word[:_LINE])}{' …' if len(word) > _LINE else ''}")
+    if len(statement) > _LINES:
+        print(f"  and {len(statement) - _LINES} lines more; --json has all")
     print("\nfiles:")
     for name, size in files[:_FILES]:
         print(f"  {_size(size):>10}  {printable(name)}")
@@ -184,6 +186,7 @@ def next_steps(path: Path, line: RunLine, runs: Path) -> dict[str, str]:
 
 
 _FILES = 40  # shown one by one
+_LINES, _LINE = 50, 2000  # of a statement; characters of a line: what a run states itself is shorter
 _WIDEST = 1000  # columns
 
 

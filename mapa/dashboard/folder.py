@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
+from mapa.dashboard.gathered import number
 from mapa.dashboard.reading import JsonFile
 from mapa.dashboard.sections import plain, rows, table
-from mapa.run_state import is_run, last_update, wrote_just_now
+from mapa.run_state import LEAVING, has_records, is_run, last_update, wrote_just_now
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _MOST = 500  # runs in the list, the newest
 
 
@@ -36,21 +37,26 @@ class RunsFolder:
         except OSError:
             return None
 
-    def names(self) -> list[str]:
-        """Return the names of all runs, the newest first."""
+    def names(self) -> tuple[list[str], int]:
+        """Return the names of all runs, the newest first, and how many more folders hold records under other names."""
         try:
-            found = [path for one in self.path.iterdir() if (path := self.find(one.name)) is not None]
-            return [path.name for path in sorted(found, key=_began, reverse=True)]
+            here = list(self.path.iterdir())
+            found = [path for one in here if (path := self.find(one.name)) is not None]
+            return [path.name for path in sorted(found, key=_began, reverse=True)], sum(map(_unnamed, here))
         except OSError as error:
             raise ConfigurationError(f"--runs-dir {self.path}: {error}") from error
 
     def lines(self) -> dict[str, Any]:
         """Return a line for each run."""
-        names = self.names()
+        names, unnamed = self.names()
         for known in (self._manifests, self._summaries):
             for name in known.keys() - set(names[:_MOST]):
                 del known[name]
-        return {"runs": [self._line(name) for name in names[:_MOST]], "hidden": max(0, len(names) - _MOST)}
+        return {
+            "runs": [self._line(name) for name in names[:_MOST]],
+            "hidden": max(0, len(names) - _MOST) + unnamed,
+            "unnamed": unnamed,
+        }
 
     def _line(self, name: str) -> dict[str, Any]:
         path = self.path / name
@@ -59,7 +65,7 @@ class RunsFolder:
         scenario = table(manifest, "scenario")
         metrics = rows(summary, "metrics")
         first = metrics[0] if metrics else {}
-        updates = plain(summary.get("updates")) if summary else last_update(path)
+        updates = number(summary.get("updates")) if summary else last_update(path)
         return {
             "run": name,
             "state": state_of(path, summary),
@@ -69,13 +75,13 @@ class RunsFolder:
             "algorithm": plain(table(scenario, "algorithm").get("name")),
             "model": plain(table(scenario, "model").get("name")),
             "data": plain(table(scenario, "data").get("set")),
-            "edges": plain(scenario.get("edges")),
-            "iterations": plain(scenario.get("iterations")),
+            "edges": number(scenario.get("edges")),
+            "iterations": number(scenario.get("iterations")),
             "updates": updates,
             "reason": plain(summary.get("reason")),
             "metric": plain(dict(first)),
-            "final": plain(summary.get(f"final_{first.get('name')}")),
-            "epsilon": plain(table(summary, "privacy").get("epsilon")),
+            "final": number(summary.get(f"final_{first.get('name')}")),
+            "epsilon": number(table(summary, "privacy").get("epsilon")),
         }
 
 
@@ -88,6 +94,13 @@ def state_of(path: Path, summary: dict[str, Any], halted: str = "") -> str:
         return "ended"
     recent = wrote_just_now(path)
     return "ending" if recent and halted else "live" if recent else "quiet"
+
+
+def _unnamed(path: Path) -> bool:
+    """Tell whether a folder has the records of a run, and a name that no address of the page takes."""
+    if NAME.fullmatch(path.name) or path.name.startswith(LEAVING):
+        return False
+    return not path.is_symlink() and has_records(path)
 
 
 def _began(path: Path) -> tuple[float, str]:

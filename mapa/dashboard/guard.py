@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "mapa_dashboard"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_HOST = re.compile(r"(?:\[(?P<six>[^][]*)\]|(?P<name>[^][:]*))(?::[0-9]*)?")
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
@@ -81,10 +83,9 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """Return the name of a Host header without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+    """Return the name of a Host header without its port; "" where it is none, whatever stands before or behind it."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found["six"] or found["name"]).lower()
 
 
 def _query_token(query: bytes) -> str | None:

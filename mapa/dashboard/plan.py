@@ -21,10 +21,12 @@ def planned(scenario: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) ->
     algorithm = scenario.get("algorithm")
     if not isinstance(algorithm, Mapping) or algorithm.get("name") != "mapa" or not stages:
         return []
-    first = stages[0]
+    first, batch = stages[0], scenario.get("batch_size")
+    if type(batch) is not int:
+        return []
     try:
         problem = Problem(
-            batch_size=scenario["batch_size"],
+            batch_size=batch,
             smoothness=algorithm["smoothness"],
             sigma=algorithm["sigma"],
             tau_max=int(first["tau_max"]),
@@ -33,7 +35,7 @@ def planned(scenario: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) ->
             delta=algorithm["delta"],
             loss_gap=algorithm["loss_gap"],
             radius=algorithm["radius"],
-            first_clip=first["sensitivity"] * scenario["batch_size"] / 2,
+            first_clip=first["sensitivity"] * batch / 2,
             rule=SensitivityRule(algorithm["rule"]),
         )
         spread = problem.sigma**2 / problem.batch_size

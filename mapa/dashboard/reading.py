@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,7 @@ from common.records.regular import open_regular, plain_json
 CHUNK = 1 << 21  # bytes of one look: about 10,000 events
 LONGEST = 1 << 20  # bytes of one line; a longer one is none of ours
 LARGEST = 1 << 26  # bytes of a JSON file
+_DIGITS = 40  # of a whole number
 
 
 @dataclass(slots=True)
@@ -69,9 +72,25 @@ class Tail:
         return records
 
 
+def _real(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if len(text) <= _DIGITS else None
+
+
+def _none(_: str) -> None:
+    """NaN and infinities."""
+
+
 @dataclass(slots=True)
 class JsonFile:
-    """A JSON object in a file, read again when the file has changed; {}: none, or none that can be read."""
+    """A JSON object in a file, read again when the file has changed; {}: none, or none that can be read.
+
+    Its numbers are finite and of a size that can be computed with; others are None.
+    """
 
     path: Path
     value: dict[str, Any] = field(default_factory=dict)
@@ -90,8 +109,8 @@ class JsonFile:
             return self.value
         self._seen = seen
         try:
-            value = plain_json(content)
-        except ValueError:
+            value = json.loads(content, parse_float=_real, parse_int=_whole, parse_constant=_none)
+        except (ValueError, RecursionError):
             value = {}
         self.value = value if isinstance(value, dict) else {}
         self.version += 1

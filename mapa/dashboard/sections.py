@@ -7,7 +7,7 @@ from typing import Any
 
 from common.metrics import Metric
 from common.records.tally import staleness_summary
-from mapa.dashboard.gathered import Gathered, Lane, metric_named, number
+from mapa.dashboard.gathered import EDGES, METRICS, TEXT, Gathered, Lane, metric_named, number
 from mapa.dashboard.plan import planned
 from mapa.dashboard.series import Durations
 
@@ -20,8 +20,9 @@ _HEAD = ("name", "engine", "algorithm", "model", "data", "seed", "batch_size", "
 def metrics_of(gathered: Gathered, summary: Mapping[str, Any]) -> list[Metric]:
     """Return the metrics, the headline metric first."""
     try:
-        declared = [Metric.from_dict(fields) for fields in summary.get("metrics", [])]
-    except (KeyError, TypeError, ValueError, AttributeError):
+        given = ({**row, "name": str(row["name"])[:TEXT]} for row in rows(summary, "metrics")[:METRICS])
+        declared = [Metric.from_dict(fields) for fields in given]
+    except (KeyError, TypeError, ValueError):
         declared = []
     return declared or [metric_named(name) for name in gathered.latest.get("values", {})]
 
@@ -50,19 +51,19 @@ def head(
         **{key: plain(summary.get(key, names[key])) for key in _HEAD},
         "started": plain(manifest.get("started")),
         "reason": plain(summary.get("reason", gathered.halted or None)),
-        "updates": plain(summary.get("updates", gathered.updates)),
-        "iterations": plain(summary.get("iterations", scenario.get("iterations"))),
-        "edges": plain(scenario.get("edges")),
+        "updates": number(summary.get("updates", gathered.updates)),
+        "iterations": number(summary.get("iterations", scenario.get("iterations"))),
+        "edges": number(scenario.get("edges")),
         "edges_seen": len(gathered.lanes),
         "stage": gathered.stages[-1]["stage"] if gathered.stages else None,
         "sensitivity": gathered.stages[-1]["sensitivity"] if gathered.stages else None,
         "learning_rate": gathered.stages[-1]["learning_rate"] if gathered.stages else None,
         "metrics": [metric.as_dict() for metric in metrics],
         "latest": gathered.latest,
-        "best": plain(summary.get(f"best_{first}", best[0])),
-        "best_at": plain(summary.get(f"best_{first}_at", best[1])),
-        "seconds": plain(summary.get("seconds", span)),
-        "updates_per_second": plain(
+        "best": number(summary.get(f"best_{first}", best[0])),
+        "best_at": number(summary.get(f"best_{first}_at", best[1])),
+        "seconds": number(summary.get("seconds", span)),
+        "updates_per_second": number(
             summary.get("iterations_per_second", gathered.updates / span if span else None)
         ),
         "timed": gathered.first_time is not None,
@@ -77,10 +78,9 @@ def fleet(
 ) -> dict[str, Any]:
     links = table(manifest, "scenario").get("links")
     links = links if isinstance(links, list) else []
-    network = {row.get("edge"): row for row in rows(summary, "network")}
-    stated = {row.get("edge"): row for row in rows(table(summary, "privacy"), "edges")}
-    counted = {row.get("edge"): row for row in rows(summary, "edges")}
-    everyone = sorted({*gathered.lanes, *(k for k in counted if type(k) is int)})
+    network, counted = by_edge(summary, "network"), by_edge(summary, "edges")
+    stated = by_edge(table(summary, "privacy"), "edges")
+    everyone = sorted({*gathered.lanes, *counted})
     lanes = []
     for k in everyone[:LANES]:
         lane = gathered.lanes.get(k)
@@ -90,20 +90,18 @@ def fleet(
         lanes.append(
             {
                 "edge": k,
-                **{
-                    key: plain(row.get(key))
-                    for key in ("edge_id", "applied", "joins", "gone", "last_sequence")
-                },
-                "staleness_mean": plain(row.get("staleness_mean")),
-                "staleness_max": plain(row.get("staleness_max")),
+                **{key: words(row.get(key)) for key in ("edge_id", "gone")},
+                **{key: number(row.get(key)) for key in ("applied", "joins", "last_sequence")},
+                "staleness_mean": number(row.get("staleness_mean")),
+                "staleness_max": number(row.get("staleness_max")),
                 "staleness_last": None if lane is None else lane.last_staleness,
-                "share": (row.get("applied") or 0) / gathered.updates if gathered.updates else None,
+                "share": (number(row.get("applied")) or 0) / gathered.updates if gathered.updates else None,
                 "pace": None if lane is None else lane.pace,
                 "silent": _silent(lane, gathered) if live else None,
                 "link": plain(link),
                 "device": _device(lane),
-                "round_trip_ms": plain(measured.get("round_trip_ms")),
-                "epsilon": plain(stated.get(k, {}).get("epsilon")),
+                "round_trip_ms": number(measured.get("round_trip_ms")),
+                "epsilon": number(stated.get(k, {}).get("epsilon")),
                 "strip": [] if lane is None else list(lane.strip.counts),
                 "strip_width": 1.0 if lane is None else lane.strip.width,
             }
@@ -111,7 +109,7 @@ def fleet(
     return {
         "edges": lanes,
         "hidden": max(0, len(everyone) - LANES),
-        "budget": plain(table(table(manifest, "scenario"), "privacy").get("total_epsilon")),
+        "budget": number(table(table(manifest, "scenario"), "privacy").get("total_epsilon")),
         "timed": gathered.first_time is not None,
     }
 
@@ -132,12 +130,13 @@ def training(gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[s
 
 def staleness(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
     counts, heat = gathered.staleness, gathered.heat
+    stated = table(summary, "staleness") or staleness_summary(counts)
     width = max(1, -(-(max(counts, default=0) + 1) // _BINS))
     bins = [0] * (max(counts, default=-1) // width + 1)
     for value, count in counts.items():
         bins[value // width] += count
     return {
-        "summary": table(summary, "staleness") or staleness_summary(counts),
+        "summary": {key: number(value) for key, value in stated.items()},
         "bins": bins,
         "bin_width": width,
         "beyond": gathered.stale_beyond,
@@ -146,19 +145,19 @@ def staleness(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def traffic(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
-    network = {row["edge"]: row for row in rows(summary, "network") if type(row.get("edge")) is int}
+    network = by_edge(summary, "network")
     everyone = sorted({*gathered.lanes, *network})
     refused = table(summary, "refused") if "refused" in summary else dict(gathered.refused)
     return {
         "width": gathered.rate.width,
         "applied": list(gathered.rate.counts),
-        "refused": {key: plain(count) for key, count in refused.items()},
+        "refused": {key: number(count) for key, count in refused.items()},
         "refused_exact": "refused" in summary,  # of one edge only the first hundred are written line by line
         "refused_over": {
             reason: {"width": counts.width, "counts": list(counts.counts)}
             for reason, counts in gathered.refused_over.items()
         },
-        "dropped": {str(key): plain(count) for key, count in table(summary, "dropped").items()},
+        "dropped": {str(key): number(count) for key, count in table(summary, "dropped").items()},
         "turns": _turns(gathered.turns),
         "trips": [_trip(k, gathered.lanes.get(k), network.get(k, {})) for k in everyone[:LANES]],
     }
@@ -173,22 +172,23 @@ def _turns(turns: Durations) -> dict[str, float | None]:
 def _trip(edge: int, lane: Lane | None, measured: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "edge": edge,
-        "edge_id": plain(measured.get("edge_id")) if lane is None else lane.tally.edge_id,
+        "edge_id": words(measured.get("edge_id")) if lane is None else lane.tally.edge_id,
         "turns": _turns(Durations() if lane is None else lane.turns),
-        "asked_delay_ms": plain(measured.get("asked_delay_ms")),
-        "round_trip_ms": plain(measured.get("round_trip_ms")),
+        "asked_delay_ms": number(measured.get("asked_delay_ms")),
+        "round_trip_ms": number(measured.get("round_trip_ms")),
     }
 
 
 def from_summary(gathered: Gathered, summary: Mapping[str, Any]) -> None:
     """Take evaluations and stages from the summary, of a run without events."""
     for row in rows(summary, "evaluations"):
-        values = {key: number(value) for key, value in row.items() if key not in ("updates", "stage")}
-        if type(row.get("updates")) is int:
-            gathered.add_evaluation(row["updates"], values, None)
+        values = {key[:TEXT]: number(value) for key, value in row.items() if key not in ("updates", "stage")}
+        at = row.get("updates")
+        if type(at) is int and number(at) is not None:
+            gathered.add_evaluation(at, values, None)
     gathered.take({**stage, "event": "stage_opened"} for stage in rows(summary, "stages"))
     updates = summary.get("updates")
-    gathered.updates = updates if type(updates) is int else 0
+    gathered.updates = updates if type(updates) is int and number(updates) is not None else 0
 
 
 def table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -200,6 +200,17 @@ def table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def rows(values: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     found = values.get(key)
     return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
+
+
+def by_edge(values: Mapping[str, Any], key: str) -> dict[int, Mapping[str, Any]]:
+    """Return rows by the index of their edge; one without an index is left out."""
+    found = ((row.get("edge"), row) for row in rows(values, key))
+    return {k: row for k, row in found if type(k) is int and 0 <= k < EDGES}
+
+
+def words(value: object) -> str | None:
+    """Return a text; None where it is none."""
+    return value[:TEXT] if isinstance(value, str) else None
 
 
 def plain(value: object) -> Any:

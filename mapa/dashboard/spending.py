@@ -34,7 +34,9 @@ def release_kind(scenario: Mapping[str, Any], size: object, joined: Mapping[str,
         )
         law = describe_law(noise)
         given = {key: joined[key] for key in law.names if joined.get(key) is not None}
-        return ReleaseKind(law.make(given), mechanism, size)
+        kind = ReleaseKind(law.make(given), mechanism, size)
+        hash(kind)  # of plain values alone
+        return kind
     except (MapaError, KeyError, TypeError, ValueError, ArithmeticError):
         return None
 

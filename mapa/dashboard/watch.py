@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.accounting.releases import ReleaseKind
 from common.noise.mechanism import Sampling
+from mapa import output
 from mapa.dashboard import sections
 from mapa.dashboard.audited import audited
 from mapa.dashboard.folder import state_of
@@ -18,8 +19,11 @@ from mapa.dashboard.reading import JsonFile, Tail
 from mapa.dashboard.spending import MOST_KINDS, epsilon, release_kind, shard_size
 
 _CURVES = 50  # edges whose ε is drawn over time
-_LISTED = 300  # events in one answer
+_LISTED = 300  # events in one answer, and lines of a statement
+_WORDS = 5000  # characters of a line
 _AT_END = "The statement in words is written when the run has ended. Until then: ε of the releases on record."
+
+_Maker = Callable[[Gathered, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -31,6 +35,7 @@ class Watch:
     version: int = 0  # goes up when a section has changed
     encoded: dict[str, tuple[int, str]] = field(default_factory=dict)  # by section: version and JSON
     _computed: dict[tuple[ReleaseKind, int], float | None] = field(default_factory=dict)  # ε
+    _failed: list[str] = field(default_factory=list)  # sections that the records broke, and how
     _tail: Tail = field(init=False)
     _manifest: JsonFile = field(init=False)
     _summary: JsonFile = field(init=False)
@@ -62,19 +67,36 @@ class Watch:
         """Encode every section anew; the version of one that has not changed stays."""
         manifest, summary = self._manifest.look(), self._summary.value
         gathered = self.gathered
+        state = state_of(self.path, summary, gathered.halted)
         if summary and not gathered.number and not gathered.metrics:
             sections.from_summary(gathered, summary)
-        state = state_of(self.path, summary, gathered.halted)
+        makers: dict[str, _Maker] = {
+            "fleet": lambda g, m, s: self._with_epsilon(sections.fleet(state == "live", g, m, s)),
+            "training": sections.training,
+            "staleness": lambda g, _, s: sections.staleness(g, s),
+            "privacy": self._privacy,
+            "traffic": lambda g, _, s: sections.traffic(g, s),
+            "events": lambda g, *_: {"number": g.number, "seen": dict(sorted(g.seen.items()))},
+            "head": lambda g, m, s: self._head(state, g, m, s),  # the last: it tells which failed
+        }
+        self._failed.clear()
+        for name, make in makers.items():
+            self._put(name, self._made(name, make, manifest, summary))
+
+    def _made(self, name: str, make: _Maker, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+        """Return a section as JSON; an empty one where records of somebody else break it: the others are shown."""
+        try:
+            return _encoded(make(self.gathered, manifest, summary))
+        except Exception as error:
+            self._failed.append(f"{name}: {output.unexpected(error)}")
+            return _encoded(make(Gathered(), {}, {}))
+
+    def _head(
+        self, state: str, gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]
+    ) -> dict[str, Any]:
         head = sections.head(self.path.name, state, gathered, manifest, summary)
-        head["unreadable"] += self._tail.unreadable
-        head["behind"] = self.behind
-        self._put("head", head)
-        self._put("fleet", self._with_epsilon(sections.fleet(state == "live", gathered, manifest, summary)))
-        self._put("training", sections.training(gathered, manifest, summary))
-        self._put("staleness", sections.staleness(gathered, summary))
-        self._put("privacy", self._privacy(manifest, summary))
-        self._put("traffic", sections.traffic(gathered, summary))
-        self._put("events", {"number": gathered.number, "seen": dict(sorted(gathered.seen.items()))})
+        unreadable = head["unreadable"] + self._tail.unreadable
+        return {**head, "unreadable": unreadable, "behind": self.behind, "failed": list(self._failed)}
 
     def changed_since(self, version: int) -> str:
         """Return the sections that have changed since a version, as JSON; '' where none has."""
@@ -152,17 +174,19 @@ class Watch:
                 row["epsilon_of"], row["epsilon"] = spent[-1][0], spent[-1][3]
         return fleet
 
-    def _privacy(self, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    def _privacy(
+        self, gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]
+    ) -> dict[str, Any]:
         stated = sections.table(summary, "privacy")
         words = stated.get("words")
         privacy = sections.table(sections.table(manifest, "scenario"), "privacy")
-        by_edge = {row.get("edge"): row for row in sections.rows(stated, "edges")}
+        by_edge = sections.by_edge(stated, "edges")
         curves: list[dict[str, Any]] = []
-        for k in sorted(self.gathered.lanes):
+        for k in sorted(gathered.lanes):
             if len(curves) < _CURVES and (spent := self._spent_in_all(k, by_edge.get(k, {}))):
                 columns = zip(*spent, strict=True)
                 named = dict(zip(("releases", "t", "seconds", "epsilon"), map(list, columns), strict=True))
-                curves.append({"edge": k, "edge_id": self.gathered.lanes[k].tally.edge_id, **named})
+                curves.append({"edge": k, "edge_id": gathered.lanes[k].tally.edge_id, **named})
         keys = (
             "edge",
             "edge_id",
@@ -176,22 +200,31 @@ class Watch:
             "reason",
         )
         return {
-            "words": sections.plain(words) if isinstance(words, list) else [_AT_END],
+            "words": [str(line)[:_WORDS] for line in words[:_LISTED]]
+            if isinstance(words, list)
+            else [_AT_END],
             "stated": bool(stated),
-            "delta": sections.plain(stated.get("delta", self._delta)),
-            "epsilon": sections.plain(stated.get("epsilon")),
+            "delta": number(stated.get("delta", self._delta)),
+            "epsilon": number(stated.get("epsilon")),
             "adjacency": "zero-out",
-            "budget": sections.plain(privacy.get("total_epsilon")),
+            "budget": number(privacy.get("total_epsilon")),
             "edges": [
-                {key: sections.plain(row.get(key)) for key in keys}
+                {key: _cell(row.get(key)) for key in keys}
                 for row in sections.rows(stated, "edges")[: sections.LANES]
             ],
             "curves": curves,
             "audit": audited(self._audit.look()),
         }
 
-    def _put(self, name: str, value: object) -> None:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    def _put(self, name: str, text: str) -> None:
         if name not in self.encoded or self.encoded[name][1] != text:
             self.version += 1
             self.encoded[name] = (self.version, text)
+
+
+def _cell(value: object) -> str | float | None:
+    return sections.words(value) if isinstance(value, str) else number(value)
+
+
+def _encoded(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -310,3 +310,53 @@ def test_a_run_that_has_just_begun_says_what_is_missing(visit: Opens, address: s
     ):
         one.go(f"run/first/{view}")
         one.page.get_by_text(said).wait_for()
+
+
+@pytest.mark.parametrize("place", ["run/%ff/fleet", "compare/%ff", "compare/", "%"])
+def test_an_address_that_is_none_shows_the_runs(visit: Opens, address: str, runs: Path, place: str) -> None:
+    some_run(runs)
+    one = visit(address, None)
+    one.page.goto(f"{address}/#/{place}")
+    one.page.get_by_role("heading", name="Runs").wait_for()
+    assert one.said == []
+
+
+@pytest.mark.parametrize("place", ["run/none/fleet", "compare?run=none"])
+def test_a_run_that_is_not_there_is_said_to_be_missing(
+    visit: Opens, address: str, runs: Path, place: str
+) -> None:
+    some_run(runs)
+    one = visit(address, None)
+    one.page.goto(f"{address}/#/{place}")
+    one.page.locator("main").get_by_text("There is no such run").wait_for()
+    one.page.get_by_role("link", name="All runs").click()
+    one.page.get_by_role("heading", name="Runs").wait_for()
+    one.said.clear()  # the console tells of the 404
+
+
+def test_wrong_types_are_dashes_and_long_words_do_not_widen_the_page(
+    visit: Opens, address: str, runs: Path
+) -> None:
+    long = "n" * 200
+    path = some_run(runs, long)
+    append(path, {"event": "evaluated", "t": 40, "m" * 190: 0.5, "k" * 190: 1.0})
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["scenario"] |= {"iterations": "many", "edges": {"a": 1}}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    huge = dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 9007199254740991)
+    summary = {"updates": [1], "reason": "r" * 200, "staleness": huge, "warning": "w" * 400}
+    (path / "summary.json").write_text(json.dumps(summary))
+    one = visit(address, "runs", viewport={"width": 360, "height": 740})
+    places = ("runs", f"compare?run={long}", *(f"run/{long}/{view}" for view in VIEWS))
+    for place in places:
+        one.go(place)
+        assert one.width <= 360, place
+        assert "NaN" not in one.text("body")
+    assert one.text("#run .tile:first-child") == "update t\n–\nof –"
+
+
+def test_runs_with_other_names_are_counted(visit: Opens, address: str, runs: Path) -> None:
+    some_run(runs)
+    some_run(runs, "my scen ünï-1")
+    one = visit(address)
+    one.page.get_by_text("not shown: 1 more (1 with names").wait_for()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -17,8 +19,10 @@ from common.errors import ConfigurationError, RecordsError
 from common.messages import GradientApplied
 from common.models.model import layout
 from common.quantities import EdgeId
+from common.records.naming import LONGEST, STAMP, folder_name
 from common.records.rundir import RunDirectory, new_run_id, versions
 from common.scenario.scenario import parse_scenario
+from common.wire.topics import is_name
 from tests.core_support import small_scenario
 
 FACT = GradientApplied(0, EdgeId("edge-0"), 1, 1, 1, 0, 1, 0.5)
@@ -121,6 +125,39 @@ def test_run_ids_sort_by_time_and_do_not_collide() -> None:
     assert early < late
     same = datetime(2024, 1, 2, tzinfo=UTC)
     assert len({new_run_id("n", same) for _ in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("my scen ünï", "my-scen-uni"),
+        ("-x", "x"),
+        (".hid", "hid"),
+        ("中文", "run"),
+        ("a/../b", "a-..-b"),
+        ("a\n<b>", "a-b-"),
+        ("x" * 300, "x" * 64),
+        ("", "run"),
+    ],
+)
+def test_whatever_a_scenario_is_called_its_run_is_called_so_that_everybody_can_show_it(
+    text: str, name: str
+) -> None:
+    moment = datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
+    made = new_run_id(text, moment)
+    assert made.startswith(f"{name}-20240102-030405-")
+    assert len(made) - len(name) == STAMP
+
+
+@given(st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z"))
+def test_a_name_on_a_broker_is_that_of_the_folder_before_its_stamp(name: str) -> None:
+    assert folder_name(name) == name
+
+
+@given(st.text(max_size=100))
+def test_a_name_that_was_made_is_one_that_stays_and_that_a_broker_takes(text: str) -> None:
+    assert folder_name(folder_name(text)) == folder_name(text)
+    assert is_name(new_run_id(text, most=LONGEST - STAMP))
 
 
 def test_the_same_model_is_the_same_file_byte_by_byte(tmp_path: Path) -> None:

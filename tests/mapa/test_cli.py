@@ -486,6 +486,10 @@ def test_the_short_options_of_a_scenario_are_its_fields(mapa: Mapa, scenario: st
             ["cloud", "quickstart", "--broker", "b", "--run", "r", "--connect-timeout", "nan"],
             ["nan", "at least 0"],
         ),
+        (
+            ["cloud", "quickstart", "--broker", "b", "--run=-x"],
+            ["--run", "'-x'", "begin with a letter"],
+        ),
         (["observe", "--broker", "b:0", "--run", "r", "--out", "o"], ["'b:0'", "HOST:PORT"]),
         (["observe", "--broker", "b", "--run", "r", "--out", "o", "--cert", "c"], ["cert and key"]),
     ],

@@ -23,7 +23,7 @@ from mapa.command_tree import command_tree
 from mapa.commands.common_options import REPORTING
 from mapa.scenario_files import load_scenario, shipped_names
 from tests.mapa.test_cli import SMALL
-from tests.program_support import MAPA, PATIENCE, ROOT, Mapa, environment
+from tests.program_support import MAPA, PATIENCE, ROOT, Mapa, environment, run_mapa
 
 PROBE = """
 import sys
@@ -166,6 +166,69 @@ def test_a_reader_who_leaves_is_not_complained_of(words: str) -> None:
         child.stdout.close()
         assert child.stderr.read() == ""
         assert child.wait(PATIENCE) in (0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--help", "scenarios", "scenario schema"])
+def test_a_full_disk_behind_the_output_is_one_line_and_exit_1(words: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*MAPA, *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env=environment(),
+            text=True,
+            timeout=PATIENCE,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: the output could not be written: No space left on device\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("closed", "code", "said"), [(">&-", 2, "no such folder"), ("2>&-", 2, ""), (">&- 2>&-", 2, "")]
+)
+def test_closed_streams_change_no_exit_code(tmp_path: Path, closed: str, code: int, said: str) -> None:
+    line = f'exec "$@" {closed}'
+    words = ["sh", "-c", line, "sh", *MAPA, "runs", "list", "--runs-dir"]
+    for folder, expected in ((tmp_path, 0), (tmp_path / "none", code)):
+        done = subprocess.run(
+            [*words, str(folder)],
+            capture_output=True,
+            cwd=ROOT,
+            env=environment(),
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == expected, done.stderr
+        assert "Traceback" not in done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "latin-1"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_an_encoding_without_epsilon_fails_no_command(tmp_path: Path, narrow: dict[str, str]) -> None:
+    env = {key: value for key, value in environment().items() if key != "PYTHONIOENCODING"} | narrow
+    runs = ("--runs-dir", str(tmp_path))
+    for words in (
+        ("simulate", "quickstart", "--seed", "1", "--edges", "2", "--iterations", "20", *runs),
+        ("runs", "show", *runs),
+        ("ledger", "latest", *runs),
+        ("scenarios",),
+        ("--help",),
+    ):
+        done = run_mapa(*words, env=env)
+        assert done.returncode == 0, done.stderr
+    shown = run_mapa("ledger", "latest", *runs, env=env).stdout
+    assert "(\\u03b5 = " in shown
 
 
 def test_colours_are_for_terminals_whose_owner_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,7 @@ def test_names_are_completed(tab: Shell) -> None:
     assert set(tab("mapa replay quick-1 --algorithm ")) == set(algorithm_names())
     assert set(tab("mapa data get ")) == set(DATA_SETS)
     assert tab("mapa run --links w") == ["wan", "wifi"]
+    assert tab("mapa export quick-1 --to ") == ["csv", "mlflow", "parquet", "tensorboard"]
     assert tab("mapa completion ") == ["bash", "fish", "zsh"]
     assert tab("mapa run --seed ") == []
 
@@ -96,6 +97,9 @@ def test_run_ids_are_those_of_the_folder(tab: Shell, tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "far-1" / "manifest.json").write_text("{}")
     assert tab("mapa runs show --runs-dir elsewhere f") == ["far-1"]
     assert tab("mapa cloud --resume qu") == ["quick-1", "quick-2"]
+    assert tab("mapa export sl") == ["slow-3"]
+    (tmp_path / "runs" / "slow-4").symlink_to(tmp_path / "elsewhere" / "far-1")
+    assert tab("mapa verify slow") == ["slow-3"]  # a link is no run
 
 
 def test_a_hostile_run_id_runs_nothing(tab: Shell, tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +18,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from common.errors import ConfigurationError
+from mapa import output
+from mapa.commands.dashboard import one_line
+from mapa.dashboard import patience
 from mapa.dashboard.address import bind, is_loopback, page_address
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.server import FILES, STATIC, make_app
+from mapa.face import simulate
+from mapa.scenario_files import SHIPPED
 from tests.dashboard_support import applied, lines, serving, simulated, write_live_run
 from tests.program_support import run_mapa, start_mapa
 
@@ -100,7 +109,29 @@ def test_only_folders_of_the_runs_directory_are_runs(runs: Path, client: TestCli
     for rest in ("", "/stream", "/events"):
         assert client.get(f"/api/runs/{name}{rest}").status_code == 404
     assert client.get("/api/compare", params={"run": name}).status_code == 404
-    assert [run["run"] for run in client.get("/api/runs").json()["runs"]] == ["first"]
+    found = client.get("/api/runs").json()
+    assert [run["run"] for run in found["runs"]] == ["first"]
+    assert (found["hidden"], found["unnamed"]) == (1, 1)  # .hidden: it has records
+
+
+def test_runs_that_are_not_shown_for_their_names_are_counted(runs: Path) -> None:
+    for name in ("my scen ünï-1", "-x-1", ".hid-1", "a" * 201, "_fine-1"):
+        write_live_run(runs, name, applied(1))
+    write_live_run(runs, ".removing-12ab", applied(1))  # on its way out
+    (runs / "no run").mkdir()
+    found = RunsFolder(runs).lines()
+    assert {run["run"] for run in found["runs"]} == {"first", "_fine-1"}
+    assert (found["hidden"], found["unnamed"]) == (4, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", ["my scen ünï", "-x", ".hid", "y" * 120])
+def test_a_run_of_a_scenario_with_any_file_name_is_shown(tmp_path: Path, stem: str) -> None:
+    file = tmp_path / f"{stem}.toml"
+    file.write_text((SHIPPED / "quickstart.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    path = simulate(file, seed=1, iterations=3, edges=1, runs_dir=tmp_path / "runs", progress=False).path
+    [line] = RunsFolder(tmp_path / "runs").lines()["runs"]
+    assert (line["run"], line["name"]) == (path.name, stem)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +161,18 @@ def test_every_file_of_the_page_is_there_and_none_is_inline_or_from_elsewhere(cl
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:8080", "", "localhost.evil"]
+    "host",
+    [
+        *("evil.example", "127.0.0.1.evil.example", "evil.example:8080", "", "localhost.evil"),
+        *(
+            "[::1].evil.com:80",
+            "[::1]evil.com",
+            "localhost:evil.com",
+            "localhost:80:evil",
+            "[localhost",
+            "::1",
+        ),
+    ],
 )
 def test_a_name_that_was_made_to_point_here_is_not_answered(client: TestClient, host: str) -> None:
     assert client.get("/api/runs", headers={"host": host}).status_code == 421
@@ -221,6 +263,49 @@ def test_two_viewers_see_the_same(served: str) -> None:
     assert httpx.get(f"{served}/api/runs/first", timeout=120).json()["head"]["updates"] == 2
 
 
+def test_a_connection_that_asks_nothing_is_closed_and_a_stream_is_not(
+    served: str, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 0.05)
+    with httpx.stream("GET", f"{served}/api/runs/first/stream", timeout=120) as answer:
+        told = messages(answer)
+        next(told)
+        # nothing; half a head; a whole request, and half of the next; a body that never comes
+        ask = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n"
+        for said in (b"", ask, ask + b"\r\n" + ask, ask + b"Content-Length: 9\r\n\r\n"):
+            with connected(served) as idle:
+                idle.sendall(said)
+                assert (b"200 OK" in to_the_end(idle)) == (b"\r\n\r\n" in said)
+        with (runs / "first" / "events.jsonl").open("a") as stream:
+            stream.write(lines(applied(3)))
+        assert next(told)["head"]["updates"] == 3
+
+
+def test_of_too_many_idle_connections_the_oldest_goes(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE", 600.0)
+    monkeypatch.setattr(patience, "CONNECTIONS", 4)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connected(served)) for _ in range(20)]
+        assert httpx.get(f"{served}/api/runs", timeout=120).status_code == 200
+        assert to_the_end(idle[0]) == b""
+        idle[-1].sendall(b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert b"200 OK" in to_the_end(idle[-1])
+
+
+def connected(address: str) -> socket.socket:
+    host, _, port = address.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=120)
+
+
+def to_the_end(connection: socket.socket) -> bytes:
+    """Read until the server closes."""
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(4096):
+            found += part
+    return found
+
+
 def messages(answer: httpx.Response) -> Iterator[dict[str, Any]]:
     for line in answer.iter_lines():
         if line.startswith("data: "):
@@ -252,6 +337,21 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for() -> None:
     finally:
         first.close()
         second.close()
+
+
+def test_an_error_of_the_server_is_one_line_unless_a_traceback_was_asked_for() -> None:
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 1, "%s", ("x",), sys.exc_info())
+    output.begin({"MAPA_DEBUG": "1"})
+    assert one_line(record)
+    assert record.exc_info is not None
+    output.begin({})
+    assert one_line(record)
+    text = logging.Formatter().format(record)
+    assert text.startswith("unexpected error: ValueError: odd")
+    assert "\n" not in text
 
 
 def test_what_is_loopback() -> None:

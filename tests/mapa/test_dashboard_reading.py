@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mapa.dashboard import reading
+from mapa.dashboard import watch as watch_module
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.gathered import Gathered
 from mapa.dashboard.reading import JsonFile, Tail
@@ -24,6 +26,70 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
+ODD = ANYTHING | st.sampled_from(["@1e400@", "@-1e400@", f"@{'9' * 400}@", f"@{'9' * 5000}@"])
+
+
+def rows(*keys: str) -> st.SearchStrategy[Any]:
+    """Tables whose keys are known, and whose values are anything."""
+    return table(*keys) | st.lists(table(*keys) | ANYTHING, max_size=3)
+
+
+def table(*keys: str) -> st.SearchStrategy[Any]:
+    sound = st.integers(0, 3)
+    return st.fixed_dictionaries({}, optional=dict.fromkeys(keys, ODD | sound))
+
+
+EDGE_ROWS = rows(
+    *("edge", "edge_id", "applied", "joins", "gone", "last_sequence", "staleness_mean", "staleness_max"),
+    *("link", "round_trip_ms", "asked_delay_ms", "epsilon", "releases", "reason", "method"),
+)
+SUMMARY: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("updates", "iterations", "seconds", "reason", "warning", "best_accuracy"), ODD),
+    "metrics": ODD | rows("name", "better", "share") | st.just([{"name": "accuracy", "better": "higher"}]),
+    "staleness": ODD | table("mean", "p50", "p90", "p99", "max"),
+    "edges": ODD | EDGE_ROWS,
+    "network": ODD | EDGE_ROWS,
+    "privacy": ODD
+    | st.fixed_dictionaries(
+        {}, optional={"edges": EDGE_ROWS, **dict.fromkeys(("words", "epsilon", "delta"), ODD)}
+    ),
+    "refused": ODD | table("old", "size"),
+    "dropped": ODD | table("old", "size"),
+    "evaluations": ODD | rows("updates", "stage", "accuracy", "loss"),
+    "stages": ODD | rows("stage", "t", "sensitivity", "variance", "learning_rate", "length", "tau_max"),
+}
+MANIFEST = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": ODD,
+        "started": ODD,
+        "shard_sizes": ODD | st.just([100]),
+        "scenario": ODD
+        | st.fixed_dictionaries(
+            {"batch_size": ODD | st.just(8)},
+            optional={
+                "algorithm": ODD
+                | table("smoothness", "sigma", "theta", "delta", "loss_gap", "radius", "rule").map(
+                    lambda found: {**found, "name": "mapa"}
+                ),
+                "privacy": ODD
+                | table("total_epsilon", "total_delta").map(
+                    lambda found: {**found, "clipping": "per-sample", "scope": "all"}
+                ),
+                "data": ODD
+                | table("set", "largest_batch").map(lambda found: {**found, "sampler": "poisson"}),
+                **dict.fromkeys(("edges", "iterations", "seed", "links", "local"), ODD),
+            },
+        ),
+    },
+)
+
+
+def hostile(value: object) -> str:
+    """Return JSON with numbers that no float and no whole number holds."""
+    return re.sub(r'"@([^"]*)@"', r"\1", json.dumps(value))
+
+
 KEYS = st.sampled_from(
     ["edge", "edge_id", "t", "staleness", "sequence", "time", "reason", "stage", "sensitivity", "accuracy"]
 )
@@ -115,32 +181,63 @@ def test_hostile_records_are_counted_and_never_break_a_page(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.sampled_from(["scenario", "shard_sizes", "name", "started"]), ANYTHING), ANYTHING)
+@settings(max_examples=150, deadline=None)
+@given(MANIFEST, st.fixed_dictionaries({}, optional=SUMMARY), ANYTHING, st.booleans())
 def test_a_hostile_manifest_and_summary_never_break_a_page(
-    tmp_path_factory: pytest.TempPathFactory, manifest: dict[str, Any], value: Any
+    tmp_path_factory: pytest.TempPathFactory,
+    manifest: dict[str, Any],
+    summary: dict[str, Any],
+    value: Any,
+    recorded: bool,
 ) -> None:
     path = tmp_path_factory.mktemp("run")
-    keys = (
-        "metrics",
-        "edges",
-        "network",
-        "privacy",
-        "refused",
-        "dropped",
-        "staleness",
-        "evaluations",
-        "stages",
-        "updates",
-    )
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    (path / "summary.json").write_text(json.dumps(dict.fromkeys(keys, value)))
-    (path / "events.jsonl").write_text(lines(applied(1)))
+    (path / "manifest.json").write_text(hostile(manifest))
+    (path / "summary.json").write_text(hostile(summary))
+    joined = {"event": "edge_joined", "edge": 0, "edge_id": "edge-0", "t": 1, "noise": "gaussian"}
+    records = [{**joined, "noise_multiplier": 4.0}, applied(1)]
+    (path / "events.jsonl").write_text(lines(*records) if recorded else "")
     (path / "audit.json").write_text(
-        json.dumps({"games": [{"kind": "scenario", "name": value, "lower_epsilon": value}], "one_run": value})
+        hostile({"games": [{"kind": "scenario", "name": value, "lower_epsilon": value}], "one_run": value})
     )
-    sections(Watch(path))
-    RunsFolder(path.parent).lines()
+    watch = Watch(path)
+    assert sections(watch)["head"]["failed"] == []
+    list(watch.unaccounted())
+    json.dumps(RunsFolder(path.parent).lines(), allow_nan=False)
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e400", "-Infinity", "9" * 400, "9" * 5000, '"x"', "[]", "{}"])
+def test_a_wrong_value_in_a_summary_is_none_and_the_rest_is_shown(tmp_path: Path, value: str) -> None:
+    path = write_live_run(tmp_path, "first", applied(1), applied(2))
+    text = (
+        '{"updates": 2, "reason": "finished", "staleness": {"mean": @, "p50": @, "max": @},'
+        ' "edges": [{"edge": 0, "applied": @}, {"edge": @, "applied": 1}], "network": [{"edge": @}],'
+        ' "privacy": {"edges": [{"edge": @, "epsilon": @}]}}'
+    )
+    (path / "summary.json").write_text(text.replace("@", value))
+    page = sections(Watch(path))
+    assert page["head"]["failed"] == []
+    assert (page["head"]["updates"], page["head"]["reason"]) == (2, "finished")
+    assert page["staleness"]["summary"] == {"mean": None, "p50": None, "max": None}
+    [lane] = page["fleet"]["edges"]
+    assert (lane["edge"], lane["applied"], lane["share"]) == (0, None, 0.0)
+
+
+def test_a_section_that_fails_is_empty_and_named_and_the_others_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = watch_module.sections.fleet
+
+    def broken(live: bool, gathered: Gathered, *more: Any) -> dict[str, Any]:
+        if gathered.number:
+            raise ZeroDivisionError("odd")
+        return usual(live, gathered, *more)
+
+    monkeypatch.setattr(watch_module.sections, "fleet", broken)
+    page = sections(Watch(write_live_run(tmp_path, "first", applied(1))))
+    [said] = page["head"]["failed"]
+    assert said.startswith("fleet: unexpected error: ZeroDivisionError: odd")
+    assert page["fleet"]["edges"] == []
+    assert page["head"]["updates"] == 1
 
 
 def test_the_list_does_not_wait_for_a_pipe_in_the_place_of_events(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.wire.topics import is_name
 from mapa import container
 from mapa.left_runs import ended_with, name_of, to_go_on_with
 from tests.program_support import Mapa
@@ -97,6 +98,8 @@ def test_the_start_of_a_container_asks_for_it(tmp_path: Path, monkeypatch: pytes
     arguments, options = container.service("cloud", environ)
     assert arguments == ["cloud", "quickstart"]
     assert options["MAPA_STARTED_BY"] == OURS
+    odd = {**environ, "SCENARIO": f"my scen ünï {'x' * 80}"}
+    assert is_name(container.service("cloud", odd)[1]["MAPA_RUN"])
     path = left(tmp_path, "quickstart-12ab", 1, by=OURS)
     assert container.service("cloud", environ) == (
         ["cloud", "--resume", str(path)],

@@ -336,3 +336,13 @@ def test_show_says_how_a_killed_run_goes_on(mapa: Mapa, runs: Path) -> None:
     assert said["next"]["resume"] == "mapa cloud --resume killed --broker HOST"
     assert said["state"] == "killed"
     assert {one["file"] for one in said["files"]} == {"manifest.json", "events.jsonl"}
+
+
+def test_a_statement_of_any_size_is_shown_in_part(mapa: Mapa, runs: Path) -> None:
+    path = make_run(runs, "long")
+    words = ["x" * 100_000, *(f"line {k}" for k in range(99))]
+    (path / "summary.json").write_text(json.dumps({"reason": "finished", "privacy": {"words": words}}))
+    said = mapa("runs", "show", "long").out
+    assert len(said) < 10_000
+    assert "and 50 lines more; --json has all" in said
+    assert json.loads(mapa("runs", "show", "long", "--json").out)["statement"] == words

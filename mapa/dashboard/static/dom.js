@@ -43,22 +43,23 @@ function settle(parent, wanted) {
 
 const NONE = "–";
 
+// Records may have anything in a number's place.
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
 export function whole(value) {
-  return value === null || value === undefined ? NONE : Number(value).toLocaleString("en");
+  return isNumber(value) ? value.toLocaleString("en") : NONE;
 }
 
 export function short(value, digits = 4) {
-  if (value === null || value === undefined) return NONE;
-  const number = Number(value);
-  if (number === 0) return "0";
-  const size = Math.abs(number);
-  if (size >= 1e6 || size < 1e-4) return number.toExponential(2);
-  return String(Number(number.toPrecision(digits)));
+  if (!isNumber(value)) return NONE;
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(2);
+  return String(Number(value.toPrecision(digits)));
 }
 
 function rounded(value, digits, way) {
-  if (value === null || value === undefined) return NONE;
-  if (!(value > 0)) return short(value);
+  if (!(isNumber(value) && value > 0)) return short(value);
   const unit = 10 ** (digits - 1 - Math.floor(Math.log10(value)));
   return String(Number((way(value * unit) / unit).toPrecision(digits)));
 }
@@ -70,16 +71,16 @@ export const upward = (value, digits = 4) => rounded(value, digits, (v) => Math.
 export const downward = (value, digits = 4) => rounded(value, digits, (v) => Math.floor(v * (1 + 1e-12)));
 
 export function percent(value, digits = 1) {
-  return value === null || value === undefined ? NONE : `${(value * 100).toFixed(digits)} %`;
+  return !isNumber(value) ? NONE : `${(value * 100).toFixed(digits)} %`;
 }
 
 export function metricText(metric, value) {
-  if (value === null || value === undefined) return NONE;
+  if (!isNumber(value)) return NONE;
   return metric && metric.share ? `${(value * 100).toFixed(2)} %` : short(value);
 }
 
 export function clock(seconds) {
-  if (seconds === null || seconds === undefined) return NONE;
+  if (!isNumber(seconds)) return NONE;
   if (seconds < 120) return `${seconds.toFixed(1)} s`;
   const minutes = Math.floor(seconds / 60);
   return minutes < 120 ? `${minutes} min ${Math.round(seconds % 60)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;

@@ -12,9 +12,11 @@ const SHOWN = { fleet: ["head", "fleet"], training: ["head", "training"], traffi
 
 function place() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const parts = path.split("/").map(decodeURIComponent);
+  let parts;
+  try { parts = path.split("/").map(decodeURIComponent); } catch { return { view: "runs", run: "" }; } // no address of ours
   if (parts[0] === "run" && parts[1]) return { view: OF_A_RUN.some(([key]) => key === parts[2]) ? parts[2] : "training", run: parts[1] };
-  if (parts[0] === "compare") return { view: "compare", run: "", names: new URLSearchParams(query).getAll("run") };
+  const names = parts[0] === "compare" ? new URLSearchParams(query).getAll("run") : [];
+  if (names.length) return { view: "compare", run: "", names };
   return { view: "runs", run: "" };
 }
 
@@ -60,8 +62,31 @@ function watch() {
     if ((!paused || !show) && !waiting) waiting = requestAnimationFrame(draw);
   };
   mine.onerror = () => {
-    say(mine.readyState === EventSource.CLOSED ? "no such run, or not allowed" : "connection lost; trying again");
+    if (mine.readyState === EventSource.CLOSED) refused(mine);
+    else say("connection lost; trying again");
   };
+}
+
+// A stream that was refused tells a page nothing: ask why.
+async function refused(mine) {
+  const asking = new AbortController();
+  let status = 0, text = "";
+  try {
+    const answer = await fetch(mine.url, { signal: asking.signal });
+    status = answer.status;
+    text = answer.ok ? "" : await answer.text();
+  } catch { /* no answer at all */ }
+  asking.abort();
+  if (stream !== mine) return;
+  if (status === 404) return missing("There is no such run in this folder.");
+  say(text || "connection lost; trying again");
+  timer = setTimeout(() => { if (stream === mine) watch(); }, 2000);
+}
+
+function missing(text) {
+  head.hidden = true;
+  show = null;
+  if (!main.querySelector(".missing")) put(main, make("p", { class: "quiet missing", role: "status" }, `${text} `, make("a", { href: "#/runs" }, "All runs")));
 }
 
 function leave() {
@@ -89,6 +114,7 @@ async function poll() {
   async function once() {
     try {
       const answer = await fetch(address);
+      if (answer.status === 404 && view === asked) return missing("There is no such run in this folder.");
       if (!answer.ok) throw new Error(await answer.text());
       const found = await answer.json();
       if (view !== asked || (paused && show)) return;

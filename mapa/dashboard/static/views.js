@@ -285,7 +285,8 @@ export function runHead(root, head) {
       ...head.metrics.slice(1, 3).map((metric) => tile(metric.name, metricText(metric, latest[metric.name]), head.latest.t === undefined ? "" : `at ${whole(head.latest.t)}`)),
       head.stage === null ? null : tile("stage", whole(head.stage), `ΔS ${short(head.sensitivity)} · γ ${short(head.learning_rate)}`),
       tile("updates/s", short(head.updates_per_second, 4)), tile("edges", whole(head.edges_seen), `of ${whole(head.edges)}`)),
-    head.warning ? make("p", { class: "warning" }, head.warning) : null);
+    head.warning ? make("p", { class: "warning" }, head.warning) : null,
+    ...head.failed.map((text) => make("p", { class: "warning" }, `These records cannot be shown: ${text}`)));
 }
 
 export function runs(root, choose) {
@@ -293,7 +294,7 @@ export function runs(root, choose) {
   const button = make("button", { type: "button", disabled: true, onclick: () => choose([...chosen]) }, "Compare");
   const place = make("div");
   put(root, make("div", { class: "title" }, make("h1", {}, "Runs"), button, make("span", { class: "note" }, "Tick up to eight runs to compare them.")), place);
-  return ({ runs: found, hidden }) => {
+  return ({ runs: found, hidden, unnamed }) => {
     const right = (text) => ({ text, right: true });
     const rows = found.map((run) => {
       const box = make("input", { type: "checkbox", "aria-label": `compare ${run.run}`, onchange: (event) => {
@@ -306,8 +307,9 @@ export function runs(root, choose) {
       const text = { live: "live", quiet: "no news", ended: run.reason ?? "ended" }[run.state];
       return [box, make("a", { href: `#/run/${encodeURIComponent(run.run)}/training`, title: `engine ${run.engine ?? "?"}, began ${moment(run.started)}` }, run.run), make("span", { class: `badge ${run.state}` }, text), run.metric?.name ? `${metricText(run.metric, run.final)} ${run.metric.name}` : "–", upward(run.epsilon), `${whole(run.updates)} of ${whole(run.iterations)}`, whole(run.edges), what(run)];
     });
-    renew(place, rows.length ? table([{ text: "", label: "compare" }, "run", "state", right("result"), right("ε"), right("updates"), right("edges"), "what"], rows, hidden ? `The newest ${found.length}; ${hidden} more are not shown` : "Newest first")
-      : make("p", { class: "quiet" }, "No runs yet. Start one: mapa run quickstart"));
+    const odd = unnamed ? ` (${whole(unnamed)} with names of other characters than A-Z a-z 0-9 . _ -, or too long)` : "";
+    renew(place, rows.length ? table([{ text: "", label: "compare" }, "run", "state", right("result"), right("ε"), right("updates"), right("edges"), "what"], rows, hidden ? `The newest ${whole(found.length)}; not shown: ${whole(hidden)} more${odd}` : "Newest first")
+      : make("p", { class: "quiet" }, hidden ? `Not shown: ${whole(hidden)} runs${odd}` : "No runs yet. Start one: mapa run quickstart"));
   };
 }
 

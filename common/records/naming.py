@@ -1,0 +1,19 @@
+"""Names of runs' folders: what every shell, page and broker takes. Loads little."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+LONGEST = 64  # characters before the stamp: those of a run's name on a broker
+STAMP = 25  # characters of the moment and the random part that follow
+_OTHERS = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def folder_name(text: str, most: int = LONGEST) -> str:
+    """Return a text, e.g. the name of a scenario's file, in letters, digits and `. _ -`, neither hidden nor an option.
+
+    A text that is such a name already stays as it is. Accents are dropped; anything else becomes `-`.
+    """
+    plain = "".join(one for one in unicodedata.normalize("NFKD", text) if not unicodedata.combining(one))
+    return _OTHERS.sub("-", plain).lstrip(".-")[:most] or "run"

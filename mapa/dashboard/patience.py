@@ -1,0 +1,68 @@
+"""Connections that ask nothing are closed: they would keep everybody else out, and need no token for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+PATIENCE = 5.0  # seconds for the head of a request, from the connection's beginning or its last answer
+LEAVING = 60.0  # seconds more for a client to read the rest of its answer
+CONNECTIONS = 256  # beyond so many, the one that has asked nothing for longest goes
+_MOST = 64  # more, whose answers are under way, before requests are refused with 503
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1 with a deadline for every request's head; an answer under way, such as a stream, takes its time.
+
+    uvicorn's own deadline is for connections that have had an answer, and a single byte ends it.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+    _idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+        if len(self.connections) > CONNECTIONS:
+            idle = [one for one in self.connections if isinstance(one, PatientProtocol) and one.is_idle]
+            min(idle, key=lambda one: one._idle_since).transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if not self.is_idle:
+            self._stop()
+
+    def on_response_complete(self) -> None:
+        self._wait()  # before the next request is looked at, which may be here already
+        super().on_response_complete()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request of it is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait(self) -> None:
+        self._stop()
+        self._idle_since = self.loop.time()
+        self._deadline = self.loop.call_later(PATIENCE, self._give_up)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        if self.is_idle:
+            self.transport.close()  # once what is left of an answer is read
+            self._deadline = self.loop.call_later(LEAVING, self.transport.abort)
+
+
+def limits() -> dict[str, Any]:
+    """Return what uvicorn is told of them, wherever the page is served."""
+    return {"http": PatientProtocol, "limit_concurrency": CONNECTIONS + _MOST}
