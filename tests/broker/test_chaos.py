@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_two_seeded_runs_come_through(tmp_path: Path) -> None:
     assert code == 0, said
     assert "2 runs came through" in said
     assert said.count("kill cloud at") >= 2
-    assert said.count("= distinct; mapa verify: 13 checks passed") == 2
+    assert len(re.findall(r"= distinct; mapa verify: \d+ checks passed", said)) == 2
     assert not list(tmp_path.iterdir())  # what passed is not kept
 
 
