@@ -140,12 +140,13 @@ def revive(service: CloudService, history: History, made: type[Algorithm], direc
     try:
         restore_service(service, state, made)
         written = directory.events_bytes
-        service.records.leave_out(directory.events_behind(state["events_bytes"]))
+        told = service.records.leave_out(directory.events_behind(state["events_bytes"]))
         if (cut := written - directory.events_bytes) > 0:
             say(
                 f"{directory.path}/events.jsonl: {cut} bytes from a broken line on are written again from the log"
             )
-        seconds, count = state["time"], 0
+        # evaluations and refusals are in no log, and may have come after its last record
+        seconds, count = max(state["time"], told), 0
         for entry in reader:
             replay(service, entry)
             seconds, count = max(seconds, entry.time), count + 1

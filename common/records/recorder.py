@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -108,10 +109,16 @@ class Recorder:
         self._refusals = Counter(dict(plain["refusals"]))
         self._written = Counter(plain["written"])
 
-    def leave_out(self, lines: Iterable[bytes]) -> None:
-        """Do not write again what a former process wrote behind the restored state: it will be counted again."""
+    def leave_out(self, lines: Iterable[bytes]) -> float:
+        """Do not write again what a former process wrote behind the restored state: it will be counted again.
+
+        Return the latest of their times; 0 where there is none.
+        """
+        latest = 0.0
         for line in lines:
             record = json.loads(line)
+            if isinstance(time := record.get("time"), float) and time < math.inf:
+                latest = max(latest, time)
             match record["event"]:
                 case "evaluated":
                     self._written[f"evaluated {record['t']}"] += 1
@@ -124,6 +131,7 @@ class Recorder:
                 case _:
                     self._written["fact"] += 1
         self._again = True
+        return latest
 
     @property
     def untold(self) -> int:

@@ -156,6 +156,19 @@ def leave_records(path: Path) -> int:
     return cloud.service.server.t
 
 
+def test_the_clock_goes_on_behind_every_line_that_was_written(tmp_path: Path) -> None:
+    leave_records(tmp_path / "run")
+    events = tmp_path / "run" / "events.jsonl"
+    refusal = {"event": "gradient_refused", "edge_id": "edge-0", "sequence": 1, "t": 3, "reason": "stranger"}
+    with events.open("a") as stream:  # later than the log's last record, and in no log
+        stream.write(json.dumps({**refusal, "time": 99.5}) + "\n")
+    with RunDirectory(tmp_path / "run", resumed=True) as directory:
+        Cloud(directory, again=True)
+    times = [json.loads(line)["time"] for line in events.read_text().splitlines()]
+    assert times[-2:] == [99.5, 99.5]  # the refusal, and `resumed`
+    assert times == sorted(times)
+
+
 def test_a_log_with_a_hole_is_refused(tmp_path: Path) -> None:
     leave_records(tmp_path / "run")
     segment = tmp_path / "run" / "log" / "000001.seg"
