@@ -1,4 +1,4 @@
-"""Lean edges for the soak: the real protocol, a prepared vector, a pause before every answer.
+"""Lean edges for the soak: the real protocol, a prepared vector, a pace of its own.
 
 `python -m experiments.bench.soak_edges` reads one JSON line from stdin, takes part until the halt, writes the round
 trips to a .npy file and answers with what it counted.
@@ -31,11 +31,12 @@ from common.wire.topics import EdgeTopic
 from experiments.bench.wire_edges import BenchEdge
 
 _RESEND = 5.0  # seconds, as the scenario's resend_after is by default
+_CATCH_UP = 1.0  # seconds behind its pace that an edge makes up for
 _LOOK_EVERY = 1.0  # seconds between two looks for what is unanswered
 
 
 class SoakEdge(BenchEdge):
-    """One edge that thinks for a while, says the same again where no answer comes, and times every round trip."""
+    """One edge that pushes at its pace, says the same again where no answer comes, and times every round trip."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class SoakEdge(BenchEdge):
         self._nonce, self._hellos, self._incarnation = new_nonce(), 0, -1
         self._owed: bytes | None = None  # the gradient without an answer
         self._since = self._tried = 0.0  # when it was made; when it was last sent
+        self._due = 0.0  # when its next push is due by its pace
         self._thinking = False
         super().__init__(run, edge_id, dimension, broker, loop)
 
@@ -100,7 +102,8 @@ class SoakEdge(BenchEdge):
             sent.incarnation,
         )
         payload = encode_gradient(gradient)
-        self.loop.call_later(self.rng.uniform(0.5, 1.5) * self.pause, lambda: self._push(payload))
+        self._due = max(self._due + self.rng.uniform(0.5, 1.5) * self.pause, now - _CATCH_UP)
+        self.loop.call_later(max(0.0, self._due - now), lambda: self._push(payload))
 
     def _push(self, payload: bytes) -> None:
         self._thinking = False

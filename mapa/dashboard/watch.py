@@ -19,7 +19,8 @@ from mapa.dashboard.reading import JsonFile, Tail
 from mapa.dashboard.spending import MOST_KINDS, epsilon, release_kind, shard_size
 
 _CURVES = 50  # edges whose ε is drawn over time
-_LISTED = 300  # events in one answer, and lines of a statement
+_LISTED = 100  # events in one answer
+_LINES = 300  # of a statement
 _WORDS = 5000  # characters of a line
 _AT_END = "The statement in words is written when the run has ended. Until then: ε of the releases on record."
 
@@ -200,7 +201,7 @@ class Watch:
             "reason",
         )
         return {
-            "words": [str(line)[:_WORDS] for line in words[:_LISTED]]
+            "words": [str(line)[:_WORDS] for line in words[:_LINES]]
             if isinstance(words, list)
             else [_AT_END],
             "stated": bool(stated),

@@ -63,6 +63,43 @@ def test_a_live_run_has_the_counts_of_its_events(visit: Opens, address: str, run
     assert one.read("accuracy over") == [[str(t), f"{50 + t:.2f} %"] for t in (10, 20, 30, 40)]
 
 
+def test_lanes_stay_while_their_figures_change(visit: Opens, address: str, runs: Path) -> None:
+    path = some_run(runs)
+    one = visit(address, "run/first/fleet")
+    one.page.evaluate("window.before = [...document.querySelectorAll('.lanes td, .lanes canvas')]")
+    append(path, applied(41, 1, 7, 10.25), applied(42, 2, 0, 10.5))
+    one.shows("#run .tile:first-child strong", "42")
+    assert [row[5:7] for row in one.rows("A lane for each edge")] == [
+        ["1.05 / 2 / 1", "20"],
+        ["1.24 / 7 / 7", "21"],
+        ["0 / 0 / 0", "1"],
+    ]
+    assert one.page.evaluate("window.before.every((cell) => cell.isConnected)")
+    filled = "all => all.map((one) => one.getContext('2d').getImageData(0, 0, 190, 24).data.some(Boolean))"
+    assert one.page.locator(".lanes canvas").evaluate_all(filled) == [True] * 3
+
+
+def test_older_events_stay_until_the_newest_are_asked_for(visit: Opens, address: str, runs: Path) -> None:
+    path = write_live_run(runs, "first", *(applied(t, 0, 0, t / 4) for t in range(1, 251)))
+    one = visit(address, "run/first/events")
+    numbers = "main tbody tr:first-child td:first-child"
+    one.shows(numbers, "250")
+    older, newest = (one.page.get_by_role("button", name=name) for name in ("Older", "Newest"))
+    assert newest.is_disabled()
+    older.click()
+    one.shows(numbers, "150")
+    append(path, applied(251, 0, 0, 63.0))
+    one.shows("#run .tile:first-child strong", "251")
+    assert one.text(numbers) == "150"
+    older.click()
+    one.shows(numbers, "50")
+    assert len(one.rows("Events, newest first")) == 50
+    assert older.is_disabled()
+    newest.click()
+    one.shows(numbers, "251")
+    assert len(one.rows("Events, newest first")) == 100
+
+
 def test_what_an_audit_found_stands_beside_the_claim(visit: Opens, address: str, runs: Path) -> None:
     path = some_run(runs)
     one = visit(address, "run/first/privacy")

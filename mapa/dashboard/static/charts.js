@@ -22,6 +22,21 @@ export function resetZoom() {
   for (const chart of live) chart.reset();
 }
 
+// Charts are built one in a task: a view of many answers input in between.
+const unbuilt = [];
+
+function inTurn(build) {
+  if (unbuilt.push(build) > 1) return;
+  setTimeout(function next() {
+    try {
+      unbuilt[0]();
+    } finally {
+      unbuilt.shift();
+      if (unbuilt.length) setTimeout(next);
+    }
+  });
+}
+
 // A chart with its legend. `options`: x {label, unit}, y {label, share, log, least}, lines [{label, steps, bars, dash, place, text}], bands.
 export class Chart {
   constructor(options, height = 260) {
@@ -33,15 +48,15 @@ export class Chart {
     this.zoomed = false;
     this.values = null;
     live.add(this);
-    this.observer = new ResizeObserver(() => this.fit());
+    this.width = 0; // as last observed: to ask for it while figures change would lay the page out each time
+    this.observer = new ResizeObserver(([one]) => { this.width = Math.floor(one.contentRect.width); this.fit(); });
     this.observer.observe(this.element);
   }
 
   set(values) {
     this.values = values;
-    if (!this.element.clientWidth) return;
-    if (!this.plot) this.build();
-    else if (this.zoomed) {
+    if (!this.plot) return this.fit();
+    if (this.zoomed) {
       const { min, max } = this.plot.scales.x;
       this.plot.setData(values, false);
       this.plot.setScale("x", { min, max });
@@ -64,7 +79,7 @@ export class Chart {
     });
     const hooks = { setSelect: [() => { this.zoomed = true; }], setLegend: [() => this.rest()], draw: marks ? [(plot) => this.mark(plot)] : [] };
     this.plot = new uPlot({
-      width: this.element.clientWidth, height: this.height, series: [{ label: x.label, value: (_, v) => (v === null || v === undefined ? "–" : (x.text ?? ((value) => short(value, 7)))(v)) }, ...series],
+      width: this.width, height: this.height, series: [{ label: x.label, value: (_, v) => (v === null || v === undefined ? "–" : (x.text ?? ((value) => short(value, 7)))(v)) }, ...series],
       scales: { x: { time: false }, y: { distr: y.log ? 3 : 1, range: y.log ? undefined : (_, low, high) => extent(low, high, y) } },
       axes: [
         { ...axis, label: x.unit ? `${x.label} (${x.unit})` : x.label, values: (_, ticks) => ticks.map((v) => (v === null ? "" : compact(v))) },
@@ -152,13 +167,13 @@ export class Chart {
   }
 
   fit() {
-    const width = this.element.clientWidth;
-    if (!width || !this.values) return;
-    if (!this.plot) this.build();
-    else if (this.plot.width !== width) this.plot.setSize({ width, height: this.height });
+    if (!this.width || !this.values) return;
+    if (!this.plot) inTurn(() => { if (!this.plot && live.has(this)) this.build(); });
+    else if (this.plot.width !== this.width) this.plot.setSize({ width: this.width, height: this.height });
   }
 
   destroy() {
+    live.delete(this);
     this.observer.disconnect();
     if (this.plot) this.plot.destroy();
   }

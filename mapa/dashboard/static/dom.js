@@ -46,8 +46,10 @@ const NONE = "–";
 // Records may have anything in a number's place.
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
+const COUNT = new Intl.NumberFormat("en"), MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short" }); // made once: they take long to make
+
 export function whole(value) {
-  return isNumber(value) ? value.toLocaleString("en") : NONE;
+  return isNumber(value) ? COUNT.format(value) : NONE;
 }
 
 export function short(value, digits = 4) {
@@ -88,7 +90,7 @@ export function clock(seconds) {
 
 export function moment(text) {
   const date = new Date(text);
-  return text && !Number.isNaN(date.getTime()) ? date.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }) : NONE;
+  return text && !Number.isNaN(date.getTime()) ? MOMENT.format(date) : NONE;
 }
 
 export function described(value) {
@@ -97,12 +99,37 @@ export function described(value) {
   return Object.entries(value).map(([key, one]) => `${key.replaceAll("_", " ")} ${described(one)}`).join(", ") || NONE;
 }
 
-export function table(headings, rows, caption) {
-  const head = make("tr", {}, headings.map((one) => make("th", { scope: "col", class: one.right ? "right" : null, title: one.title, "aria-label": one.label }, one.text ?? one)));
-  const body = rows.map((cells) => make("tr", {}, cells.map((cell, i) => make("td", { class: headings[i].right ? "right" : null }, cell))));
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, body)));
+// A table that stays while its figures change: a cell is written where its text differs, or another node belongs into it.
+export class Table {
+  constructor() {
+    this.caption = make("caption");
+    this.head = make("tr");
+    this.body = make("tbody");
+    this.element = make("div", { class: "scroll", tabindex: "0", role: "region" }, make("table", {}, this.caption, make("thead", {}, this.head), this.body));
+    this.headings = "";
+  }
+
+  set(headings, rows, caption) {
+    const now = JSON.stringify(headings);
+    if (now !== this.headings) {
+      this.headings = now;
+      put(this.head, headings.map((one) => make("th", { scope: "col", class: one.right ? "right" : null, title: one.title, "aria-label": one.label }, one.text ?? one)));
+    }
+    if (this.caption.textContent !== caption) {
+      this.caption.textContent = caption;
+      this.element.setAttribute("aria-label", caption);
+    }
+    rows.forEach((cells, i) => {
+      const row = this.body.rows[i];
+      if (!row) return this.body.append(make("tr", {}, cells.map((cell, j) => make("td", { class: headings[j].right ? "right" : null }, cell))));
+      cells.forEach((cell, j) => settle(row.cells[j], [cell instanceof Node ? cell : document.createTextNode(String(cell))]));
+    });
+    while (this.body.rows.length > rows.length) this.body.lastChild.remove();
+    return this;
+  }
 }
+
+export const table = (headings, rows, caption) => new Table().set(headings, rows, caption).element;
 
 export function tile(label, value, note) {
   return make("div", { class: "tile" }, make("span", { class: "label" }, label), make("strong", {}, value), note ? make("span", { class: "note" }, note) : null);

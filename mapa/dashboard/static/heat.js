@@ -13,26 +13,22 @@ export class Heat {
     this.element = make("div", { class: "chart" }, this.canvas, this.said);
     this.element.kept = true;
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
-    this.observer = new ResizeObserver(() => this.draw());
+    this.width = 0;
+    this.observer = new ResizeObserver(([one]) => { this.width = Math.floor(one.contentRect.width); this.draw(); });
     this.observer.observe(this.element);
     live.add(this);
   }
 
   set(heat) { this.heat = heat; this.draw(); }
   reset() {}
-  destroy() { this.observer.disconnect(); }
+  destroy() { live.delete(this); this.observer.disconnect(); }
 
   draw() {
-    const width = this.element.clientWidth;
+    const { width } = this;
     if (!this.heat || !width) return;
-    const ratio = devicePixelRatio, { cells, height: tall } = this.heat;
+    const { cells, height: tall } = this.heat;
     const rows = Math.max(1, ...cells.map((column) => column.length)), columns = Math.max(1, cells.length);
-    this.canvas.width = width * ratio;
-    this.canvas.height = this.height * ratio;
-    this.canvas.style.width = `${width}px`;
-    this.canvas.style.height = `${this.height}px`;
-    const ctx = this.canvas.getContext("2d");
-    ctx.scale(ratio, ratio);
+    const ctx = cleared(this.canvas, width, this.height);
     const left = 62, bottom = this.height - 40, top = 8, right = width - 12;
     const most = Math.max(1, ...cells.flat());
     const w = (right - left) / columns, h = (bottom - top) / rows;
@@ -88,12 +84,10 @@ export class Heat {
 }
 
 // One edge's updates over time as a small strip; all strips of a fleet share one scale.
+const STRIP = { width: 190, height: 24 }; // pixels
+
 export function strip(canvas, counts, buckets, most) {
-  const width = canvas.clientWidth || 160, height = canvas.clientHeight || 22, ratio = devicePixelRatio;
-  canvas.width = width * ratio;
-  canvas.height = height * ratio;
-  const ctx = canvas.getContext("2d");
-  ctx.scale(ratio, ratio);
+  const { width, height } = STRIP, ctx = cleared(canvas, width, height);
   ctx.fillStyle = colour(0);
   const w = width / buckets;
   counts.forEach((count, i) => {
@@ -101,4 +95,18 @@ export function strip(canvas, counts, buckets, most) {
     const tall = Math.max(2, (height - 1) * Math.sqrt(count / most)); // a root: a slow edge is seen beside a fast one
     ctx.fillRect(i * w, height - tall, Math.max(1, w - 0.5), tall);
   });
+}
+
+// A canvas of this size with nothing on it; one that has the size already is not made anew.
+function cleared(canvas, width, height) {
+  const ratio = devicePixelRatio, wide = Math.round(width * ratio), tall = Math.round(height * ratio), ctx = canvas.getContext("2d");
+  if (canvas.width !== wide || canvas.height !== tall) {
+    canvas.width = wide;
+    canvas.height = tall;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+  ctx.clearRect(0, 0, width, height);
+  return ctx;
 }

@@ -6,7 +6,7 @@ import * as views from "./views.js";
 const OF_A_RUN = [["fleet", "Fleet"], ["training", "Training"], ["staleness", "Staleness"], ["privacy", "Privacy"], ["traffic", "Traffic"], ["events", "Events"]];
 const main = document.getElementById("main"), head = document.getElementById("run"), nav = document.getElementById("views");
 const connection = document.getElementById("connection"), pause = document.getElementById("pause"), theme = document.getElementById("theme"), keys = document.getElementById("keys");
-let run = "", view = "runs", compared = [], fresh = {}, sections = {}, show = null, stream = null, paused = false, timer = 0, waiting = 0;
+let run = "", view = "runs", compared = [], fresh = {}, sections = {}, show = null, stream = null, paused = false, timer = 0, waiting = false, free = 0;
 const stale = new Set(); // sections that came since the view was drawn
 const SHOWN = { fleet: ["head", "fleet"], training: ["head", "training"], traffic: ["head", "traffic"] }; // else its own alone
 
@@ -59,7 +59,7 @@ function watch() {
     fresh = { ...fresh, ...changed };
     for (const key of Object.keys(changed)) stale.add(key);
     if (!paused || !sections.events) sections = fresh;
-    if ((!paused || !show) && !waiting) waiting = requestAnimationFrame(draw);
+    if (!paused || !show) soon();
   };
   mine.onerror = () => {
     if (mine.readyState === EventSource.CLOSED) refused(mine);
@@ -95,8 +95,19 @@ function leave() {
   say("");
 }
 
+// Drawing has at most a fifth of the tab's time, up to a wait that nobody minds: so input is answered on a slow machine too.
+function soon() {
+  if (waiting) return;
+  waiting = true;
+  setTimeout(() => requestAnimationFrame(() => {
+    const began = performance.now();
+    waiting = false;
+    draw();
+    setTimeout(() => { free = performance.now() + Math.min(400, 4 * (performance.now() - began)); }); // after the paint
+  }), Math.max(0, free - performance.now()));
+}
+
 function draw() {
-  waiting = 0;
   if (!run || !sections.head || !sections.events) return;
   views.runHead(head, sections.head);
   if (!show) {

@@ -1,6 +1,6 @@
 // The views of one run. Each returns a function that shows the sections as they are now.
 import { Chart, joined } from "./charts.js";
-import { card, clock, described, downward, make, metricText, moment, percent, put, renew, short, table, tile, upward, whole } from "./dom.js";
+import { Table, card, clock, described, downward, make, metricText, moment, percent, put, renew, short, table, tile, upward, whole } from "./dom.js";
 import { Heat, strip } from "./heat.js";
 
 const T = { label: "update t", text: whole };
@@ -8,8 +8,8 @@ const SECONDS = { label: "time since the first update", unit: "s", text: (v) => 
 const NO_TIMES = "This engine records no times: only updates can be the axis.";
 
 export function fleet(root) {
-  const summary = make("div", { class: "tiles" }), lanes = make("div", { class: "lanes" });
-  put(root, summary, lanes);
+  const summary = make("div", { class: "tiles" }), lanes = new Table(), nobody = make("p", { class: "quiet" }, "No edge has joined yet."), canvases = new Map();
+  put(root, summary, make("div", { class: "lanes" }, nobody, lanes.element));
   return ({ head, fleet: f }) => {
     const states = f.edges.map((edge) => state(edge, head));
     const count = (name) => states.filter((one) => one.kind === name).length;
@@ -24,18 +24,20 @@ export function fleet(root) {
     const headings = [{ text: "k", right: true }, "edge", "state", { text: "link", title: "device and link that the scenario asks for; measured round trip after the run" },
       { text: "pace (updates/s)", right: true }, { text: "staleness mean / max / last", right: true }, { text: "applied", right: true }, { text: "share", right: true },
       { text: f.budget ? `ε spent of ${short(f.budget)}` : "ε spent", right: true }, { text: `updates over time (a bar: ${short(wide)} ${unit})`, title: "height: the square root of the count, one scale for all edges" }];
-    const drawn = [];
     const rows = f.edges.map((edge, i) => {
-      const canvas = make("canvas", { class: "strip", role: "img", "aria-label": `${edge.applied} updates over time` });
-      drawn.push([canvas, strips[i]]);
+      if (!canvases.has(i)) canvases.set(i, make("canvas", { class: "strip", role: "img" })); // of the lane, whoever is in it
+      const canvas = canvases.get(i);
+      canvas.setAttribute("aria-label", `${edge.applied} updates over time`);
+      strip(canvas, strips[i], Math.max(buckets, width), most);
       const trip = edge.round_trip_ms === null ? "" : ` · round trip ${short(edge.round_trip_ms, 3)} ms`;
       return [whole(edge.edge), edge.edge_id ?? "", make("span", { class: `state ${states[i].kind}` }, states[i].text), (edge.device ? `${edge.device} · ` : "") + link(edge.link) + trip,
         short(edge.pace, 3), `${short(edge.staleness_mean, 3)} / ${whole(edge.staleness_max)} / ${whole(edge.staleness_last)}`, whole(edge.applied), percent(edge.share),
         spent(edge, f.budget), canvas];
     });
     const hidden = f.hidden ? `; ${whole(f.hidden)} more edges are not shown` : "";
-    renew(lanes, rows.length ? table(headings, rows, `A lane for each edge${hidden}`) : make("p", { class: "quiet" }, "No edge has joined yet."));
-    for (const [canvas, counts] of drawn) strip(canvas, counts, Math.max(buckets, width), most);
+    nobody.hidden = rows.length > 0;
+    lanes.element.hidden = !rows.length;
+    lanes.set(headings, rows, `A lane for each edge${hidden}`);
   };
 }
 
@@ -237,14 +239,16 @@ function perSecond(counts, width) {
 
 export function events(root, run) {
   const kind = make("select", { "aria-label": "Event" }), edge = make("input", { placeholder: "edge or its id", "aria-label": "Edge", maxlength: 200 }), text = make("input", { placeholder: "text", "aria-label": "Text", maxlength: 200 });
-  const list = make("div", { class: "tall" }), said = make("p", { class: "note" });
-  put(root, make("div", { class: "filters" }, kind, edge, text), said, list);
-  let names = "", number = -1, asked = 0, timer = 0, seen = {}, shown = 0;
+  const list = new Table(), said = make("p", { class: "note" });
+  const older = make("button", { type: "button", disabled: true, onclick: () => { before = oldest; load(); } }, "Older");
+  const newest = make("button", { type: "button", disabled: true, onclick: () => { before = null; load(); } }, "Newest");
+  put(root, make("div", { class: "filters" }, kind, edge, text, older, newest), said, make("div", { class: "tall" }, list.element));
+  let names = "", number = -1, asked = 0, timer = 0, seen = {}, shown = 0, before = null, oldest = null;
   async function load() {
     timer = 0;
     asked = Date.now();
     const mine = ++shown;
-    const query = new URLSearchParams({ event: kind.value, edge: edge.value.trim(), text: text.value.trim(), before: number + 1 }); // as of what is shown, also while the page is paused
+    const query = new URLSearchParams({ event: kind.value, edge: edge.value.trim(), text: text.value.trim(), before: before ?? number + 1 }); // as of what is shown, also while the page is paused
     let found;
     try {
       const answer = await fetch(`/api/runs/${encodeURIComponent(run)}/events?${query}`);
@@ -254,11 +258,14 @@ export function events(root, run) {
     if (mine !== shown || !root.isConnected) return;
     const right = (title) => ({ text: title, right: true });
     const rows = found.events.map(({ number: n, event, t, time, edge: k, edge_id: id, ...rest }) => [whole(n), event ?? "", whole(t), typeof time === "number" ? time.toFixed(3) : "–", k === undefined ? id ?? "" : `${k} ${id ?? ""}`, described(rest)]);
-    renew(list, table([right("no."), "event", right("t"), right("time (s)"), "edge", "fields"], rows, "Events, newest first"));
-    said.textContent = `${whole(found.total)} events on record; searched are the last 500 updates and the last 2,000 others${found.more ? "; the newest 300 of what fits are shown" : ""}.`;
+    list.set([right("no."), "event", right("t"), right("time (s)"), "edge", "fields"], rows, "Events, newest first");
+    oldest = found.events.at(-1)?.number ?? null;
+    older.disabled = !found.more;
+    newest.disabled = before === null;
+    said.textContent = `${whole(found.total)} events on record; searched are the last 500 updates and the last 2,000 others${found.more ? `; ${whole(rows.length)} are shown` : ""}.`;
   }
   const soon = () => { if (!timer) timer = setTimeout(load, Math.max(0, 1000 - (Date.now() - asked))); };
-  for (const input of [kind, edge, text]) input.addEventListener("input", () => { asked = 0; clearTimeout(timer); timer = setTimeout(load, 200); });
+  for (const input of [kind, edge, text]) input.addEventListener("input", () => { asked = 0; before = null; clearTimeout(timer); timer = setTimeout(load, 200); });
   return ({ events: e }) => {
     seen = e.seen;
     const now = Object.keys(seen).join();
@@ -268,7 +275,7 @@ export function events(root, run) {
       put(kind, make("option", { value: "" }, "all events"), Object.keys(seen).map((name) => make("option", { value: name }, name)));
       kind.value = before;
     }
-    if (e.number !== number) { number = e.number; soon(); }
+    if (e.number !== number) { number = e.number; if (before === null) soon(); }
   };
 }
 
