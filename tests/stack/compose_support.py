@@ -114,7 +114,7 @@ def compose(engine: Any, runs: Path, **environment: str) -> Iterator[Compose]:
     try:
         yield project
     finally:
-        project("down", "--volumes", "--timeout", "1", check=False)
+        project("--profile", "*", "down", "--volumes", "--timeout", "1", check=False)
 
 
 def assert_applied_exactly_once(records: Tail, updates: int) -> Counter[int]:
