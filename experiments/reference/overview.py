@@ -17,25 +17,31 @@ def every_method(rows: Sequence[Row], links: str) -> str:
     main = [row for row in rows if (row.epsilon, row.links) == (MAIN, links)]
     places = _places(main)
     heads = [f"{TITLES[data]}, K = {edges}" for data, edges in places]
-    lines = _heading(["", *heads, "updates, K = 5", "MB, K = 5"])
+    costs_of = ("stated ε", "updates", "MB", "seconds")
+    lines = _heading(["", *heads, *(f"{cost}, K = 5" for cost in costs_of)])
     for method in _named(main):
         own = [row for row in main if row.method == method]
         cells = [spread([row.accuracy for row in _of(own, *place)]) for place in places]
         few = [row for row in own if row.edges == 5]
-        costs = [between([row.updates for row in few], ".0f"), between([row.megabytes for row in few], ".0f")]
+        costs = [
+            between([row.stated_epsilon for row in few]),
+            between([row.updates for row in few], ".0f"),
+            between([row.megabytes for row in few], ".0f"),
+            between([row.virtual_seconds for row in few], ".1f"),
+        ]
         lines.append(_line([f"`{method}`", *cells, *costs]))
     return "\n".join(lines)
 
 
-def every_budget(rows: Sequence[Row]) -> str:
-    """Return the methods that have every budget: a row for each, data set and number of edges; even links."""
-    even = [row for row in rows if row.links == EVEN]
-    budgets = sorted({row.epsilon for row in even})
-    whole = [m for m in _named(even) if {row.epsilon for row in even if row.method == m} == set(budgets)]
-    lines = _heading(["accuracy in %, even links", "method", *(f"ε = {budget:g}" for budget in budgets)])
-    for data, edges in _places(even):
+def every_budget(rows: Sequence[Row], links: str) -> str:
+    """Return the methods that have every budget over one kind of links: one row for each, data set and K."""
+    some = [row for row in rows if row.links == links]
+    budgets = sorted({row.epsilon for row in some})
+    whole = [m for m in _named(some) if {row.epsilon for row in some if row.method == m} == set(budgets)]
+    lines = _heading(["accuracy in %", "method", *(f"ε = {budget:g}" for budget in budgets)])
+    for data, edges in _places(some):
         for method in whole:
-            own = [row for row in _of(even, data, edges) if row.method == method]
+            own = [row for row in _of(some, data, edges) if row.method == method]
             cells = [spread([row.accuracy for row in own if row.epsilon == budget]) for budget in budgets]
             lines.append(_line([f"{TITLES[data]}, K = {edges}", f"`{method}`", *cells]))
     return "\n".join(lines)

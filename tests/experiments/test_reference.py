@@ -184,16 +184,16 @@ def test_the_overview_has_means_over_seeds_and_every_budget() -> None:
     uneven = replace(ROW, links="heterogeneous", edges=20, accuracy=0.5)
     rows = [*seeds, *free, uneven]
     assert overview.every_method(rows, overview.EVEN).splitlines()[2:] == [
-        "| `tuning-free` | 97.80 ± 1.00 | 1496 | 120 |",
-        "| `tuned` | 98.00 ± 1.00 | 1496 | 120 |",
+        "| `tuning-free` | 97.80 ± 1.00 | 2.990 | 1496 | 120 | 30.0 |",
+        "| `tuned` | 98.00 ± 1.00 | 2.990 | 1496 | 120 | 30.0 |",
     ]
     assert (
         overview.every_method([*rows, ROW], overview.UNEVEN)
         .splitlines()[0]
         .startswith("|  | MNIST, K = 20 |")
     )
-    assert overview.every_budget(rows).splitlines() == [
-        "| accuracy in %, even links | method | ε = 1 | ε = 3 |",
+    assert overview.every_budget(rows, overview.EVEN).splitlines() == [
+        "| accuracy in % | method | ε = 1 | ε = 3 |",
         "|---|---|---|---|",
         "| MNIST, K = 5 | `tuning-free` | 90.00 | 97.80 ± 1.00 |",
     ]

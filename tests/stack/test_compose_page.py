@@ -46,7 +46,7 @@ def test_a_run_in_containers_is_watched_from_its_first_updates_to_its_end(
         project.until_updates(50)
         live = head_of(address, project)
         assert (live["state"], live["edges_seen"]) == ("live", 2)
-        assert 50 <= live["updates"]
+        assert live["updates"] >= 50
         summary = project.interrupt()
         ended = head_of(address, project)
         assert (ended["state"], ended["reason"]) == ("ended", "interrupted")
