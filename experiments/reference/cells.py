@@ -54,6 +54,7 @@ class Size:
     few: Sequence[str]  # at the others
     links: Sequence[str]
     seeds: int
+    few_links: Sequence[str] = ("lan",)  # at the other budgets
     set: Mapping[str, Change] = field(default_factory=dict)
     holdout: int | None = None  # records; None: by the data set
 
@@ -127,7 +128,7 @@ def all_cells(size_name: str, *, seeds: int | None = None, only: Sequence[str] =
         for data in size.data
         for edges in size.edges
         for eps in size.epsilons
-        for links in size.links
+        for links in (size.links if eps == MAIN else size.few_links)
         for method in (size.every if eps == MAIN else size.few)
         for seed in range(1, min(size.seeds, seeds or size.seeds) + 1)
     ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.reference.cells import Cell, Change, Choice, methods
 
 Group = tuple[str, int, int, str, str]  # data, edges, ε, links, method
+FURTHER = 3  # steps at most beyond a grid, for each of its keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,49 @@ def asked_of(cells: Iterable[Cell]) -> list[tuple[Cell, Choice]]:
     return list(found.values())
 
 
-def best(trials: Mapping[str, tuple[Choice, float]]) -> Chosen:
-    """Return the choice of the highest accuracy; of equals the first one."""
-    choice, accuracy = max(trials.values(), key=lambda trial: trial[1])
-    return Chosen(choice, accuracy, len(trials))
+@dataclass(slots=True)
+class Search:
+    """The grid of one group, which grows where its best value lies at an end."""
+
+    grid: dict[str, list[Change]]
+    choice: Choice = field(default_factory=dict)
+    accuracy: float = -1.0
+    looks: int = 0
+    _added: Counter[str] = field(default_factory=Counter)
+
+    def learn(self, choice: Choice, accuracy: float) -> None:
+        """Take what a choice reached on held-out records; of equals the first one stays."""
+        self.looks += 1
+        if accuracy > self.accuracy:
+            self.choice, self.accuracy = choice, accuracy
+
+    def further(self) -> list[Choice]:
+        """Return the best choice with a value one step beyond its grid, where it lies at an end; the grid grows."""
+        found = []
+        for key, values in self.grid.items():
+            value = self.choice.get(key)
+            if len(values) < 2 or value not in (values[0], values[-1]) or self._added[key] >= FURTHER:
+                continue
+            self._added[key] += 1
+            if value == values[0]:
+                values.insert(0, _after(values[1], values[0]))
+                found.append({**self.choice, key: values[0]})
+            else:
+                values.append(_after(values[-2], values[-1]))
+                found.append({**self.choice, key: values[-1]})
+        return found
+
+    @property
+    def chosen(self) -> Chosen:
+        return Chosen(self.choice, self.accuracy, self.looks)
+
+
+def _after(before: Change, end: Change) -> Change:
+    """Return the next value of a geometric grid; units stay."""
+    first, last = (float(str(value).partition(" ")[0]) for value in (before, end))
+    text = f"{last * last / first:.3g}"
+    unit = str(end).partition(" ")[2]
+    return f"{text} {unit}" if unit else float(text)
 
 
 def choice_for(cell: Cell, chosen: Mapping[Group, Chosen]) -> Choice | None:

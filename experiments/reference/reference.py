@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.errors import ConfigurationError
-from experiments.reference.cells import Cell, Choice, all_cells, methods
+from experiments.reference.cells import Cell, Change, all_cells, methods
 from experiments.reference.choices import (
     Chosen,
     Group,
+    Search,
     asked_of,
-    best,
     choice_for,
     read_choices,
     write_choices,
@@ -83,13 +83,21 @@ def make_table(order: Order, watch: Watch | None = None) -> Table:
 
 
 def _choose(cells: Sequence[Cell], runner: _Runner) -> dict[Group, Chosen]:
+    """Try every grid on held-out records, and go on beyond its end where the best value lies there."""
     trials = asked_of(cells)
-    rows = runner.run([Job(cell, choice, runner.order.data_dir) for cell, choice in trials])
-    found: dict[Group, dict[str, tuple[Choice, float]]] = {}
-    for (cell, choice), row in zip(trials, rows, strict=True):
-        if row is not None:
-            found.setdefault(cell.group, {})[repr(choice)] = (choice, row.accuracy)
-    return {group: best(some) for group, some in found.items()}
+    searches = {cell.group: Search(_grid(cell)) for cell, _ in trials}
+    trial_of = {cell.group: cell for cell, _ in trials}
+    while trials:
+        rows = runner.run([Job(cell, choice, runner.order.data_dir) for cell, choice in trials])
+        for (cell, choice), row in zip(trials, rows, strict=True):
+            if row is not None:
+                searches[cell.group].learn(choice, row.accuracy)
+        trials = [(trial_of[g], choice) for g, search in searches.items() for choice in search.further()]
+    return {group: search.chosen for group, search in searches.items() if search.looks}
+
+
+def _grid(cell: Cell) -> dict[str, list[Change]]:
+    return {key: list(values) for key, values in methods()[cell.method].grid.items()}
 
 
 class _Runner:

@@ -11,7 +11,7 @@ import pytest
 from common.errors import ConfigurationError
 from experiments.reference import overview, reference
 from experiments.reference.cells import Cell, all_cells, methods, sizes
-from experiments.reference.choices import Chosen, asked_of, best, choice_for, read_choices, write_choices
+from experiments.reference.choices import Chosen, Search, asked_of, choice_for, read_choices, write_choices
 from experiments.reference.reference import Order, make_table
 from experiments.reference.runs import Row
 from experiments.reference.table import COLUMNS, markdown, read_rows, write_rows
@@ -46,7 +46,8 @@ def test_the_full_table_is_the_one_that_was_asked_for() -> None:
     assert main == {"tuned", "tuning-free", "fedasync", "fedbuff", "audp", "mapa", "local-steps"}
     assert {cell.method for cell in cells if cell.epsilon != 3} == {"tuned", "tuning-free", "mapa"}
     assert {cell.epsilon for cell in cells} == {1, 2, 3, 8}
-    assert {cell.links for cell in cells} == {"lan", "heterogeneous"}
+    assert {cell.links for cell in cells if cell.epsilon == 3} == {"lan", "heterogeneous"}
+    assert {cell.links for cell in cells if cell.epsilon != 3} == {"lan"}
     assert len({(cell.group, cell.seed) for cell in cells}) == len(cells)
     assert set(main) == set(methods())
     assert len(all_cells("full", seeds=1, only=["*fashion*/lan/tuning-free"])) == 8
@@ -86,9 +87,33 @@ def test_choices_are_made_on_held_out_records_and_never_on_the_test_set() -> Non
     assert asked_of([replace(CELL, method="tuning-free")]) == []
 
 
+def test_a_choice_at_the_end_of_its_grid_goes_on_beyond_it_until_that_is_worse() -> None:
+    search = Search({"rate": ["1 rate", "2 rate"], "smoothness": [0.3, 1.0, 3.0]})
+    reached = {("1 rate", 0.3): 0.90, ("2 rate", 0.3): 0.92, ("4 rate", 0.3): 0.94, ("8 rate", 0.3): 0.93}
+    reached |= {("1 rate", 1.0): 0.5, ("2 rate", 1.0): 0.5, ("1 rate", 3.0): 0.5, ("2 rate", 3.0): 0.5}
+    asked: list[tuple[object, ...]] = []
+    trials = [
+        dict(zip(search.grid, place, strict=True)) for place in reached if place[0] in ("1 rate", "2 rate")
+    ]
+    while trials:
+        for choice in trials:
+            place = tuple(choice.values())
+            asked.append(place)
+            search.learn(choice, reached.get(place, 0.1))
+        trials = search.further()
+    assert asked[6:] == [("4 rate", 0.3), ("2 rate", 0.09), ("8 rate", 0.3)]
+    assert search.chosen == Chosen({"rate": "4 rate", "smoothness": 0.3}, 0.94, 9)
+    endless = Search({"rate": [1.0, 2.0]})
+    endless.learn({"rate": 2.0}, 0.1)
+    rises = []
+    while more := endless.further():
+        rises += more
+        endless.learn(more[0], 0.1 + len(rises))
+    assert rises == [{"rate": 4.0}, {"rate": 8.0}, {"rate": 16.0}]  # and no further
+
+
 def test_choices_are_kept_and_found_again(tmp_path: Path) -> None:
-    chosen = best({"a": ({"algorithm.rate": "1 rate"}, 0.9), "b": ({"algorithm.rate": "2 rate"}, 0.95)})
-    assert chosen == Chosen({"algorithm.rate": "2 rate"}, 0.95, 2)
+    chosen = Chosen({"algorithm.rate": "2 rate"}, 0.95, 2)
     trial = CELL.on_held_out("lan")
     path = tmp_path / "choices.toml"
     write_choices(path, {trial.group: chosen, ("mnist", 5, 3, "lan", "audp"): Chosen({"a.b": 0.3}, 0.5, 6)})
@@ -148,8 +173,8 @@ def test_a_table_is_made_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     )
     first = make_table(order)
     assert first.failures == {}
-    assert first.runs == 5 + 6 + 3
-    assert first.looks == 5 + 6
+    assert first.looks > 5 + 6  # the grids, and a step beyond them at least: local.rate has two values
+    assert first.runs == first.looks + 3
     assert {row.method for row in first.rows} == {"tuned", "tuning-free", "local-steps"}
     for row in first.rows:
         assert 0.5 < row.accuracy <= 1
