@@ -22,7 +22,8 @@ TEXT = 200  # characters of a name or a reason
 _LARGEST = 2**53
 _TIMES = 4096  # updates whose time is remembered until their evaluation comes
 _VARY = frozenset({"event", "t", "time", "returned"})  # what differs between two joins of one edge anyway
-_GRID = frozenset(n for power in range(30) for n in (2**power, 3 * 2**power))  # releases whose ε is shown
+GRID = sorted({n for power in range(30) for n in (2**power, 3 * 2**power)})  # releases whose ε is computed
+_GRID = frozenset(GRID)
 
 
 @dataclass(slots=True)
@@ -41,6 +42,11 @@ class Lane:
     last_staleness: int | None = None
     last: tuple[int, float | None] | None = None  # (t, seconds) of its last update
     marks: list[tuple[int, int, float | None]] = field(default_factory=list)  # (releases, t, seconds)
+
+    @property
+    def joined_at(self) -> float | None:
+        """When it joined last, by the clock of the records."""
+        return _time(self.joined)
 
     @property
     def pace(self) -> float | None:

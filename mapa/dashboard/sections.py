@@ -160,6 +160,7 @@ def traffic(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
         "dropped": {str(key): number(count) for key, count in table(summary, "dropped").items()},
         "turns": _turns(gathered.turns),
         "trips": [_trip(k, gathered.lanes.get(k), network.get(k, {})) for k in everyone[:LANES]],
+        "hidden": max(0, len(everyone) - LANES),
     }
 
 
@@ -244,9 +245,12 @@ def _counted(lane: Lane | None) -> dict[str, Any]:
 
 def _silent(lane: Lane | None, gathered: Gathered) -> float | None:
     """Return for how long an edge has sent nothing, where that is long for it; None: it speaks."""
-    if lane is None or not lane.recent or gathered.last_time is None or lane.tally.gone:
+    if lane is None or gathered.last_time is None or lane.tally.gone:
         return None
-    quiet = gathered.last_time - lane.recent[-1]
+    heard = [*list(lane.recent)[-1:], *([lane.joined_at] if lane.joined_at is not None else [])]
+    if not heard:
+        return None
+    quiet = gathered.last_time - max(heard)
     usual = 1 / lane.pace if lane.pace else 1.0
     return quiet if quiet > max(3.0, 10 * usual) else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from mapa import output
 from mapa.dashboard import sections
 from mapa.dashboard.audited import audited
 from mapa.dashboard.folder import state_of
-from mapa.dashboard.gathered import Gathered, Lane, number
+from mapa.dashboard.gathered import GRID, Gathered, Lane, number
 from mapa.dashboard.reading import JsonFile, Tail
 from mapa.dashboard.spending import MOST_KINDS, epsilon, release_kind, shard_size
 
@@ -105,14 +106,27 @@ class Watch:
         return f'{{"version":{self.version},{",".join(new)}}}' if new else ""
 
     def unaccounted(self) -> Iterator[tuple[ReleaseKind, int]]:
-        """Yield kinds and numbers of releases whose ε is not computed yet; the latest first, who watches wants it."""
-        wanted: dict[ReleaseKind, set[int]] = {}
+        """Yield kinds and numbers of releases whose ε is not computed yet.
+
+        First the bounds that are shown now, then those that will be next, then the points of the curves. A run that
+        has ended needs no bounds: the statement has its figures.
+        """
+        ended = bool(sections.table(self._summary.value, "privacy"))
+        now: dict[tuple[ReleaseKind, int], None] = {}
+        soon: dict[tuple[ReleaseKind, int], None] = {}
+        past: dict[tuple[ReleaseKind, int], None] = {}
+        kinds: set[ReleaseKind] = set()
         for k, lane in list(self.gathered.lanes.items())[: sections.LANES]:
             kind = self._kind(k, lane)
-            if kind is not None and (kind in wanted or len(wanted) < MOST_KINDS):
-                wanted.setdefault(kind, set()).update(mark[0] for mark in lane.marks)
-        for kind, counts in wanted.items():
-            yield from ((kind, n) for n in sorted(counts, reverse=True) if (kind, n) not in self._computed)
+            if kind is None or (kind not in kinds and len(kinds) >= MOST_KINDS):
+                continue
+            kinds.add(kind)
+            if not ended and (bound := self._bound(k, lane)) is not None:
+                now[kind, bound] = None
+                if (following := self._bounded(k, bound + 1)) is not None:
+                    soon[kind, following] = None
+            past |= {(kind, mark[0]): None for mark in reversed(lane.marks)}
+        yield from (one for one in (now | soon | past) if one not in self._computed)
 
     def account(self, kind: ReleaseKind, releases: int) -> None:
         """Compute one ε; parts of a second."""
@@ -147,6 +161,20 @@ class Watch:
         anew = kind.mechanism.sampling is Sampling.SHUFFLED and lane.tally.joins > 1  # epochs began anew
         return None if anew else kind
 
+    def _bound(self, edge: int, lane: Lane) -> int | None:
+        """Return a number of releases that an edge has not passed, whose ε is computed; None: it is beyond all."""
+        return self._bounded(edge, max(1, lane.tally.last_sequence))
+
+    def _bounded(self, edge: int, releases: int) -> int | None:
+        """Return the next point of the grid, or the cap of this edge's releases where that comes first."""
+        place = bisect.bisect_left(GRID, releases)
+        if place == len(GRID):
+            return None
+        privacy = sections.table(sections.table(self._manifest.value, "scenario"), "privacy")
+        caps, common = privacy.get("release_caps"), privacy.get("releases")
+        own = caps[edge % len(caps)] if isinstance(caps, list) and caps else common
+        return own if type(own) is int and releases <= own < GRID[place] else GRID[place]
+
     def _spent(self, edge: int) -> list[tuple[int, int, float | None, float]]:
         """Return (releases, t, seconds, ε) of an edge, as far as it is computed."""
         lane = self.gathered.lanes.get(edge)
@@ -167,12 +195,16 @@ class Watch:
         return [*(point for point in spent if point[0] < releases), (releases, *last, value)]
 
     def _with_epsilon(self, fleet: dict[str, Any]) -> dict[str, Any]:
-        """Add what each edge has spent: the statement's figure, else the last one computed, of so many releases."""
+        """Add what each edge has spent: the statement's figure, else a bound: ε of more releases than are on record."""
         for row in fleet["edges"]:
             row["epsilon_exact"] = row["epsilon"] is not None
             row["epsilon_of"] = None
-            if row["epsilon"] is None and (spent := self._spent(row["edge"])):
-                row["epsilon_of"], row["epsilon"] = spent[-1][0], spent[-1][3]
+            lane = self.gathered.lanes.get(row["edge"])
+            kind = None if lane is None else self._kind(row["edge"], lane)
+            if row["epsilon"] is None and lane is not None and kind is not None and lane.tally.applied:
+                bound = self._bound(row["edge"], lane)
+                row["epsilon"] = None if bound is None else self._computed.get((kind, bound))
+                row["epsilon_of"] = None if row["epsilon"] is None else bound
         return fleet
 
     def _privacy(
@@ -183,8 +215,11 @@ class Watch:
         privacy = sections.table(sections.table(manifest, "scenario"), "privacy")
         by_edge = sections.by_edge(stated, "edges")
         curves: list[dict[str, Any]] = []
+        hidden = 0
         for k in sorted(gathered.lanes):
-            if len(curves) < _CURVES and (spent := self._spent_in_all(k, by_edge.get(k, {}))):
+            if len(curves) >= _CURVES:
+                hidden += 1
+            elif spent := self._spent_in_all(k, by_edge.get(k, {})):
                 columns = zip(*spent, strict=True)
                 named = dict(zip(("releases", "t", "seconds", "epsilon"), map(list, columns), strict=True))
                 curves.append({"edge": k, "edge_id": gathered.lanes[k].tally.edge_id, **named})
@@ -213,7 +248,9 @@ class Watch:
                 {key: _cell(row.get(key)) for key in keys}
                 for row in sections.rows(stated, "edges")[: sections.LANES]
             ],
+            "hidden_edges": max(0, len(sections.rows(stated, "edges")) - sections.LANES),
             "curves": curves,
+            "hidden_curves": hidden,
             "audit": audited(self._audit.look()),
         }
 

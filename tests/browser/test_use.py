@@ -95,6 +95,7 @@ def test_older_events_stay_until_the_newest_are_asked_for(visit: Opens, address:
     one.shows(numbers, "50")
     assert len(one.rows("Events, newest first")) == 50
     assert older.is_disabled()
+    assert one.page.evaluate("document.activeElement.textContent") == "Newest"  # not lost with the button
     newest.click()
     one.shows(numbers, "251")
     assert len(one.rows("Events, newest first")) == 100

@@ -315,6 +315,39 @@ def test_epsilon_over_releases_ends_where_the_statement_does(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent(tmp_path: Path) -> None:
+    path = simulated(tmp_path, iterations=5, edges=1, algorithm={"tau_max": 1})
+    stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]
+    (path / "summary.json").unlink()
+    watch = Watch(path)
+    (lane,) = sections(watch)["fleet"]["edges"]
+    assert lane["last_sequence"] == stated["releases"] == 5
+    assert (lane["epsilon"], lane["epsilon_of"]) == (None, None)  # nothing is computed yet
+    missing = list(watch.unaccounted())
+    assert [releases for _, releases in missing] == [6, 8, 4, 3, 2, 1]  # the bound of now, and the next one
+    watch.account(*missing[0])
+    (lane,) = sections(watch)["fleet"]["edges"]
+    assert lane["epsilon_of"] == 6
+    assert lane["epsilon"] > stated["epsilon"]
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["scenario"]["privacy"]["release_caps"] = [5]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    watch.refresh()
+    kind, releases = next(watch.unaccounted())
+    assert releases == 5  # a cap below the next point of the grid
+    watch.account(kind, releases)
+    (lane,) = sections(watch)["fleet"]["edges"]
+    assert lane["epsilon"] == stated["epsilon"]
+
+
+def test_what_is_not_shown_is_counted(tmp_path: Path) -> None:
+    watch = Watch(write_live_run(tmp_path, "first", *(applied(t, t - 1, 0, t / 4) for t in range(1, 621))))
+    page = sections(watch)
+    assert (page["fleet"]["hidden"], page["traffic"]["hidden"]) == (120, 120)
+    assert page["privacy"]["hidden_curves"] == 0  # none is known, so none is left out
+
+
+@pytest.mark.slow
 def test_memory_and_answers_stay_bounded_whatever_the_length() -> None:
     """So many edges and updates as fit, and the sections of a page grow no further."""
     sizes = []
@@ -336,9 +369,11 @@ def test_who_is_silent_and_who_is_gone(tmp_path: Path) -> None:
     ]
     updates = [applied(t, 0 if t > 20 else t % 2, 1, t / 2) for t in range(1, 60)]
     gone = {"event": "edge_gone", "edge": 2, "edge_id": "edge-2", "t": 59, "reason": "lost"}
-    path = write_live_run(tmp_path, "first", *joined, *updates, gone)
+    dumb = {"event": "edge_joined", "edge": 3, "edge_id": "edge-3", "t": 1, "noise": "none", "time": 4.5}
+    path = write_live_run(tmp_path, "first", *joined, dumb, *updates, gone)
     page = sections(Watch(path))
     lanes = page["fleet"]["edges"]
+    assert lanes[3]["silent"] == pytest.approx(59 / 2 - 4.5)  # it joined, and nothing came of it
     assert page["head"]["state"] == "live"
     assert lanes[0]["silent"] is None
     assert lanes[0]["pace"] == pytest.approx(2.0)

@@ -22,6 +22,11 @@ export function resetZoom() {
   for (const chart of live) chart.reset();
 }
 
+// Draw all anew: in other colours, or on a screen of other pixels.
+export function recolour() {
+  for (const chart of live) chart.recolour();
+}
+
 // Charts are built one in a task: a view of many answers input in between.
 const unbuilt = [];
 
@@ -45,8 +50,10 @@ export class Chart {
     this.said = make("p", { class: "unseen", "aria-live": "polite" });
     this.element = make("div", { class: "chart", role: "group", tabindex: "0", "aria-label": `${options.y.label} over ${options.x.label}; arrow keys: values, plus and minus: zoom`, onkeydown: (event) => this.key(event) }, this.said);
     this.element.kept = true;
+    this.element.addEventListener("blur", () => this.leave());
     this.zoomed = false;
     this.values = null;
+    this.at = null; // the place that the keyboard reads
     live.add(this);
     this.width = 0; // as last observed: to ask for it while figures change would lay the page out each time
     this.observer = new ResizeObserver(([one]) => { this.width = Math.floor(one.contentRect.width); this.fit(); });
@@ -88,6 +95,7 @@ export class Chart {
       cursor: { dataIdx: (plot, i, at, x) => this.indexAt(plot, i, at, x), drag: { x: true, y: false, setScale: true }, focus: { prox: 24 }, sync: this.options.sync ? { key: this.options.sync } : undefined, bind: { dblclick: () => () => { this.reset(); return null; } } },
       legend: { live: true }, hooks,
     }, this.values, this.element);
+    this.plot.over.addEventListener("mousemove", () => { this.at = null; });
     this.plot.over.addEventListener("mouseleave", () => this.rest());
     for (const row of this.element.querySelectorAll(".u-legend .u-series:not(:first-child) th")) {
       row.setAttribute("tabindex", "0");
@@ -121,7 +129,7 @@ export class Chart {
 
   key(event) {
     if (!this.plot || event.target !== this.element || event.ctrlKey || event.metaKey || event.altKey) return;
-    const xs = this.values[0], last = this.last(), { min, max } = this.plot.scales.x, at = this.plot.cursor.left >= 0 ? this.plot.cursor.idxs[0] ?? last : null;
+    const xs = this.values[0], last = this.last(), { min, max } = this.plot.scales.x, at = this.at ?? (this.plot.cursor.left >= 0 ? this.plot.cursor.idxs[0] ?? last : null);
     const steps = { ArrowLeft: at === null ? last : at - 1, ArrowRight: at === null ? 0 : at + 1, Home: 0, End: last };
     if (event.key in steps) this.pointAt(Math.max(0, Math.min(last, steps[event.key])));
     else if (event.key === "+" || event.key === "-") {
@@ -130,12 +138,30 @@ export class Chart {
       if (high <= low) return;
       this.zoomed = low > xs[0] || high < xs.at(-1);
       this.plot.setScale("x", { min: low, max: high });
-      if (at !== null) this.pointAt(at);
+      if (at !== null) queueMicrotask(() => this.pointAt(at)); // once the scale is in force
     } else return;
     event.preventDefault();
   }
 
   pointAt(i) {
+    const x = this.values[0][i], { min, max } = this.plot.scales.x;
+    this.at = i;
+    if (x < min || x > max) { // it is beside the window: that moves along
+      const low = x < min ? x : x - (max - min);
+      this.plot.setScale("x", { min: low, max: low + (max - min) });
+      queueMicrotask(() => this.say(i));
+    } else this.say(i);
+  }
+
+  // Without a pointer and without the keyboard the legend has the last values again.
+  leave() {
+    this.at = null;
+    if (!this.plot) return;
+    this.plot.setCursor({ left: -10, top: -10 });
+    this.rest();
+  }
+
+  say(i) {
     this.plot.setCursor({ left: this.plot.valToPos(this.values[0][i], "x") + 0.01, top: this.plot.over.clientHeight / 2 });
     this.said.textContent = [...this.element.querySelectorAll(".u-legend .u-series")].map((row) => `${row.querySelector(".u-label").textContent}: ${row.querySelector(".u-value").textContent}`).join(", ");
   }
@@ -170,6 +196,16 @@ export class Chart {
     if (!this.width || !this.values) return;
     if (!this.plot) inTurn(() => { if (!this.plot && live.has(this)) this.build(); });
     else if (this.plot.width !== this.width) this.plot.setSize({ width: this.width, height: this.height });
+  }
+
+  recolour() {
+    if (!this.plot) return;
+    const { min, max } = this.plot.scales.x, shown = this.plot.series.map((one) => one.show);
+    this.plot.destroy();
+    this.at = null;
+    this.build();
+    shown.forEach((show, i) => { if (i && !show) this.plot.setSeries(i, { show }); });
+    if (this.zoomed) this.plot.setScale("x", { min, max });
   }
 
   destroy() {

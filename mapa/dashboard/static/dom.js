@@ -110,7 +110,7 @@ export class Table {
   }
 
   set(headings, rows, caption) {
-    const now = JSON.stringify(headings);
+    const now = JSON.stringify(headings), focused = document.activeElement;
     if (now !== this.headings) {
       this.headings = now;
       put(this.head, headings.map((one) => make("th", { scope: "col", class: one.right ? "right" : null, title: one.title, "aria-label": one.label }, one.text ?? one)));
@@ -125,6 +125,7 @@ export class Table {
       cells.forEach((cell, j) => settle(row.cells[j], [cell instanceof Node ? cell : document.createTextNode(String(cell))]));
     });
     while (this.body.rows.length > rows.length) this.body.lastChild.remove();
+    if (focused !== document.activeElement && this.element.contains(focused)) focused.focus(); // it went to another row
     return this;
   }
 }

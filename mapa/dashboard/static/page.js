@@ -1,12 +1,12 @@
 // The page: which view is shown, the stream of the run that is watched, keys and looks.
-import { forgetCharts, resetZoom } from "./charts.js";
-import { make, put } from "./dom.js";
+import { forgetCharts, recolour, resetZoom } from "./charts.js";
+import { make, put, renew } from "./dom.js";
 import * as views from "./views.js";
 
 const OF_A_RUN = [["fleet", "Fleet"], ["training", "Training"], ["staleness", "Staleness"], ["privacy", "Privacy"], ["traffic", "Traffic"], ["events", "Events"]];
 const main = document.getElementById("main"), head = document.getElementById("run"), nav = document.getElementById("views");
 const connection = document.getElementById("connection"), pause = document.getElementById("pause"), theme = document.getElementById("theme"), keys = document.getElementById("keys");
-let run = "", view = "runs", compared = [], fresh = {}, sections = {}, show = null, stream = null, paused = false, timer = 0, waiting = false, free = 0;
+let run = "", view = "runs", compared = [], fresh = {}, sections = {}, show = null, stream = null, paused = false, timer = 0, waiting = false, free = 0, opened = 0;
 const stale = new Set(); // sections that came since the view was drawn
 const SHOWN = { fleet: ["head", "fleet"], training: ["head", "training"], traffic: ["head", "traffic"] }; // else its own alone
 
@@ -22,6 +22,7 @@ function place() {
 
 function open() {
   const wanted = place();
+  opened += 1;
   forgetCharts();
   clearTimeout(timer);
   if (wanted.run !== run) { leave(); fresh = sections = {}; }
@@ -46,7 +47,7 @@ function links() {
   const entries = [["#/runs", "Runs", view === "runs"]];
   if (run) for (const [key, title] of OF_A_RUN) entries.push([`#/run/${encodeURIComponent(run)}/${key}`, title, view === key]);
   if (view === "compare") entries.push([location.hash, "Compare", true]);
-  put(nav, entries.map(([href, title, current]) => make("a", { href, "aria-current": current ? "page" : null }, title)));
+  renew(nav, entries.map(([href, title, current]) => make("a", { href, "aria-current": current ? "page" : null }, title)));
 }
 
 function watch() {
@@ -78,8 +79,8 @@ async function refused(mine) {
   } catch { /* no answer at all */ }
   asking.abort();
   if (stream !== mine) return;
-  if (status === 404) return missing("There is no such run in this folder.");
-  say(text || "connection lost; trying again");
+  if (status === 404) missing("There is no such run in this folder.");
+  else say(text || "connection lost; trying again");
   timer = setTimeout(() => { if (stream === mine) watch(); }, 2000);
 }
 
@@ -109,6 +110,7 @@ function soon() {
 
 function draw() {
   if (!run || !sections.head || !sections.events) return;
+  head.hidden = false; // of a run that was not there at first
   views.runHead(head, sections.head);
   if (!show) {
     const body = make("div", { class: "view" });
@@ -120,27 +122,24 @@ function draw() {
 }
 
 async function poll() {
-  const address = view === "compare" ? `/api/compare?${compared.map((name) => `run=${encodeURIComponent(name)}`).join("&")}` : "/api/runs";
-  const asked = view, body = make("div", { class: "view" });
-  async function once() {
-    try {
-      const answer = await fetch(address);
-      if (answer.status === 404 && view === asked) return missing("There is no such run in this folder.");
-      if (!answer.ok) throw new Error(await answer.text());
-      const found = await answer.json();
-      if (view !== asked || (paused && show)) return;
-      if (!show) {
-        put(main, body);
-        show = asked === "compare" ? views.compare(body) : views.runs(body, (names) => { location.hash = `#/compare?${names.map((name) => `run=${encodeURIComponent(name)}`).join("&")}`; });
-      }
-      if (asked === "compare" || !body.contains(document.activeElement)) show(found);
-      say("");
-    } catch (error) {
-      say(error instanceof TypeError ? "connection lost; trying again" : error.message);
-    }
+  const mine = opened, compares = (names) => names.map((name) => `run=${encodeURIComponent(name)}`).join("&");
+  let answer = null, text = "";
+  try {
+    answer = await fetch(view === "compare" ? `/api/compare?${compares(compared)}` : "/api/runs");
+    text = await answer.text();
+  } catch { answer = null; }
+  if (mine !== opened) return; // another place was opened meanwhile, and asks for itself
+  timer = setTimeout(poll, 2000);
+  if (!answer) return say("connection lost; trying again");
+  if (answer.status === 404) return missing("There is no such run in this folder.");
+  say(answer.ok ? "" : text);
+  if (!answer.ok || (paused && show)) return;
+  if (!show) {
+    const body = make("div", { class: "view" });
+    put(main, body);
+    show = view === "compare" ? views.compare(body) : views.runs(body, (names) => { location.hash = `#/compare?${compares(names)}`; });
   }
-  await once();
-  if (view === asked && !run) timer = setTimeout(function again() { once().finally(() => { if (view === asked && !run) timer = setTimeout(again, 2000); }); }, 2000);
+  show(JSON.parse(text));
 }
 
 function say(text) { connection.textContent = text; }
@@ -155,14 +154,21 @@ function setPaused(now) {
   draw();
 }
 
+// In other colours, or for another screen: charts, and what a view draws itself, once the charts have their scales.
+function drawAnew() {
+  recolour();
+  queueMicrotask(() => { if (show && run) show(sections); });
+}
+
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
   theme.textContent = name === "dark" ? "Light" : "Dark";
-  if (show) open();
+  drawAnew();
 }
 
 function switchTheme() {
   const name = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  kept = name;
   try { localStorage.setItem("theme", name); } catch { /* a browser that keeps nothing */ }
   setTheme(name);
 }
@@ -175,7 +181,7 @@ function help() {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
+  if (keys.open || event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT", "TEXTAREA"].includes(event.target.tagName)) return;
   const number = Number(event.key), watched = place().run; // of the address: it changes before the view does
   if (event.key === "p") setPaused(!paused);
   else if (event.key === "d") switchTheme();
@@ -187,10 +193,14 @@ document.addEventListener("keydown", (event) => {
 pause.addEventListener("click", () => setPaused(!paused));
 theme.addEventListener("click", switchTheme);
 document.getElementById("help").addEventListener("click", help);
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); main.scrollIntoView(); }); // its hash is no place
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let kept = null;
 try { kept = localStorage.getItem("theme"); } catch { /* a browser that keeps nothing */ }
 setTheme(kept === "dark" || kept === "light" ? kept : dark.matches ? "dark" : "light");
 dark.addEventListener("change", () => { if (!kept) setTheme(dark.matches ? "dark" : "light"); });
 addEventListener("hashchange", open);
+(function watchPixels() { // another screen, or a zoom of the browser
+  matchMedia(`(resolution: ${devicePixelRatio}dppx)`).addEventListener("change", () => { drawAnew(); watchPixels(); }, { once: true });
+})();
 open();

@@ -34,12 +34,13 @@ export function fleet(root) {
         short(edge.pace, 3), `${short(edge.staleness_mean, 3)} / ${whole(edge.staleness_max)} / ${whole(edge.staleness_last)}`, whole(edge.applied), percent(edge.share),
         spent(edge, f.budget), canvas];
     });
-    const hidden = f.hidden ? `; ${whole(f.hidden)} more edges are not shown` : "";
     nobody.hidden = rows.length > 0;
     lanes.element.hidden = !rows.length;
-    lanes.set(headings, rows, `A lane for each edge${hidden}`);
+    lanes.set(headings, rows, `A lane for each edge${more(f.hidden)}`);
   };
 }
+
+const more = (hidden) => (hidden ? `; ${whole(hidden)} more edges are not shown` : "");
 
 function link(asked) {
   if (!asked) return "–";
@@ -69,13 +70,14 @@ function exponent(value) {
 
 function spent(edge, budget) {
   if (edge.epsilon === null) return "–";
-  const of = edge.epsilon_of === null ? "" : `after ${whole(edge.epsilon_of)} releases`;
-  const bar = budget ? make("meter", { min: 0, max: budget, value: Math.min(edge.epsilon, budget), "aria-label": `${upward(edge.epsilon)} of ${budget}` }) : null;
-  return make("span", { class: "spent" }, upward(edge.epsilon), bar, of ? make("small", {}, of) : null);
+  const of = edge.epsilon_of === null ? "" : `up to ${whole(edge.epsilon_of)} releases`;
+  const most = of ? "≤ " : "";
+  const bar = budget ? make("meter", { min: 0, max: budget, value: Math.min(edge.epsilon, budget), "aria-label": `${most}${upward(edge.epsilon)} of ${budget}` }) : null;
+  return make("span", { class: "spent" }, `${most}${upward(edge.epsilon)}`, bar, of ? make("small", {}, of) : null);
 }
 
 export function training(root) {
-  let signature = "", charts = {}, schedule = null, axis = "t", last = null;
+  let signature = "", charts = {}, notes = {}, schedule = null, axis = "t", last = null;
   const choice = make("div", { class: "choice", role: "group", "aria-label": "Axis" });
   const grid = make("div", { class: "grid" });
   put(root, choice, grid);
@@ -95,12 +97,13 @@ export function training(root) {
       signature = now;
       for (const chart of Object.values(charts)) chart.destroy();
       charts = {};
+      notes = {};
       const cards = names.map((name) => {
         const metric = head.metrics.find((one) => one.name === name);
         const text = (v) => (metric?.share ? `${(v * 100).toFixed(2)} %` : short(v, 7));
-        charts[name] = new Chart({ x: axis === "t" ? T : SECONDS, y: { label: name, share: metric?.share, text }, lines: [{ label: name, place: names.indexOf(name) }], sync: "training",
+        charts[name] = new Chart({ x: axis === "t" ? T : SECONDS, y: { label: name, share: metric?.share, text }, lines: [{ label: name, place: names.indexOf(name) }], sync: axis === "t" ? "training" : "seconds",
           marks: axis === "t" ? () => last.training.stages.slice(1).map((stage) => ({ at: stage.t })) : undefined });
-        return card(name, axis === "t" && t.stages.length > 1 ? "Vertical lines: a stage opened." : null, charts[name].element);
+        return card(name, null, notes[name] = make("p", { class: "note" }), charts[name].element);
       });
       if (t.stages.length) {
         for (const [key, title] of [["sensitivity", "ΔS"], ["learning_rate", "γ"]]) {
@@ -115,7 +118,10 @@ export function training(root) {
       if (!cards.length) cards.push(make("p", { class: "quiet" }, "No evaluation is on record yet."));
       put(grid, cards.length ? cards : make("p", { class: "quiet" }, "No evaluation and no stage yet."));
     }
-    for (const name of names) charts[name].set([t.curves[name][axis], t.curves[name].value]);
+    for (const name of names) {
+      notes[name].textContent = axis === "t" && t.stages.length > 1 ? "Vertical lines: a stage opened." : "";
+      charts[name].set([t.curves[name][axis], t.curves[name].value]);
+    }
     if (t.stages.length) {
       const end = Math.max(head.updates, t.stages.at(-1).t);
       for (const key of ["sensitivity", "learning_rate"]) {
@@ -151,10 +157,12 @@ function filled([xs, ...columns]) {
 export function staleness(root) {
   const tiles = make("div", { class: "tiles" });
   const bars = new Chart({ x: { label: "staleness τ", text: (v) => short(v) }, y: { label: "updates", least: 0, text: whole }, lines: [{ label: "updates", bars: true }] });
+  const beyond = make("p", { class: "note" });
   const heat = new Heat({ title: "Staleness over updates", x: "update t", y: "staleness τ" });
-  put(root, tiles, make("div", { class: "grid" }, card("Histogram", "τ = t − the version that the edge read.", bars.element), card("Over time", "Each column: a stretch of updates. The stronger the colour, the more updates of this staleness.", heat.element)));
+  put(root, tiles, make("div", { class: "grid" }, card("Histogram", "τ = t − the version that the edge read.", beyond, bars.element), card("Over time", "Each column: a stretch of updates. The stronger the colour, the more updates of this staleness.", heat.element)));
   return ({ staleness: s }) => {
     const m = s.summary;
+    beyond.textContent = s.beyond ? `${whole(s.beyond)} updates of yet other values are not in it.` : "";
     renew(tiles, tile("mean", short(m.mean)), tile("median", whole(m.p50)), tile("90 %", whole(m.p90)), tile("99 %", whole(m.p99)), tile("max", whole(m.max)));
     bars.set([[...s.bins, 0].map((_, i) => i * s.bin_width), [...s.bins, null]]); // with the end of the last bar
     heat.set(s.heat);
@@ -168,7 +176,7 @@ export function privacy(root) {
   return ({ privacy: p }) => {
     renew(words, p.words.map((line) => make("p", {}, line)));
     renew(audit, p.audit ? audited(p.audit) : null);
-    const now = JSON.stringify([p.curves.map((one) => one.edge), p.budget]);
+    const now = JSON.stringify([p.curves.map((one) => one.edge), p.hidden_curves, p.budget]);
     if (now !== signature) {
       signature = now;
       if (chart) chart.destroy();
@@ -176,7 +184,7 @@ export function privacy(root) {
       if (p.budget) lines.push({ label: "budget", dash: [4, 4], points: false, place: 7 });
       chart = new Chart({ x: T, y: { label: "ε", least: 0, text: (v) => upward(v, 6) }, lines }, 300);
       put(place, p.curves.length
-        ? card("ε of each edge over updates", `At δ = ${exponent(p.delta)}, ${p.adjacency} adjacency, of this run's releases alone; computed at 1, 2, 3, 4, 6, 8, … releases, the last point from the statement. An edge whose releases differ in kind has none.`, chart.element)
+        ? card("ε of each edge over updates", `At δ = ${exponent(p.delta)}, ${p.adjacency} adjacency, of this run's releases alone; computed at 1, 2, 3, 4, 6, 8, … releases, the last point from the statement. An edge whose releases differ in kind has none.${p.hidden_curves ? ` Drawn are ${whole(p.curves.length)} edges of ${whole(p.curves.length + p.hidden_curves)}.` : ""}`, chart.element)
         : make("p", { class: "quiet" }, "No ε over time: none is guaranteed, or it is being computed."));
     }
     if (p.curves.length) {
@@ -187,7 +195,7 @@ export function privacy(root) {
     const right = (text) => ({ text, right: true });
     renew(edges, p.edges.length ? table([right("k"), "edge", right("n_k"), right("releases"), "release", "sampler", right("ε"), right("ε replace-one"), "method"],
       p.edges.map((edge) => [whole(edge.edge), edge.edge_id ?? "", whole(edge.shard_size), whole(edge.releases), edge.release ?? "–", edge.sampler ?? "–", edge.epsilon === null ? edge.reason ?? "none" : upward(edge.epsilon, 6), upward(edge.epsilon_replace_one, 6), edge.method ?? ""]),
-      `Each edge's records at δ = ${exponent(p.delta)}`) : null);
+      `Each edge's records at δ = ${exponent(p.delta)}${more(p.hidden_edges)}`) : null);
   };
 }
 
@@ -226,7 +234,7 @@ export function traffic(root) {
     renew(tables,
       card("Refusals by reason", f.refused_exact ? null : "On record so far; the summary at the end has all.", Object.keys(f.refused).length ? table(["reason", right("gradients")], Object.entries(f.refused).map(([reason, count]) => [reason, whole(count)]), "Refused gradients") : make("p", { class: "quiet" }, "None.")),
       card("Latency of each edge", "A turn: from one update of an edge to its next; the model goes out, a gradient is computed and comes back (within 5 %). The cloud writes mean round trips when the run has ended.", f.trips.length ? table([right("k"), "edge", right("turn 50 % (ms)"), right("90 %"), right("99 %"), right("link, one way (ms)"), right("round trip (ms)")],
-        f.trips.map((row) => [whole(row.edge), row.edge_id ?? "", short(row.turns.p50, 3), short(row.turns.p90, 3), short(row.turns.p99, 3), short(row.asked_delay_ms), short(row.round_trip_ms)]), "Latency of each edge") : make("p", { class: "quiet" }, "No edge yet.")),
+        f.trips.map((row) => [whole(row.edge), row.edge_id ?? "", short(row.turns.p50, 3), short(row.turns.p90, 3), short(row.turns.p99, 3), short(row.asked_delay_ms), short(row.round_trip_ms)]), `Latency of each edge${more(f.hidden)}`) : make("p", { class: "quiet" }, "No edge yet.")),
       Object.keys(f.dropped).length ? card("Dropped messages", null, table(["reason", right("messages")], Object.entries(f.dropped).map(([reason, count]) => [reason, whole(count)]), "Dropped messages")) : null);
   };
 }
@@ -260,8 +268,11 @@ export function events(root, run) {
     const rows = found.events.map(({ number: n, event, t, time, edge: k, edge_id: id, ...rest }) => [whole(n), event ?? "", whole(t), typeof time === "number" ? time.toFixed(3) : "–", k === undefined ? id ?? "" : `${k} ${id ?? ""}`, described(rest)]);
     list.set([right("no."), "event", right("t"), right("time (s)"), "edge", "fields"], rows, "Events, newest first");
     oldest = found.events.at(-1)?.number ?? null;
+    const focused = document.activeElement;
     older.disabled = !found.more;
     newest.disabled = before === null;
+    if (focused === older && older.disabled) (newest.disabled ? list.element : newest).focus();
+    if (focused === newest && newest.disabled) (older.disabled ? list.element : older).focus();
     said.textContent = `${whole(found.total)} events on record; searched are the last 500 updates and the last 2,000 others${found.more ? `; ${whole(rows.length)} are shown` : ""}.`;
   }
   const soon = () => { if (!timer) timer = setTimeout(load, Math.max(0, 1000 - (Date.now() - asked))); };
@@ -297,26 +308,35 @@ export function runHead(root, head) {
 }
 
 export function runs(root, choose) {
-  const chosen = new Set();
+  const chosen = new Set(), lines = new Map(), list = new Table(), none = make("p", { class: "quiet" });
   const button = make("button", { type: "button", disabled: true, onclick: () => choose([...chosen]) }, "Compare");
-  const place = make("div");
-  put(root, make("div", { class: "title" }, make("h1", {}, "Runs"), button, make("span", { class: "note" }, "Tick up to eight runs to compare them.")), place);
-  return ({ runs: found, hidden, unnamed }) => {
-    const right = (text) => ({ text, right: true });
-    const rows = found.map((run) => {
-      const box = make("input", { type: "checkbox", "aria-label": `compare ${run.run}`, onchange: (event) => {
+  put(root, make("div", { class: "title" }, make("h1", {}, "Runs"), button, make("span", { class: "note" }, "Tick up to eight runs to compare them.")), none, list.element);
+  // What can be clicked of a run stays the same element while its figures change.
+  function lineOf(run) {
+    if (!lines.has(run.run)) lines.set(run.run, {
+      box: make("input", { type: "checkbox", "aria-label": `compare ${run.run}`, onchange: (event) => {
         if (event.target.checked && chosen.size >= 8) event.target.checked = false;
         else if (event.target.checked) chosen.add(run.run);
         else chosen.delete(run.run);
         button.disabled = chosen.size < 1;
-      } });
-      box.checked = chosen.has(run.run);
-      const text = { live: "live", quiet: "no news", ended: run.reason ?? "ended" }[run.state];
-      return [box, make("a", { href: `#/run/${encodeURIComponent(run.run)}/training`, title: `engine ${run.engine ?? "?"}, began ${moment(run.started)}` }, run.run), make("span", { class: `badge ${run.state}` }, text), run.metric?.name ? `${metricText(run.metric, run.final)} ${run.metric.name}` : "–", upward(run.epsilon), `${whole(run.updates)} of ${whole(run.iterations)}`, whole(run.edges), what(run)];
+      } }),
+      link: Object.assign(make("a", { href: `#/run/${encodeURIComponent(run.run)}/training`, title: `engine ${run.engine ?? "?"}, began ${moment(run.started)}` }, run.run), { kept: true }),
+    });
+    return lines.get(run.run);
+  }
+  return ({ runs: found, hidden, unnamed }) => {
+    const right = (text) => ({ text, right: true }), names = new Set(found.map((run) => run.run));
+    for (const name of chosen) if (!names.has(name)) chosen.delete(name);
+    button.disabled = chosen.size < 1;
+    const rows = found.map((run) => {
+      const { box, link: name } = lineOf(run), text = { live: "live", quiet: "no news", ended: run.reason ?? "ended" }[run.state];
+      return [box, name, make("span", { class: `badge ${run.state}` }, text), run.metric?.name ? `${metricText(run.metric, run.final)} ${run.metric.name}` : "–", upward(run.epsilon), `${whole(run.updates)} of ${whole(run.iterations)}`, whole(run.edges), what(run)];
     });
     const odd = unnamed ? ` (${whole(unnamed)} with names of other characters than A-Z a-z 0-9 . _ -, or too long)` : "";
-    renew(place, rows.length ? table([{ text: "", label: "compare" }, "run", "state", right("result"), right("ε"), right("updates"), right("edges"), "what"], rows, hidden ? `The newest ${whole(found.length)}; not shown: ${whole(hidden)} more${odd}` : "Newest first")
-      : make("p", { class: "quiet" }, hidden ? `Not shown: ${whole(hidden)} runs${odd}` : "No runs yet. Start one: mapa run quickstart"));
+    none.textContent = rows.length ? "" : hidden ? `Not shown: ${whole(hidden)} runs${odd}` : "No runs yet. Start one: mapa run quickstart";
+    none.hidden = rows.length > 0;
+    list.element.hidden = !rows.length;
+    list.set([{ text: "", label: "compare" }, "run", "state", right("result"), right("ε"), right("updates"), right("edges"), "what"], rows, hidden ? `The newest ${whole(found.length)}; not shown: ${whole(hidden)} more${odd}` : "Newest first");
   };
 }
 
