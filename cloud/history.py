@@ -68,6 +68,14 @@ class History:
         return 0 if self._log is None else self._log.size
 
     @property
+    def log_written(self) -> float | None:
+        """Unix time of the last write to the log; None: there is no log."""
+        try:
+            return None if self._log is None else self._log.path.stat().st_mtime
+        except OSError:
+            return None
+
+    @property
     def log(self) -> LogWriter:
         if self._log is None:
             raise LocalProtocolError("the gradient log is not open")

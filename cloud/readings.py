@@ -77,6 +77,9 @@ LOG = Family(
     _GAUGE,
     "Bytes of the gradient log since the last checkpoint: what a resume must read.",
 )
+LOG_AT = Family(
+    "mapa_cloud_log_timestamp_seconds", _GAUGE, "Unix time of the last write to the gradient log."
+)
 CHECKPOINT = Family(
     "mapa_cloud_checkpoint_timestamp_seconds",
     _GAUGE,
@@ -93,7 +96,7 @@ EVALUATED = Family("mapa_cloud_evaluation_updates", _GAUGE, "Updates that the la
 FAMILIES = (
     *(RUN_INFO, UPDATES, ITERATIONS, VERSION, STALE, REPLY, REFUSED, REFUSED_HELLOS, DROPS),
     *(SENSITIVITY, RATE, STAGE, EDGES, EXPECTED, CONNECTED, RECONNECTS, HALTED),
-    *(LAST_UPDATE, READ_AT, LOG, CHECKPOINT, EVALUATION, EVALUATED),
+    *(LAST_UPDATE, READ_AT, LOG, LOG_AT, CHECKPOINT, EVALUATION, EVALUATED),
 )
 
 
@@ -123,6 +126,8 @@ def read_cloud(service: CloudService, clock: Callable[[], float] = time.time) ->
         found[LAST_UPDATE] = now - (service.loop.now() - service.last_update)
     if service.history is not None:
         found[LOG] = service.history.log_bytes
+        if (written := service.history.log_written) is not None:
+            found[LOG_AT] = written
         if service.history.checkpointed is not None:
             found[CHECKPOINT] = service.history.checkpointed
     found |= _schedule(service)

@@ -33,6 +33,11 @@ _ABOUT = {
     "ray": "sweeps on a cluster",
     "containers": "mapa containers",
     "dashboard": "mapa dashboard",
+    "metrics": "--metrics-port: an endpoint for Prometheus",
+    "tensorboard": "mapa export --to tensorboard",
+    "mlflow": "mapa export --to mlflow",
+    "browser": "tests and pictures of the page in Chromium",
+    "docs": "make docs",
 }
 _BASIC_EXTRAS = ("embedded", "privacy")  # quickstart needs its data, and a statement of privacy
 

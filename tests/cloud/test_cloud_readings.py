@@ -109,11 +109,13 @@ def test_the_age_of_log_and_checkpoint(tmp_path: Path) -> None:
     history.state = dict
     bed.service.history = history
     found = read(exposition(read_cloud(bed.service)))
+    assert ("mapa_cloud_log_timestamp_seconds", "") not in found
     assert ("mapa_cloud_checkpoint_timestamp_seconds", "") not in found
     history.begin()
     bed.hello("a")
     first = read(exposition(read_cloud(bed.service)))
     assert first["mapa_cloud_log_bytes", ""] == history.log.path.stat().st_size
+    assert first["mapa_cloud_log_timestamp_seconds", ""] == history.log.path.stat().st_mtime
     assert first["mapa_cloud_checkpoint_timestamp_seconds", ""] == history.checkpointed
     history.close()
 

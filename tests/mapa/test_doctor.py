@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,16 @@ def test_a_purpose_that_is_none_exits_with_2_and_names_the_nearest(mapa: Mapa) -
     done = mapa(*QUICK, "--username", "me")
     assert done.code == 2
     assert "require --broker" in done.err
+
+
+def test_every_extra_says_what_it_is_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    said = {one.name: one.needed_for for one in software.software() if one.name.startswith("extra ")}
+    assert said.keys() == {f"extra {name}" for name in project["optional-dependencies"]} - {
+        "extra all",
+        "extra dev",
+    }
+    assert not [name for name, text in said.items() if text.startswith("what the extra")]
 
 
 def test_only_what_a_purpose_needs_is_in_its_way() -> None:
