@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +15,7 @@ import typer
 
 from mapa.cli import build, current_name
 from tests.pages_support import ROOT
+from tests.program_support import MAPA, PATIENCE, environment
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*) *$")
 _MARK = re.compile(r"^ *<!-- (?P<kind>not run|run by): (?P<words>.+) -->$")
@@ -84,6 +87,38 @@ def _plain(words: list[str]) -> list[str]:
     while words and _ASSIGNMENT.match(words[0]):
         words = words[1:]
     return words[: words.index(">")] if ">" in words else words
+
+
+def require_test(named: str) -> None:
+    """Fail where a page or a table names a test, as path::test, that there is not."""
+    path, _, test = named.partition("::")
+    assert test, f"path::test, please: {named}"
+    assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), f"no such test: {named}"
+
+
+def run_command(words: list[str], folder: Path) -> str:
+    """Run a command of a page in a folder, which is also its home; return what it printed."""
+    program, *rest = words
+    match program:
+        case "mapa":
+            start = [MAPA[0], "-P", *MAPA[1:]]
+        case "python":
+            start = [sys.executable, "-P"]
+        case _:
+            start = [str(ROOT / program)]
+            assert Path(start[0]).is_file(), f"`{program}` cannot be run here: say why not"
+    kept = {name: value for name, value in environment().items() if not name.startswith("XDG_")}
+    done = subprocess.run(
+        [*start, *rest],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(ROOT), "HOME": str(folder)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, f"{words}: exit {done.returncode}: {done.stderr[-2000:]}"
+    return done.stdout
 
 
 @cache

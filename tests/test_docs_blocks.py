@@ -1,4 +1,7 @@
-"""Every block of every page is run by a test, or read by the real parser, or says why neither."""
+"""Every block of every page is run by a test, or read by the real parser, or says why neither.
+
+Commands are only read here; tests/test_docs_commands.py runs them. Fragments of scenarios are no commands.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from common.scenario.scenario import parse_scenario
 from mapa.cli import FORMER_NAMES
 from mapa.command_tree import command_tree
 from mapa.scenario_files import load_scenario
-from tests.blocks_support import ROOT, Block, blocks_of, commands, pages, parse_mapa
+from tests.blocks_support import ROOT, Block, blocks_of, commands, pages, parse_mapa, require_test
 
 BLOCKS = [block for page in pages() for block in blocks_of(page)]
 # Not programs: prose in columns, tables of contents, and what autodoc fills in (tests/test_docs_site.py builds them).
@@ -124,6 +127,7 @@ def check_shell(block: Block) -> None:
 
 
 def check_toml(block: Block) -> None:
+    """The real parser takes it. It is a fragment of a scenario and no command, so there is nothing more to run."""
     values = tomllib.loads(block.text)
     parse_scenario({**REST, **values})
 
@@ -148,8 +152,7 @@ def test_a_block_is_run_or_parsed_or_says_why_not(block: Block) -> None:
         assert len(block.not_run) > 10, "a reason, please"
         return
     if by := block.run_by or RUN_WHOLE.get((block.page, block.language), ""):
-        path, _, test = by.partition("::")
-        assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), f"no such test: {by}"
+        require_test(by)
         return
     assert block.language in CHECKS, f"a block in {block.language!r} needs a mark: run by, or not run"
     CHECKS[block.language](block)

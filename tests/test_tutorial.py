@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.blocks_support import ROOT, Block, blocks_of, commands
-from tests.program_support import MAPA, PATIENCE, environment
+from tests.blocks_support import ROOT, Block, blocks_of, commands, run_command
 
 PAGE = ROOT / "docs" / "tutorial.md"
-
-
-def run(words: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, f"{words}: {done.stderr[-2000:]}"
-    return done.stdout
 
 
 def follow(block: Block, folder: Path) -> list[str]:
     """Do what a block says; return what its commands printed."""
     match block.language:
         case "python":
-            return [run([sys.executable, "-c", block.text], folder)]
+            return [run_command(["python", "-c", block.text], folder)]
         case "toml":
             (folder / "mine.toml").write_text(block.text, encoding="utf-8")
             return []
-    said = []
-    for program, *rest in commands(block):
-        assert program == "mapa"
-        said.append(run([MAPA[0], "-P", *MAPA[1:], *rest], folder))
-    return said
+    return [run_command(words, folder) for words in commands(block)]
 
 
 @pytest.mark.slow

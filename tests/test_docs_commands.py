@@ -1,0 +1,399 @@
+"""Every command that a page shows is run, or is in the one table below with the reason why not.
+
+A command is run as it stands, in an empty folder that is also its home; where its output goes (`> file`) is left out.
+RUN stands for one run that the tests made. Commands that take long by their size alone are run with the further options
+of SHORTER, which come behind the page's own and win; data sets that must be downloaded become an embedded one.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from common.datasets.catalogue import data_directory
+from mapa.brokers import find_mosquitto
+from mapa.chaos.plan import plan_of
+from mapa.chaos.schedule import make_schedule
+from tests.blocks_support import ROOT, blocks_of, commands, pages, require_test, run_command
+from tests.local_support import write_csv
+from tests.pages_support import blocks
+
+
+class Shown(NamedTuple):
+    """A command of a page, with the place of its block."""
+
+    page: str
+    where: str
+    words: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+SHOWN = [
+    Shown(block.page, block.where, tuple(words))
+    for page in pages()
+    for block in blocks_of(page)
+    if block.language in ("", "bash") and not block.not_run and not block.run_by
+    for words in commands(block)
+]
+
+
+class Why(NamedTuple):
+    """Why a command is not run here, and the tests that run the same, smaller or elsewhere."""
+
+    reason: str
+    by: tuple[str, ...] = ()
+
+
+PIP = Why("needs a package index; tests/test_docs_blocks.py looks for the extras that it names")
+SHELL = Why("sets a variable of the reader's own shell")
+DOWNLOAD = Why(
+    "needs the internet",
+    (
+        "tests/common/test_download_datasets.py::test_mnist_comes_from_a_server_of_ones_own",
+        "tests/common/test_download_datasets.py::test_usps_comes_as_h5_from_a_server_of_ones_own",
+    ),
+)
+DEMO = Why(
+    "asks make for .venv first; its one command is run with docs/dashboard.md",
+    ("tests/mapa/test_demo.py::test_make_run_shows_it_with_the_page",),
+)
+COMPOSE = Why("needs a Docker engine", ("tests/stack/test_compose.py::test_twenty_edges_train_to_the_end",))
+PAGE_IN_COMPOSE = Why(
+    "needs a Docker engine",
+    (
+        "tests/stack/test_compose_page.py::test_a_run_in_containers_is_watched_from_its_first_updates_to_its_end",
+    ),
+)
+HOSTS = Why(
+    "needs several hosts",
+    ("tests/stack/test_hosts.py::test_edges_of_another_network_train_over_tls",),
+)
+SWARM = Why(
+    "needs a Docker engine", ("tests/stack/test_swarm.py::test_a_stack_is_deployed_scaled_and_trained",)
+)
+ENGINE = Why("installs packages, and starts or stops a Docker engine, as root")
+CONTAINERS = Why(
+    "needs a Docker engine",
+    ("tests/stack/test_containers_command.py::test_a_scenario_on_containers_with_faults",),
+)
+SERVES = Why(
+    "serves until it is stopped",
+    (
+        "tests/mapa/test_dashboard.py::test_a_signal_ends_it_with_0_and_no_error_while_somebody_watches",
+        "tests/mapa/test_dashboard.py::test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for",
+    ),
+)
+AUDIT_OF_MINUTES = Why(
+    "takes minutes, or half of one where it is made small",
+    ("tests/experiments/test_audit.py::test_the_command_reports_claims_beside_bounds",),
+)
+CHAOS = Why("takes minutes", ("tests/broker/test_chaos.py::test_two_seeded_runs_come_through",))
+CHOSEN_FAULTS = Why(
+    "takes a minute, and a file of the reader's own",
+    ("tests/broker/test_chaos.py::test_a_failing_schedule_is_shrunk_to_the_fault_that_it_takes",),
+)
+ONE_SIDE = Why(
+    "trains with another process only, at a broker of the reader's own",
+    ("tests/broker/test_testbed.py::test_twenty_edges_train_to_T_with_every_gradient_applied_exactly_once",),
+)
+OWN_FILES = Why(
+    "trains with another process only, at a broker of the reader's own",
+    (
+        "tests/broker/test_local_data.py"
+        "::test_two_edges_with_two_files_of_different_length_train_and_their_ledgers_are_exact",
+    ),
+)
+METRICS = Why(
+    "trains with another process only, at a broker of the reader's own",
+    ("tests/broker/test_metrics_endpoints.py::test_a_run_tells_both_sides_and_no_scraper_stops_it",),
+)
+REPRODUCE = Why(
+    "takes hours, and data sets that must be downloaded",
+    (
+        "tests/experiments/test_reproduce.py::test_the_tiny_size_represents_every_experiment",
+        "tests/experiments/test_reproduce.py::test_the_command_prints_verdicts_and_ends_well",
+    ),
+)
+CACHED = Why(
+    "reports what hours of runs have left",
+    ("tests/experiments/test_reproduce_runs.py::test_the_command_reports_what_is_cached",),
+)
+OWN_MODEL = "tests/mapa/test_own_model_page.py"
+
+# page -> command -> why it is not run. A command that ends with … stands for all that begin so.
+NOT_RUN: dict[str, dict[str, Why]] = {
+    "README.md": {
+        "make run": DEMO,
+        "make test": Why("runs this test among all others"),
+        "make test-fast": Why("runs this file's quick tests among all others"),
+        "mapa audit quickstart": AUDIT_OF_MINUTES,
+        "mapa data get mnist usps": DOWNLOAD,
+        "docker compose up --scale edge=20": COMPOSE,
+        "docker compose --profile dashboard up --scale edge=20": PAGE_IN_COMPOSE,
+        "mapa cloud --broker HOST:8883 --tls-ca ca.crt --run lab1 scenario.toml": HOSTS,
+        "mapa edge --broker HOST:8883 --tls-ca ca.crt --run lab1 --total-epsilon 2 --data-dir /data": HOSTS,
+    },
+    "docs/audit.md": {
+        "mapa audit lr-mnist --set privacy.noise_multiplier=1.0": AUDIT_OF_MINUTES,
+    },
+    "docs/chaos.md": {
+        "mapa chaos quickstart --seed 1 --minutes 10": CHAOS,
+        "mapa chaos quickstart --seed 13 --runs 1": CHAOS,
+        "mapa chaos quickstart --seed 13 --only 2,6": Why(
+            "takes a minute", ("tests/mapa/test_chaos_schedule.py::test_faults_are_chosen_by_number",)
+        ),
+        "mapa chaos quickstart --faults faults.txt": CHOSEN_FAULTS,
+        "mapa chaos quickstart --seed 13 --runs 1 --shrink": CHOSEN_FAULTS,
+        "mapa chaos quickstart --seed 12 --runs 1 --edges 4 …": Why(
+            "takes a minute",
+            ("tests/test_docs_commands.py::test_the_faults_on_the_page_are_those_of_its_seed",),
+        ),
+    },
+    "docs/dashboard.md": {
+        "make run": DEMO,
+        "pip install mapa-testbed[dashboard]": PIP,
+        "mapa dashboard": SERVES,
+        "mapa dashboard --runs-dir runs --open": SERVES,
+        "docker compose --profile dashboard up": PAGE_IN_COMPOSE,
+    },
+    "docs/deploy.md": {
+        "docker compose up --scale edge=20": COMPOSE,
+        "make engine": ENGINE,
+        "make images-offline": ENGINE,
+        "make engine-stop": ENGINE,
+        "docker compose -f docker/cloud.yml up": HOSTS,
+        "docker compose -f docker/edge.yml up": HOSTS,
+        "mapa cloud clinic.toml …": OWN_FILES,
+        "mapa edge --broker vm.example.org …": OWN_FILES,
+        "docker swarm init": SWARM,
+        "docker stack deploy -c docker/stack.yml mapa": SWARM,
+        "docker service scale mapa_edge=50": SWARM,
+        "mapa containers quickstart …": CONTAINERS,
+    },
+    "docs/monitoring.md": {
+        "pip install mapa-testbed[metrics]": PIP,
+        "mapa cloud quickstart --broker 127.0.0.1 --run first --metrics-port 9464": METRICS,
+        "mapa edge --broker 127.0.0.1 --run first --metrics-port 9465": METRICS,
+        "docker compose --profile monitoring up --scale edge=20": Why(
+            "needs a Docker engine, and images of Prometheus and Grafana from a registry"
+        ),
+    },
+    "docs/pacing.md": {
+        "mapa data get fashion-mnist": DOWNLOAD,
+        "python -m experiments.pacing": Why(
+            "takes minutes, and a data set that must be downloaded",
+            ("tests/experiments/test_pacing.py::test_the_command_simulates_every_case_with_every_seed",),
+        ),
+    },
+    "docs/recovery.md": {
+        "mapa cloud quickstart --broker HOST --run lab": ONE_SIDE,
+        "mapa cloud --resume runs/lab-20260412-101500-1a2b3c4d --broker HOST": Why(
+            "needs a broker and a killed cloud",
+            (
+                "tests/broker/test_recovery.py::test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was",
+                "tests/broker/test_recovery.py::test_a_full_disk_stops_the_run_and_with_room_it_goes_on",
+            ),
+        ),
+    },
+    "docs/reproduce.md": {
+        "mapa reproduce accuracy …": REPRODUCE,
+        "mapa reproduce --full --cached --out runs/paper": CACHED,
+    },
+    "docs/results/details.md": {
+        "export MAPA_DATA_DIR=…": SHELL,
+        "mapa reproduce --full --out runs/paper --cached": CACHED,
+        "mapa reproduce --full --out runs/paper …": REPRODUCE,
+        "mapa reproduce accuracy constants --quick": REPRODUCE,
+        "mapa reproduce heldout --full": REPRODUCE,
+    },
+    "docs/results.md": {
+        "mapa data get mnist fashion-mnist cifar-10": DOWNLOAD,
+        "mapa reproduce reference --full --tune": Why(
+            "takes hours, and data sets that must be downloaded",
+            ("tests/experiments/test_reference.py::test_a_table_is_made_and_goes_on_where_it_stopped",),
+        ),
+    },
+    "docs/tutorial.md": {
+        "make run": DEMO,
+        "export PATH=$PWD/.venv/bin:$PATH": SHELL,
+        "docker compose up --scale edge=20": COMPOSE,
+    },
+    "docs/unequal-privacy.md": {
+        "mapa data get fashion-mnist": DOWNLOAD,
+        "mapa run paced-fashion --broker mosquitto": Why(
+            "takes a minute, and a data set that must be downloaded",
+            ("tests/broker/test_pacing.py::test_fast_and_slow_edges_end_with_the_same_epsilon",),
+        ),
+    },
+    "docs/your-own-algorithm.md": {
+        "mapa simulate my.toml": Why(
+            "is run with the page's own code elsewhere",
+            ("tests/mapa/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains",),
+        ),
+        "mapa containers my.toml --edge-image mapa-edge": Why(
+            "needs a Docker engine",
+            (
+                "tests/stack/test_compose.py"
+                "::test_a_model_a_data_set_and_an_algorithm_of_ones_own_run_in_containers",
+            ),
+        ),
+    },
+    "docs/your-own-model.md": {
+        "mapa simulate my.toml": Why(
+            "is run with the page's own code elsewhere", (f"{OWN_MODEL}::test_the_pages_scenario_simulates",)
+        ),
+        "mapa run my.toml": Why(
+            "is run with the page's own code elsewhere", (f"{OWN_MODEL}::test_it_runs_between_processes",)
+        ),
+        "mapa containers my.toml": Why(
+            "needs a Docker engine",
+            (
+                "tests/stack/test_containers_command.py"
+                "::test_a_torch_module_of_ones_own_trains_in_four_containers",
+            ),
+        ),
+    },
+}
+
+# In shuffled batches no release is amplified: the accountant has a closed form, and is quick.
+FEW_IMAGES = (
+    "--set data.set=mnist-5k --set data.sampler=shuffled --set batch_size=64 --set model.name=softmax"
+    " --set model.options= --set algorithm.rate=0.1 --iterations 50 --set evaluation.every=0"
+)
+AUDIT = "--rounds 1000 --no-one-run"
+# command -> options behind it that make it small
+SHORTER = {
+    "mapa simulate quickstart": "--iterations 100",
+    "mapa run quickstart --edges 20 --broker mosquitto": "--edges 4 --iterations 100",
+    "mapa audit quickstart --set privacy.noise=gamma-norm --set privacy.epsilon=2.0": AUDIT,
+    "mapa audit paper-lr-mnist": f"{AUDIT} --set data.set=mnist-5k",
+    "mapa attack lr-mnist --epsilon 0.01 0.1 1": "--iterations 1 --releases 1 --set data.set=mnist-5k",
+    "mapa simulate quickstart --seed 1 --edges 10 …": "--set time_limit=20",
+    "mapa run demo --dashboard": (
+        "--edges 2 --links lan,wifi --iterations 39 --set privacy.releases=20 --set model.name=softmax"
+        " --set algorithm.rate=0.1 --set data.sampler=shuffled --broker embedded"
+    ),
+    "mapa simulate clinic.toml --data north.csv --data south.csv": "--iterations 40",
+    "mapa run unequal-fashion --broker mosquitto": FEW_IMAGES,
+    "mapa run my.toml": "--iterations 30 --set privacy.releases=20 --broker embedded",
+}
+
+
+def entry(table: dict[str, object], text: str) -> str:
+    """Return the key of a table that a command belongs to, or nothing; one that is written out comes first."""
+    begun = (key for key in table if key.endswith(" …") and text.startswith(key.removesuffix("…")))
+    return text if text in table else next(begun, "")
+
+
+def is_run(shown: Shown) -> bool:
+    return not entry(dict(NOT_RUN.get(shown.page, {})), shown.text)
+
+
+def needs_mosquitto(shown: Shown) -> bool:
+    return "mosquitto" in shown.words
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run between processes, with the ledgers of its edges, whose privacy is quickly accounted for."""
+    folder = tmp_path_factory.mktemp("a-run")
+    words = "mapa run quickstart --edges 2 --iterations 40 --broker embedded --set data.sampler=shuffled"
+    run_command(words.split(), folder)
+    (path,) = (folder / "runs").iterdir()
+    return path
+
+
+def prepare(shown: Shown, folder: Path) -> None:
+    """Write the files that a page has the reader write before this command."""
+    if "clinic.toml" in shown.words:
+        (scenario,) = (text for text in blocks("deploy.md", "toml") if '"local"' in text)
+        (folder / "clinic.toml").write_text(scenario, encoding="utf-8")
+        for seed, name in enumerate(("north.csv", "south.csv")):
+            write_csv(folder / name, 120, seed)
+    if "my.toml" in shown.words:
+        (code,), (scenario,) = (blocks("your-own-algorithm.md", kind) for kind in ("python", "toml"))
+        (folder / "my_algorithm.py").write_text(code, encoding="utf-8")
+        (folder / "my.toml").write_text(scenario, encoding="utf-8")
+
+
+def follow(shown: Shown, folder: Path, run: Path) -> None:
+    """Run a command, with the run that was made in the place of RUN and of what is made of a run."""
+    prepare(shown, folder)
+    places = {"RUN": str(run), "PACED-RUN": str(run), "state/": str(run / "state")}
+    if shown.words[:3] == ("mapa", "verify", "run.mapa.zip"):
+        run_command(["mapa", "bundle", str(run), "--out", "run.mapa.zip"], folder)
+    more = SHORTER.get(entry(dict(SHORTER), shown.text), "")
+    run_command([*(places.get(word, word) for word in shown.words), *more.split()], folder)
+
+
+RUN_HERE = list({shown.text: shown for shown in SHOWN if is_run(shown)}.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shown",
+    [
+        pytest.param(shown, marks=pytest.mark.broker if needs_mosquitto(shown) else (), id=shown.text)
+        for shown in RUN_HERE
+    ],
+)
+def test_a_command_of_a_page_works(shown: Shown, tmp_path: Path, run: Path) -> None:
+    if needs_mosquitto(shown) and find_mosquitto() is None:
+        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    follow(shown, tmp_path, run)
+
+
+def test_the_table_has_no_command_that_no_page_shows() -> None:
+    texts: dict[str, list[str]] = {}
+    for shown in SHOWN:
+        texts.setdefault(shown.page, []).append(shown.text)
+    for page, table in NOT_RUN.items():
+        used = {entry(dict(table), text) for text in texts[page]}
+        assert table.keys() <= used, f"{page} shows these no more: {table.keys() - used}"
+    used = {entry(dict(SHORTER), shown.text) for shown in RUN_HERE}
+    assert SHORTER.keys() <= used, f"nobody runs these: {SHORTER.keys() - used}"
+
+
+def test_the_table_gives_reasons_and_names_tests_that_there_are() -> None:
+    for table in NOT_RUN.values():
+        for why in table.values():
+            assert len(why.reason) > 10
+            for named in why.by:
+                require_test(named)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["docker compose up", "make check", "mapa runs show nothing", "mapa fly"])
+def test_a_command_that_nobody_knows_is_run_and_fails(words: str, tmp_path: Path) -> None:
+    shown = Shown("README.md", "README.md:1", tuple(words.split()))
+    assert is_run(shown), "closed by default"
+    with pytest.raises(AssertionError):
+        follow(shown, tmp_path, tmp_path)
+
+
+def test_many_commands_are_run() -> None:
+    assert len(RUN_HERE) > 35
+    assert {shown.words[0] for shown in RUN_HERE} == {"mapa", "python", "docker/mosquitto/secrets.sh"}
+
+
+@pytest.mark.broker
+def test_the_faults_on_the_page_are_those_of_its_seed() -> None:
+    """The page's run takes a minute; what it does to whom is known before."""
+    if find_mosquitto() is None:
+        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    (block,) = (one for one in blocks_of(ROOT / "docs" / "chaos.md") if "$ mapa chaos" in one.text)
+    (words,) = commands(block)
+    given = dict(zip(words[3::2], words[4::2], strict=True))
+    changes = [value for option, value in zip(words[3::2], words[4::2], strict=True) if option == "--set"]
+    plan = plan_of(
+        "quickstart", changes, int(given["--edges"]), int(given["--iterations"]), data_directory(os.environ)
+    )
+    faults = make_schedule(int(given["--seed"]), plan.bounds, int(given["--count"]))
+    said = [f"  {number}. {fault}" for number, fault in enumerate(faults, start=1)]
+    assert said == [line for line in block.text.splitlines() if line[:3].strip().isdecimal() and ". " in line]
