@@ -68,7 +68,6 @@ def renewed(page: str, docs: Path) -> str:
         "reference-even": lambda: overview.every_method(rows, overview.EVEN),
         "reference-uneven": lambda: overview.every_method(rows, overview.UNEVEN),
         "reference-budgets": lambda: overview.every_budget(rows, overview.EVEN),
-        "reference-budgets-uneven": lambda: overview.every_budget(rows, overview.UNEVEN),
         "reference-behind": lambda: overview.behind(rows, "tuning-free"),
         "reference-short": lambda: overview.in_short(rows),
     }
