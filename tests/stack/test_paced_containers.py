@@ -1,4 +1,4 @@
-"""A pace, local steps, truncated batches and device profiles at once, in containers: every edge makes its R_k, no more."""
+"""A pace, local steps, truncated batches and device profiles at once, in containers: every edge makes its R_k."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCENARIO = """# Three edges of unlike devices, each with its own number of messa
 edges = 3
 iterations = 60
 batch_size = 64
-devices = [{ name = "pi4", reference_ms = 2.0 }, { name = "attic", slowdown = 2, reference_ms = 2.0 }, { name = "laptop" }]
+devices = [{ name = "pi4", reference_ms = 2 }, { name = "attic", slowdown = 2, reference_ms = 2 }, { name = "laptop" }]
 data = { set = "mnist-5k", sampler = "truncated-poisson", largest_batch = 80 }
 model.name = "lr"
 algorithm = { name = "constant", rate = 0.2, first_clip = 1.0 }
