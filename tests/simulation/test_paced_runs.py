@@ -254,6 +254,28 @@ def test_whoever_waits_for_z_k_hears_how_far_it_is() -> None:
     assert said == ["computing z_k (1 of 3)", "computing z_k (2 of 3)", "computing z_k (3 of 3)"]
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_command_says_it_on_stderr_unless_it_is_to_be_quiet(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mapa: Mapa
+) -> None:
+    monkeypatch.setattr("common.accounting.budget.calibrate", lambda *_, **__: 50.0)
+    file = tmp_path / "paced.toml"
+    file.write_text(
+        """edges = 2
+iterations = 6
+batch_size = 60
+delays.kind = "constant"
+data = { set = "mnist-5k", sampler = "poisson" }
+algorithm = { name = "constant", rate = 0.3, first_clip = 1.0 }
+privacy = { total_epsilon = 3.0, pace = "own", paces = [1.0, 2.0] }
+"""
+    )
+    done = mapa("simulate", str(file), "--seed", "1", "--json", *(["--quiet"] if quiet else []))
+    assert done.code == 0, done.err
+    assert ("computing z_k (2 of 2)" in done.err) is not quiet
+    assert "computing" not in done.out
+
+
 # -- edges that lie ---------------------------------------------------------------------------------------
 
 
