@@ -112,8 +112,7 @@ def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
     releases = shares(scenario)
     weights = weights_of(scenario)[0] if scenario.weighted else (1.0,) * len(releases)
     z = effective_multiplier(multipliers, weights, releases)
-    updates = scenario.iterations if scenario.privacy.release_caps is None else sum(releases)
-    return PublicNumbers(scenario.batch_size, updates, z, feature_length(model), scenario.model.name)
+    return PublicNumbers(scenario.batch_size, scenario.updates, z, feature_length(model), scenario.model.name)
 
 
 def shares(scenario: Scenario) -> tuple[int, ...]:

@@ -35,8 +35,7 @@ class WithAverage(Wrapping):
     mean: npt.NDArray[np.float64] | None = None
 
     def begin(self, problem: Problem, moment: float) -> Self:
-        last = problem.iterations
-        first = 1 if self.decay is not None else min(last, math.floor(self.share * last) + 1)
+        first = 1 if self.decay is not None else first_of_tail(self.share, problem.iterations)
         return replace(self, inner=self.inner.begin(problem, moment), first=first)
 
     def apply(self, x: Vector, update: Update) -> tuple[Vector, Self]:
@@ -54,6 +53,11 @@ class WithAverage(Wrapping):
 
     def result(self, x: Vector) -> Vector:
         return self.inner.result(x) if self.mean is None else self.mean.astype(np.float32)
+
+
+def first_of_tail(share: float | None, last: int) -> int:
+    """Return the update whose model is the first of the tail, where `last` updates can be made."""
+    return min(last, math.floor((FROM if share is None else share) * last) + 1)
 
 
 def averaged(algorithm: Algorithm, kind: str, decay: float | None, share: float | None) -> Algorithm:

@@ -17,6 +17,7 @@ LARGEST_SLOWDOWN = 1000.0
 LARGEST_JITTER = 2.0
 LONGEST_REFERENCE_MS = 60_000.0
 LONGEST_NAME = 64  # characters
+_OWN = "custom"  # of a device without a name
 
 
 class JitterLaw(Enum):
@@ -30,7 +31,7 @@ class JitterLaw(Enum):
 class DeviceProfile:
     """A gradient takes slowdown × reference × a draw of mean 1."""
 
-    name: str = "custom"
+    name: str = _OWN
     slowdown: float = 1.0
     jitter: float = 0.0
     distribution: JitterLaw = JitterLaw.LOGNORMAL
@@ -86,8 +87,10 @@ def device_profile(fields: Mapping[str, object], index: int = 0) -> DeviceProfil
     for key in given:
         if key not in _KEYS:
             raise ConfigurationError(f"device: {key!r}: allowed are {', '.join(_KEYS)}")
-    name = str(given.pop("name", "custom"))
-    if name not in PRESETS and not given:
+    name = str(given.pop("name", _OWN))
+    # A mistyped preset must not run at slowdown 1; a device without a name is one of its own.
+    enough = given if name == _OWN else given.keys() & {"slowdown", "reference_ms", "availability"}
+    if name not in PRESETS and not enough:
         raise ConfigurationError(
             f"device: name = {name!r}: allowed are {', '.join(PRESETS)}, or give slowdown, reference_ms or availability"
         )

@@ -26,6 +26,7 @@ class Range:
     below: float | None = None
     at_most: float | None = None
     choices: tuple[str, ...] = ()
+    only: tuple[str, str] | None = None  # key and value beside which the option means something
 
     @property
     def words(self) -> str:
@@ -86,6 +87,7 @@ def option(about: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any
     """Declare a field of a dataclass as an option; its annotation must be float, int, str or bool.
 
     Limits are `above`, `at_least`, `below`, `at_most` and `choices`. Without a default it must be given.
+    `only = (key, value)` says beside which value of another key it means something.
     """
     return dataclasses.field(default=default, kw_only=True, metadata={"option": Range(about=about, **limits)})
 
@@ -105,6 +107,19 @@ def options_of(made: type, key: str) -> tuple[Option, ...]:
         default: Any = field.default
         found.append(Option(field.name, kind, limits, None if missing else default))
     return tuple(found)
+
+
+def check_belonging(options: tuple[Option, ...], values: Mapping[str, Any], prefix: str) -> None:
+    """Refuse a value that was given to an option which means nothing beside the other keys' values."""
+    for one in options:
+        if one.range.only is None or values[one.name] == one.default:
+            continue
+        key, needed = one.range.only
+        if values[key] != needed:
+            raise ConfigurationError(
+                f"{prefix}.{one.name} = {values[one.name]!r}: only with {prefix}.{key} = {needed!r}, not"
+                f" {values[key]!r}"
+            )
 
 
 def resolved(

@@ -28,7 +28,7 @@ class Problem:
     smoothness: float  # L
     sigma: float  # σ, standard deviation of ∇F(x, ξ)
     tau_max: int  # τ_max
-    iterations: int  # T
+    iterations: int  # T; ΣR_k where edges have caps that add up to less
     theta: float = 0.5  # θ
     delta: float = 1e-3  # δ of Theorem 3 alone; the privacy δ is another
     loss_gap: float = 1.0  # f₀ = f(x₁) − f(x*)

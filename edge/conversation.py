@@ -114,6 +114,8 @@ class GradientDebited:
 class BudgetSpent:
     """The ledger permits no further release."""
 
+    cap: int | None = None  # R_k, where that is why: ε may be less than the budget
+
 
 @dataclass(frozen=True, slots=True)
 class IdentityRenewed:

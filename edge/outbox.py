@@ -50,7 +50,9 @@ class Outbox:
         try:
             self.ledger.debit(self.run, sequence, payload)
         except BudgetExhausted:  # asked here alone: what was made for nothing is thrown away, once in a run
-            return BudgetSpent()
+            account = self.ledger.account(self.run)
+            cap = None if account is None else account.most_releases
+            return BudgetSpent(cap if cap is not None and sequence > cap else None)
         except LedgerUnavailableError as error:  # a full disk: what is not debited does not leave
             return GivenUp(EXIT_FAILED, str(error))
         self._kept = (sequence, payload)

@@ -145,8 +145,11 @@ class EdgeSession:
                 self.last_sequence = self.pending = self.awaited = sequence
                 self.pending_incarnation = self.incarnation
                 return self._push(sequence)
-            case BudgetSpent(), Phase.MAKING:
-                return self._done(EXIT_DONE, "the privacy budget is spent", "budget")
+            case BudgetSpent(cap=cap), Phase.MAKING:
+                spent = "the privacy budget is spent"
+                return self._done(
+                    EXIT_DONE, spent if cap is None else f"all R_k = {cap} releases are made", "budget"
+                )
             case IdentityRenewed(), Phase.RENEWING:
                 return self._renewed()
             case IdentityKept(text=text), Phase.RENEWING:

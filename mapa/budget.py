@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import LOCAL
@@ -12,13 +12,15 @@ from common.scenario.pacing import planned_releases
 from common.scenario.parts import own_schema
 from common.scenario.scenario import Scenario
 
+Say = Callable[[str], None]  # how far it is, in a line
 
-def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
+
+def calibrated(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None = None) -> Scenario:
     """Return the scenario with z filled in, where it gives (total_epsilon, total_delta) instead of z.
 
     z is found for the smallest shard, whose records are sampled most often; with truncated batches for every size.
     `releases` has done its work then and goes: beside z no scenario may say it, and the cap of an edge is what the
-    budget permits at this z.
+    budget permits at this z. `say` hears how far it is: with a pace it may take half a minute for each edge.
     """
     privacy = scenario.privacy
     law = privacy.described.made
@@ -38,7 +40,7 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
     from common.accounting.budget import calibrate  # scipy and the accountant: only where they are needed
 
     if privacy.pace == "own":
-        return _paced(scenario, shard_sizes)
+        return _paced(scenario, shard_sizes, say)
 
     def for_shard(size: int) -> float:
         return calibrate(
@@ -59,7 +61,7 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
     return scenario.model_copy(update={"privacy": filled})
 
 
-def _paced(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
+def _paced(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None) -> Scenario:
     """Return the scenario with R_k and z_k of each edge: fixed here, before anybody has released anything."""
     from common.accounting.budget import calibrate
 
@@ -69,18 +71,20 @@ def _paced(scenario: Scenario, shard_sizes: Sequence[int]) -> Scenario:
     assert privacy.total_epsilon is not None
     budget = Budget(privacy.total_epsilon, privacy.total_delta)
     caps, found = planned_releases(scenario), dict[tuple[int, int], float]()
-    for key in zip(caps, shard_sizes, strict=True):
-        if key not in found:
-            found[key] = calibrate(
-                budget,
-                releases=key[0] * scenario.local.steps,
-                batch_size=scenario.batch_size,
-                shard_size=key[1],
-                sampling=Sampling(scenario.data.sampler),
-                clipping=Clipping(privacy.clipping),
-                largest_batch=scenario.data.largest_batch,
-                law=law,
-            )
+    different = dict.fromkeys(zip(caps, shard_sizes, strict=True))
+    for place, key in enumerate(different, start=1):
+        if say is not None:
+            say(f"computing z_k ({place} of {len(different)})")
+        found[key] = calibrate(
+            budget,
+            releases=key[0] * scenario.local.steps,
+            batch_size=scenario.batch_size,
+            shard_size=key[1],
+            sampling=Sampling(scenario.data.sampler),
+            clipping=Clipping(privacy.clipping),
+            largest_batch=scenario.data.largest_batch,
+            law=law,
+        )
     multipliers = [found[key] for key in zip(caps, shard_sizes, strict=True)]
     filled = privacy.model_copy(update={law.calibrated: multipliers, "release_caps": caps})
     return scenario.model_copy(update={"privacy": filled})

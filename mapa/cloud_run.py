@@ -38,6 +38,7 @@ from common.transport.routing import UNREAD, RetainedMessageError
 from common.wire.codec import Presence, encode_presence, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
 from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
+from mapa.budget import Say
 from mapa.live import View
 from mapa.run_parts import OwnFiles, RunParts, assemble
 
@@ -52,12 +53,14 @@ class Setting(RunParts):
     """The parts of a run on a network, before anything connects."""
 
     @classmethod
-    def of(cls, scenario: Scenario, data_dir: Path, own: OwnFiles | None = None) -> Setting:
+    def of(
+        cls, scenario: Scenario, data_dir: Path, own: OwnFiles | None = None, *, say: Say | None = None
+    ) -> Setting:
         if not bounded(scenario.for_edge(0)):
             raise ConfigurationError(
                 f"scenario: edges receive it, so keys and strings must be printable, at most {ITEMS_LIMIT} characters"
             )
-        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir)
+        parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say)
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         made = type(algorithm_for(parts.scenario))
         ValueCodec(made).plain(algorithm)  # nor where no checkpoint could hold it

@@ -19,9 +19,10 @@ from common.own_code import given_objects
 from common.records.tally import Tally, headline
 from mapa.cloud_run import Setting
 from mapa.given import Source, given, require_importable
+from mapa.output import note
 from mapa.process_run import PROCESSES, run_in_processes
 from mapa.progress import BarView, OnProgress, bar_for
-from mapa.recording import ENGINES, record_simulation
+from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.run_reader import find_run
 from mapa.run_result import Run, read_result
@@ -49,14 +50,14 @@ def simulate(
     `model={"name": MyModel, "options": {"width": 3}}`. With data.set = "local", `edge_data` are the edges' own files in
     their order, and `test_data` the file that the model is evaluated on.
     """
-    if engine not in ENGINES:
-        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
     asked = given(scenario, changes)
     own = None
     if edge_data or test_data is not None:
         own = OwnFiles(tuple(map(Path, edge_data)), None if test_data is None else Path(test_data))
     with given_objects(asked.objects):
-        world = World.of(asked.scenario(), _data_dir(data_dir), own)
+        scenario_asked = asked.scenario()
+        check_engine(scenario_asked, engine)
+        world = World.of(scenario_asked, _data_dir(data_dir), own, say=note if progress is True else None)
         resolved = world.scenario
         title = f"{resolved.algorithm.name} {resolved.model.name}"
         with interrupt_between_events(), bar_for(title, resolved.iterations, progress) as bar:
@@ -92,7 +93,7 @@ def run(
     require_importable(asked)
     folder = _data_dir(data_dir)
     with given_objects(asked.objects):
-        setting = Setting.of(asked.scenario(), folder)
+        setting = Setting.of(asked.scenario(), folder, say=note if progress is True else None)
         title = f"{setting.scenario.algorithm.name} {setting.scenario.model.name}"
         summary = run_in_processes(
             setting,

@@ -66,6 +66,11 @@ def progress_console(*, quiet: bool = False) -> Console:
     return Console(stderr=True, quiet=quiet or is_quiet())
 
 
+def note(text: str) -> None:
+    """Say a line of progress on stderr, unless quiet was asked for."""
+    progress_console().print(text, soft_wrap=True, highlight=False, markup=False)
+
+
 def coloured(stream: IO[str]) -> bool:
     """Tell whether colours are fit for it: a terminal that can, and nobody who said NO_COLOR."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud.assembly import explained
+from cloud.averaging import first_of_tail
 from cloud.lives import Lives
 from cloud.service import CloudService
 from cloud.terms import EdgeAccount
@@ -30,8 +31,12 @@ from mapa.budget import release_caps
 from mapa.cloud_run import CloudRun
 from mapa.simulation import blocks
 from mapa.simulation.simulator import check_world, simulate
-from mapa.simulation.synchronous import check_synchronous, simulate_synchronously
-from mapa.simulation.vectorised import check_vectorised, simulate_rounds
+from mapa.simulation.synchronous import (
+    check_synchronous,
+    check_synchronous_scenario,
+    simulate_synchronously,
+)
+from mapa.simulation.vectorised import check_vectorised, check_vectorised_scenario, simulate_rounds
 from mapa.simulation.world import World
 from mapa.statement import OWN, EdgeReleases, state_privacy
 
@@ -64,6 +69,16 @@ def open_again(path: Path) -> Iterator[RunDirectory]:
         raise RecordsError(f"{path}: cannot write records there: {error}") from error
     with directory:
         yield directory
+
+
+def check_engine(scenario: Scenario, engine: str) -> None:
+    """Refuse an engine that is not there or cannot run the scenario, before data are loaded and noise is computed."""
+    if engine not in ENGINES:
+        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
+    if engine == "synchronous":
+        check_synchronous_scenario(scenario)
+    elif engine != "events":
+        check_vectorised_scenario(scenario, engine)
 
 
 def record_simulation(
@@ -313,6 +328,9 @@ def write_manifest(
     )
 
 
+NO_TAIL = "algorithm.average = 'tail' averaged nothing"
+
+
 def summarise(
     scenario: Scenario,
     model: Model,
@@ -347,11 +365,28 @@ def summarise(
     }
     if rate := explained(scenario, model):
         summary["rate"] = rate
+    if warnings := warnings_of(scenario, tally.updates, engine):
+        summary["warning"] = "; ".join(warnings)
+    return summary
+
+
+def warnings_of(scenario: Scenario, updates: int, engine: str) -> list[str]:
+    """Return what whoever reads the result must know first."""
+    found = []
     if scenario.records.diagnostics:
-        summary["warning"] = (
+        found.append(
             "diagnostics were on: the records hold gradient norms before noise, which are not private"
         )
-    return summary
+    if scenario.algorithm.average == "tail":
+        each = scenario.workers if engine == "synchronous" else 1  # gradients of one update
+        last = max(1, scenario.updates // each)
+        first = first_of_tail(scenario.algorithm.average_from, last)
+        if updates // each < first:
+            found.append(
+                f"{NO_TAIL}: it begins with update {first} of {last}, and the run made {updates // each};"
+                " the result is the last model"
+            )
+    return found
 
 
 def _write_model(directory: RunDirectory, scenario: Scenario, model: Model, x: Any, updates: int) -> None:

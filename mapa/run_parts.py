@@ -26,7 +26,7 @@ from common.scenario.parts import dataset_for, least_records, model_for, own_sch
 from common.scenario.scenario import Scenario
 from edge.assembly import shards_for
 from edge.policy import check_number
-from mapa.budget import calibrated
+from mapa.budget import Say, calibrated
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ def assemble(
     load: Callable[[Source], Dataset],
     own: OwnFiles | None = None,
     data_dir: Path | None = None,
+    say: Say | None = None,
 ) -> RunParts:
     """Load the data, take the holdout, make the model, deal the shards; ConfigurationError where that cannot be.
 
@@ -85,7 +86,7 @@ def assemble(
     at each step what the cloud's scenario would cost it.
     """
     if scenario.data.set == LOCAL:
-        return _assemble_own(scenario, own, data_dir)
+        return _assemble_own(scenario, own, data_dir, say)
     if own is not None:
         raise ConfigurationError(
             f"--data, --test-data: go with data.set = {LOCAL!r}, where edges bring records of their own, not with"
@@ -94,11 +95,13 @@ def assemble(
     dataset = dataset_for(scenario, load)
     model = model_for(scenario, dataset.shape, dataset.classes, dataset.target_range, data_dir)
     rows = shards_for(scenario, dataset.train)
-    noised = calibrated(scenario, [len(shard) for shard in rows])
+    noised = calibrated(scenario, [len(shard) for shard in rows], say)
     return RunParts(settled(noised, model), dataset, model, rows)
 
 
-def _assemble_own(scenario: Scenario, own: OwnFiles | None, data_dir: Path | None) -> RunParts:
+def _assemble_own(
+    scenario: Scenario, own: OwnFiles | None, data_dir: Path | None, say: Say | None
+) -> RunParts:
     """Take what is here of a run whose edges bring records of their own: all files in a simulation, else none."""
     schema, least = own_schema(scenario), least_records(scenario)
     if own is None or schema is None or least is None:
@@ -120,7 +123,7 @@ def _assemble_own(scenario: Scenario, own: OwnFiles | None, data_dir: Path | Non
     dataset = Dataset(LOCAL, schema.shape, schema.classes, train, test, checksum, schema.target_range)
     model = model_for(scenario, schema.shape, schema.classes, schema.target_range, data_dir)
     sizes = [len(shard) for shard in shards] or [least] * scenario.workers
-    return RunParts(settled(calibrated(scenario, sizes), model), dataset, model, rows)
+    return RunParts(settled(calibrated(scenario, sizes, say), model), dataset, model, rows)
 
 
 def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:

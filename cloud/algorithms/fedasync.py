@@ -26,10 +26,16 @@ class FedAsync(FixedBound):
     weight: str = option(
         "s(τ): 1; 1/(a(τ−b)+1) beyond b; (1+τ)^−a", "polynomial", choices=("constant", "hinge", "polynomial")
     )
-    power: float = option("a of the polynomial weight", 0.5, at_least=0, at_most=100)
-    slope: float = option("a of the hinge weight", 10.0, at_least=0, at_most=1e6)
+    power: float = option(
+        "a of the polynomial weight", 0.5, at_least=0, at_most=100, only=("weight", "polynomial")
+    )
+    slope: float = option("a of the hinge weight", 10.0, at_least=0, at_most=1e6, only=("weight", "hinge"))
     grace: int = option(
-        "b of the hinge weight: staleness that costs nothing", 4, at_least=0, at_most=1_000_000
+        "b of the hinge weight: staleness that costs nothing",
+        4,
+        at_least=0,
+        at_most=1_000_000,
+        only=("weight", "hinge"),
     )
     mix: str = option("step: gradients change x; model: as published", "step", choices=("step", "model"))
     window: int = option(
@@ -37,6 +43,7 @@ class FedAsync(FixedBound):
         64,
         at_least=1,
         at_most=10_000,
+        only=("mix", "model"),
     )
 
     models: tuple[Vector, ...] = ()  # with mix = model: x_v for the last v, this one last

@@ -31,8 +31,8 @@ class FedBuff(FixedBound):
     def begin(self, problem: Problem, moment: float) -> Self:
         if self.buffer > problem.iterations:
             raise ConfigurationError(
-                f"algorithm.buffer = {self.buffer}: must be at most iterations = {problem.iterations},"
-                " or x would never move"
+                f"algorithm.buffer = {self.buffer}: must be at most {problem.iterations}, the updates of this run"
+                " (iterations, or the sum of privacy.release_caps), or x would never move"
             )
         return FixedBound.begin(self, problem, moment)
 

@@ -22,8 +22,15 @@ class Mapa(StepSchedule):
         0.99,
         above=0,
         at_most=1,
+        only=("tau_max_from", "measured"),
     )
-    tau_window: int = option("so many of the last updates are recent", 1000, at_least=1, at_most=100_000)
+    tau_window: int = option(
+        "so many of the last updates are recent",
+        1000,
+        at_least=1,
+        at_most=100_000,
+        only=("tau_max_from", "measured"),
+    )
 
     problem: Problem | None = None
     moment: float = 0.0  # v

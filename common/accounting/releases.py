@@ -57,8 +57,8 @@ class ReleaseKind:
             )
         if mechanism.clipping is Clipping.BATCH_MEAN:
             raise ConfigurationError(
-                "privacy.clipping = 'batch-mean': with data.sampler = 'truncated-poisson' allowed are per-sample and"
-                " normalised"
+                "privacy.clipping = 'batch-mean': with data.sampler = 'truncated-poisson' allowed are per-sample,"
+                " normalised and quantile"
             )
 
     def fields(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from common.algorithms import Description
 from common.constants import NOMINAL, measured_constants
 from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping
+from common.options import check_belonging
 from common.scenario.tables import Fraction, NonNegative, Positive, Table, lasting
 
 _LATER = {"average": "none", "average_decay": None, "average_from": None, "weights": None}
@@ -95,7 +96,8 @@ def check_clipping(given: str, described: Description, *, weighted: bool) -> Non
         )
     if given == Clipping.QUANTILE.value and weighted:
         raise ValueError(
-            f"privacy.clipping = {given!r}: not with weights by noise, which would scale the count, too"
+            f"privacy.clipping = {given!r}: not with weights by noise, which privacy.pace = 'own' has unless told"
+            " otherwise and which would scale the count, too; set algorithm.weights = 'none'"
         )
     if needed is None and given == Clipping.QUANTILE.value:
         raise ValueError(
@@ -115,6 +117,8 @@ def filled(
                 " algorithm has; read it from the problem"
             )
     options = described.resolve(table.options, AlgorithmTable.model_fields)
+    shared = table.model_dump(exclude=set(table.options))
+    check_belonging(described.options, {**shared, **options}, "algorithm")
     described.make(options)  # whatever it does not like, it says before anything is sent
     known = measured_constants(model, dataset)
     if known is None and not described.needs_constants:
@@ -129,8 +133,7 @@ def filled(
             constants[key] = getattr(known, key)
     if table.tau_max is None:
         constants["tau_max"] = 1 if described.centralised else edges
-    given = table.model_dump(exclude=set(table.options))
-    whole = AlgorithmTable.model_validate({**given, **constants, **options})
+    whole = AlgorithmTable.model_validate({**shared, **constants, **options})
     if whole.first_clip is None and not whole.sigma:
         raise ValueError("algorithm.sigma = 0.0: must be greater than 0 where no first_clip is given")
     return whole

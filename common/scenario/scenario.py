@@ -129,6 +129,13 @@ class Scenario(Table):
         return 1 if self.centralised else self.edges
 
     @property
+    def updates(self) -> int:
+        """How many updates a run can make: T, or ΣR_k where edges have caps that add up to less."""
+        if self.privacy.release_caps is None:
+            return self.iterations
+        return min(self.iterations, sum(self.privacy.cap(k) or 0 for k in range(self.workers)))
+
+    @property
     def problem(self) -> Problem:
         """The constants in the core's own form."""
         a = self.algorithm
@@ -142,7 +149,7 @@ class Scenario(Table):
             smoothness=a.smoothness,
             sigma=a.sigma,
             tau_max=a.tau_max,
-            iterations=self.iterations,
+            iterations=self.updates,
             theta=a.theta,
             delta=a.delta,
             loss_gap=a.loss_gap,

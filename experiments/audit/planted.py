@@ -168,6 +168,7 @@ def planted_games(rounds: int = 3000) -> list[Game]:
         _game(
             "half the noise, gamma-norm", replace(gamma, law=HalfScale(GammaNorm(4.0))), _claim(gamma), rounds
         ),
+        _game("half the noise, normalised", _halved(normalised), _claim(normalised), rounds),
         _realised_size("divided by the realised batch size", crowd, rounds),
         _gradients("sum not divided by b", plain, lambda rows: Scaled(rows, plain.batch_size), rounds),
         _gradients("clipped by the largest coordinate", plain, LargestCoordinate, rounds, even=True),

@@ -22,6 +22,7 @@ from experiments.attack.inversion import head_of
 from experiments.attack.observer import nearest_image, observe_directory
 from experiments.attack.picture import draw_grid, draw_sightings, grey_shape
 from experiments.attack.reconstruction import CLIPPINGS, LAWS, Cell, attack
+from mapa.output import note
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
 
@@ -94,7 +95,7 @@ def attack_command(
     name, resolved = load_scenario(scenario, changes or [], seed=seed)
     if resolved.seed is None:
         name, resolved = load_scenario(scenario, changes or [], seed=0)
-    world = World.of(resolved, data_dir or data_directory(os.environ))
+    world = World.of(resolved, data_dir or data_directory(os.environ), say=note)
     shape = grey_shape(world.dataset)  # refused before hours of work
     if from_payloads is not None:
         _report_payloads(world, from_payloads, out / f"{name}-wire", as_json)

@@ -27,7 +27,7 @@ from experiments.audit.sound import sound_games
 from experiments.commands.audit_planted import audit_planted
 from mapa.commands import options
 from mapa.commands.verify import Allowed
-from mapa.output import progress_console
+from mapa.output import note, progress_console
 from mapa.run_reader import find_run
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
@@ -99,7 +99,7 @@ def audit_command(
         name, resolved = folder.resolve().name, scenario_of_run(folder, frozenset(allow or ()))
     else:
         name, resolved = load_scenario(str(scenario), changes or [])
-    world = World.of(resolved, data_dir or data_directory(os.environ))
+    world = World.of(resolved, data_dir or data_directory(os.environ), say=note)
     own = scenario_games(world, edge=edge, rounds=rounds, dimension=dimension)
     sound, unsound = (sound_games(), planted_games()) if variants else ([], [])
     games: list[Playable] = [*own, *sound, *unsound]

@@ -25,7 +25,7 @@ from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.left_runs import ended_with
 from mapa.live import view_for
-from mapa.output import progress_console
+from mapa.output import note, progress_console
 from mapa.recording import open_again, open_records, record_cloud, write_manifest
 from mapa.resuming import Resumable
 from mapa.run_parts import OwnFiles
@@ -91,7 +91,8 @@ def cloud_command(
     name, resolved = changed.load(scenario)
     address, checked = connection.address, connection.run_id
     introduced, listener = connection.credentials(), metrics.listener()
-    setting = Setting.of(resolved, options.data_dir_or_default(data_dir), _own_files(resolved, test_data))
+    own = _own_files(resolved, test_data)
+    setting = Setting.of(resolved, options.data_dir_or_default(data_dir), own, say=note)
     resolved = setting.scenario
     console = progress_console()
     with (

@@ -17,7 +17,7 @@ from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.dashboard.child import page_beside
 from mapa.live import view_for
-from mapa.output import is_quiet, progress_console
+from mapa.output import is_quiet, note, progress_console
 from mapa.process_run import PROCESSES, run_in_processes
 
 
@@ -47,7 +47,7 @@ def run_command(
     name, resolved = changed.load(scenario)
     private(broker)  # an address that is none ends here
     data = options.data_dir_or_default(data_dir)
-    setting = Setting.of(resolved, data)
+    setting = Setting.of(resolved, data, say=note)
     with page_beside(runs) if dashboard else contextlib.nullcontext() as page:
         if page is not None:
             _say(f"watch it live: {page.address}")

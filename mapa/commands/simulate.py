@@ -8,16 +8,15 @@ from typing import Annotated
 import typer
 
 from cloud.assembly import explained
-from common.errors import ConfigurationError
 from common.records.tally import Tally, headline
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
-from mapa.output import progress_console
+from mapa.output import note, progress_console
 from mapa.progress import bar_on
-from mapa.recording import ENGINES, record_simulation
+from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.simulation.simulator import interrupt_between_events
 from mapa.simulation.world import World
@@ -41,13 +40,12 @@ def simulate_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Simulate a scenario without a network."""
-    if engine not in ENGINES:
-        raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
     name, resolved = changed.load(scenario)
+    check_engine(resolved, engine)
     own = OwnFiles(tuple(data or ()), test_data) if data or test_data is not None else None
-    world = World.of(resolved, options.data_dir_or_default(data_dir), own)
+    world = World.of(resolved, options.data_dir_or_default(data_dir), own, say=note)
     if words := explained(world.scenario, world.model):
-        progress_console().print(words, soft_wrap=True, highlight=False, markup=False)
+        note(words)
     # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
     bar = bar_on(progress_console(), f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations)
     with interrupt_between_events(), bar:

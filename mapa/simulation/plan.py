@@ -14,7 +14,9 @@ from cloud.facts import edge_joined, stage_opened
 from common.errors import ConfigurationError
 from common.messages import EdgeJoined, StageOpened
 from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping
 from common.quantities import EdgeId, Vector
+from common.scenario.scenario import Scenario
 from mapa.simulation.world import World
 
 
@@ -63,19 +65,29 @@ def read_version(t: int, workers: int) -> int:
 
 def check_plannable(world: World) -> None:
     """Raise ConfigurationError where the algorithm offers no step sizes that could be known beforehand."""
-    algorithm = algorithm_for(world.scenario)
+    check_plannable_scenario(world.scenario)
+
+
+def check_plannable_scenario(scenario: Scenario, engine: str = "vectorised") -> None:
+    """Refuse it by the scenario alone, before noise is computed for a run that cannot be."""
+    algorithm, asked = algorithm_for(scenario), f"engine = {engine!r}"
+    if scenario.private and scenario.privacy.clipping == Clipping.QUANTILE.value:
+        raise ConfigurationError(
+            f"{asked}: privacy.clipping = {scenario.privacy.clipping!r} has no vectorised form, since the bound"
+            " follows the counts; --engine events runs it"
+        )
     if not (isinstance(algorithm, StepSchedule) and algorithm.can_be_planned):
         raise ConfigurationError(
-            f"engine = 'vectorised': algorithm {world.scenario.algorithm.name!r} has no vectorised form;"
+            f"{asked}: algorithm {scenario.algorithm.name!r} has no vectorised form;"
             " --engine events runs any algorithm"
         )
-    if world.scenario.weighted or world.scenario.privacy.pace == "own":
+    if scenario.weighted or scenario.privacy.pace == "own":
         raise ConfigurationError(
-            "engine = 'vectorised': takes gradients of all edges alike, so neither privacy.pace = 'own' nor"
+            f"{asked}: takes gradients of all edges alike, so neither privacy.pace = 'own' nor"
             " algorithm.weights = 'noise'; --engine events does"
         )
-    if world.scenario.algorithm.average != "none":
+    if scenario.algorithm.average != "none":
         raise ConfigurationError(
-            f"engine = 'vectorised': keeps no average of models, and algorithm.average ="
-            f" {world.scenario.algorithm.average!r}; --engine events does"
+            f"{asked}: keeps no average of models, and algorithm.average ="
+            f" {scenario.algorithm.average!r}; --engine events does"
         )

@@ -21,8 +21,9 @@ from common.quantities import Vector, is_finite
 from common.records.journal import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation
+from common.scenario.scenario import Scenario
 from edge.worker import EdgeWorker
-from mapa.simulation.delays import attendances, drawn_trips, on_devices
+from mapa.simulation.delays import drawn_trips, on_devices
 from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
 from mapa.simulation.world import World
 
@@ -95,21 +96,26 @@ def _evaluate(world: World, records: Recorder, x: Vector, updates: int, stage: i
 
 def check_synchronous(world: World) -> None:
     """Refuse what cannot be run in rounds, before anything is written."""
-    kind = world.scenario.delays.kind
-    if kind in ("cyclic", "recorded"):
-        raise ConfigurationError(f"delays.kind = {kind!r}: a synchronous round needs drawn times")
-    if attendances(world.scenario.profiles, world.streams):
-        raise ConfigurationError(
-            "devices.availability: a synchronous round waits for every edge; use the events engine"
-        )
-    if world.scenario.weighted or world.scenario.privacy.pace == "own":
-        raise ConfigurationError(
-            "engine = 'synchronous': in a round every edge takes part once, so neither privacy.pace = 'own' nor"
-            " algorithm.weights = 'noise'; use the events engine"
-        )
+    check_synchronous_scenario(world.scenario)
     if any(cap is not None and cap < _rounds(world) for cap in world.caps):
         raise ConfigurationError(
             "engine = 'synchronous': an edge's budget ends before T; use the events engine"
+        )
+
+
+def check_synchronous_scenario(scenario: Scenario) -> None:
+    """Refuse by the scenario alone, before noise is computed for a run that cannot be."""
+    kind = scenario.delays.kind
+    if kind in ("cyclic", "recorded"):
+        raise ConfigurationError(f"delays.kind = {kind!r}: a synchronous round needs drawn times")
+    if any(profile.availability is not None for profile in scenario.profiles):
+        raise ConfigurationError(
+            "devices.availability: a synchronous round waits for every edge; use the events engine"
+        )
+    if scenario.weighted or scenario.privacy.pace == "own":
+        raise ConfigurationError(
+            "engine = 'synchronous': in a round every edge takes part once, so neither privacy.pace = 'own' nor"
+            " algorithm.weights = 'noise'; use the events engine"
         )
 
 

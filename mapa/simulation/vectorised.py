@@ -20,7 +20,7 @@ from common.quantities import Indices, Vector, is_finite
 from common.records.journal import Journal
 from common.scenario.scenario import Scenario
 from edge.assembly import stabiliser
-from mapa.simulation.plan import check_plannable
+from mapa.simulation.plan import check_plannable_scenario
 from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
 from mapa.simulation.vectorised_run import Matrix, VectorisedRun, norm_of
 from mapa.simulation.world import World
@@ -65,31 +65,36 @@ def simulate_many(
 
 def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
     """Refuse what the vectorised path cannot run, before anything is written."""
-    first = worlds[0].scenario
+    first, engine = worlds[0].scenario, "block" if blocks else "vectorised"
     for world in worlds:
         s = world.scenario
+        check_vectorised_scenario(s, engine)
         if not isinstance(world.model, LinearModel):
-            raise ConfigurationError(f"engine = 'vectorised': needs a linear model, not {s.model.name!r}")
-        check_plannable(world)
-        if s.delays.kind != "cyclic" or s.records.diagnostics:
-            raise ConfigurationError("engine = 'vectorised': needs delays.kind = 'cyclic' and no diagnostics")
-        if s.local.steps > 1:
-            raise ConfigurationError(
-                f"engine = 'vectorised': makes no local steps, and local.steps = {s.local.steps};"
-                " --engine events does"
-            )
+            raise ConfigurationError(f"engine = {engine!r}: needs a linear model, not {s.model.name!r}")
         if blocks and s.data.sampler not in ("with-replacement", "poisson"):
             raise ConfigurationError(
                 f"data.sampler = {s.data.sampler!r}: block streams know with-replacement and poisson, no epochs"
             )
         if any(cap is not None and cap < _releases(s, k) for k, cap in enumerate(world.caps)):
             raise ConfigurationError(
-                "engine = 'vectorised': an edge's budget ends before T; use the events engine"
+                f"engine = {engine!r}: an edge's budget ends before T; use the events engine"
             )
         if _shape(s) != _shape(first) or world.features is not worlds[0].features:
             raise ConfigurationError(
                 "runs of one sweep must share data, model, edges, batch_size and iterations"
             )
+
+
+def check_vectorised_scenario(s: Scenario, engine: str) -> None:
+    """Refuse by the scenario alone, before noise is computed for a run that cannot be."""
+    check_plannable_scenario(s, engine)
+    if s.delays.kind != "cyclic" or s.records.diagnostics:
+        raise ConfigurationError(f"engine = {engine!r}: needs delays.kind = 'cyclic' and no diagnostics")
+    if s.local.steps > 1:
+        raise ConfigurationError(
+            f"engine = {engine!r}: makes no local steps, and local.steps = {s.local.steps};"
+            " --engine events does"
+        )
 
 
 def _releases(s: Scenario, k: int) -> int:

@@ -16,7 +16,7 @@ from common.randomness import CounterStreams, streams_for
 from common.scenario.scenario import Scenario
 from edge.assembly import recipe_for
 from edge.worker import EdgeWorker, Shard
-from mapa.budget import release_caps
+from mapa.budget import Say, release_caps
 from mapa.run_parts import OwnFiles, RunParts, assemble
 
 
@@ -31,8 +31,10 @@ class World(RunParts):
     caps: list[int | None]  # gradients that edge k's budget permits; None: no budget
 
     @classmethod
-    def of(cls, scenario: Scenario, data_dir: Path, own: OwnFiles | None = None) -> World:
-        return cls._of(assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir))
+    def of(
+        cls, scenario: Scenario, data_dir: Path, own: OwnFiles | None = None, *, say: Say | None = None
+    ) -> World:
+        return cls._of(assemble(scenario, partial(load_dataset, data_dir=data_dir), own, data_dir, say))
 
     @classmethod
     def on(cls, scenario: Scenario, dataset: Dataset) -> World:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
-from mapa.recording import ENGINES
+from mapa.recording import ENGINES, NO_TAIL
 from mapa.verification.check import Check, failed, passed
 from mapa.verification.run_files import MANIFEST, SUMMARY, RunFiles
 
@@ -100,7 +100,10 @@ def _figures(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterato
     scenario = manifest.get("scenario")
     records = scenario.get("records") if isinstance(scenario, dict) else None
     asked = records.get("diagnostics") if isinstance(records, dict) else None
-    if summary.get("diagnostics") is not asked or ("warning" in summary) is not bool(asked):
+    warned = "warning" in summary
+    if not asked and warned:  # then it may only be of a tail that did not begin
+        warned = not (_has_tail(scenario) and str(summary["warning"]).startswith(NO_TAIL))
+    if summary.get("diagnostics") is not asked or warned is not bool(asked):
         yield f"diagnostics = {summary.get('diagnostics')!r:.40}, or its warning; the scenario has {asked!r:.40}"
     seconds, speed = summary.get("seconds"), summary.get("iterations_per_second")
     updates = summary.get("updates")
@@ -111,6 +114,11 @@ def _figures(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterato
             yield f"iterations_per_second = {speed!r:.40} in 0 seconds"
     elif not _is_number(speed) or not math.isclose(speed, updates / seconds, rel_tol=_CLOSE):
         yield f"iterations_per_second = {speed!r:.40}; {updates} updates in {seconds:g} s are {updates / seconds:g}"
+
+
+def _has_tail(scenario: object) -> bool:
+    algorithm = scenario.get("algorithm") if isinstance(scenario, dict) else None
+    return isinstance(algorithm, dict) and algorithm.get("average") == "tail"
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

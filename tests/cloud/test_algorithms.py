@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from common.algorithms import algorithm_names, describe
 from common.errors import ConfigurationError
 from common.problem import Problem
 from common.quantities import Vector
+from common.scenario.scenario import parse_scenario
 
 CLIP, BATCH, T = 2.0, 4, 20
 PROBLEM = Problem(batch_size=BATCH, smoothness=1.0, sigma=1.0, tau_max=3, iterations=T, first_clip=CLIP)
@@ -79,6 +81,46 @@ def test_fedasync_weighs_by_staleness(options: dict[str, Any], weights: dict[int
         assert step(algorithm, staleness) == pytest.approx(weight * 3.0 / CLIP)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"weight": "hinge", "power": 2.0},
+            "power = 2.0: only with algorithm.weight = 'polynomial', not 'hinge'",
+        ),
+        ({"weight": "constant", "power": 2.0}, "power = 2.0: only with algorithm.weight = 'polynomial'"),
+        ({"slope": 3.0}, "slope = 3.0: only with algorithm.weight = 'hinge', not 'polynomial'"),
+        ({"grace": 2}, "grace = 2: only with algorithm.weight = 'hinge', not 'polynomial'"),
+        ({"window": 8}, "window = 8: only with algorithm.mix = 'model', not 'step'"),
+    ],
+)
+def test_an_option_that_means_nothing_beside_the_others_is_refused(
+    options: dict[str, Any], said: str
+) -> None:
+    algorithm = {"name": "fedasync", "rate": 0.2, "first_clip": 1.0, **options}
+    with pytest.raises(ConfigurationError, match=rf"algorithm\.{re.escape(said)}"):
+        parse_scenario({"iterations": 10, "algorithm": algorithm})
+
+
+@pytest.mark.parametrize(("key", "value"), [("tau_quantile", 0.5), ("tau_window", 10)])
+def test_how_staleness_is_measured_means_nothing_where_it_is_not(key: str, value: float) -> None:
+    with pytest.raises(ConfigurationError, match=rf"algorithm\.{key} = .*only with algorithm\.tau_max_from"):
+        parse_scenario({"iterations": 10, "algorithm": {"name": "mapa", key: value}})
+    measured = {"name": "mapa", key: value, "tau_max_from": "measured"}
+    assert parse_scenario({"iterations": 10, "algorithm": measured}).algorithm.options[key] == value
+
+
+def test_options_of_the_weight_and_mix_in_force_are_taken_and_recorded() -> None:
+    for options in (
+        {"weight": "hinge", "slope": 3.0, "grace": 2},
+        {"power": 1.0},
+        {"mix": "model", "window": 8},
+    ):
+        algorithm = {"name": "fedasync", "rate": 0.2, "first_clip": 1.0, **options}
+        made = parse_scenario({"iterations": 10, "algorithm": algorithm})
+        assert parse_scenario(made.canonical()) == made
+
+
 def test_fedasync_that_mixes_models_is_the_published_update() -> None:
     """x_{t+1} = (1 − α_τ)x_t + α_τ(x_v − γg), computed here in float64 with every model kept."""
     algorithm = begun("fedasync", mix="model", mixing=0.6, power=1.0, window=6, rate=0.8)
@@ -126,7 +168,9 @@ def test_fedbuff_moves_by_the_mean_of_m_gradients() -> None:
 
 
 def test_a_buffer_that_T_never_fills_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"algorithm\.buffer = 10001: must be at most iterations"):
+    with pytest.raises(
+        ConfigurationError, match=r"algorithm\.buffer = 10001: must be at most 20, the updates"
+    ):
         begun("fedbuff", buffer=10_001)
 
 

@@ -147,6 +147,13 @@ def test_z_of_the_rule_is_the_root_mean_square_of_weighted_noise() -> None:
     assert public_numbers(world.scenario, world.model).noise_multiplier == pytest.approx(expected)
 
 
+def test_a_pace_with_quantile_clipping_says_how_to_go_without_weights() -> None:
+    paced = {"total_epsilon": 3.0, "pace": "own", "paces": [1.0, 2.0], "clipping": "quantile"}
+    with pytest.raises(ConfigurationError, match=r"privacy\.pace = 'own'.*set algorithm\.weights = 'none'"):
+        small_scenario(algorithm={"name": "quantile", "rate": 0.2}, privacy=paced)
+    small_scenario(algorithm={"name": "quantile", "rate": 0.2, "weights": "none"}, privacy=paced)
+
+
 def test_engines_that_take_all_edges_alike_refuse_weights() -> None:
     world = paced_world(weights="noise")
     for check in (check_plannable, check_synchronous):

@@ -37,6 +37,19 @@ def test_a_preset_takes_numbers_in_place_of_its_own() -> None:
     assert (profile.slowdown, profile.jitter, profile.distribution) == (8, 0.5, JitterLaw.UNIFORM)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"jitter": 0.1},
+        {"name": "attic", "slowdown": 2.0},
+        {"name": "attic", "reference_ms": 5.0},
+        {"name": "attic", "availability": {"up": 5.0, "down": 1.0}},
+    ],
+)
+def test_a_device_of_ones_own_says_how_slow_it_is_or_when_it_is_there(fields: dict[str, Any]) -> None:
+    assert device_profile(fields).name == fields.get("name", "custom")
+
+
 def test_a_scenario_without_devices_is_recorded_and_sent_as_before() -> None:
     plain = scenario()
     assert "devices" not in plain.canonical()
@@ -48,6 +61,14 @@ def test_a_scenario_without_devices_is_recorded_and_sent_as_before() -> None:
 @pytest.mark.parametrize(
     ("device", "said"),
     [
+        (
+            {"name": "pi44", "jitter": 0.1},
+            "device 'pi44': name = 'pi44': allowed are workstation, laptop.*pi4",
+        ),
+        (
+            {"name": "pi44", "distribution": "uniform"},
+            "device 'pi44': name = 'pi44': allowed are workstation",
+        ),
         ({"name": "pi7"}, "device 'pi7': name = 'pi7': allowed are workstation"),
         ({"name": "pi4", "slowdown": 0.5}, r"slowdown = 0.5: .*≥ 1"),
         ({"slowdown": 1e4}, r"slowdown = 10000.0: .*≤ 1000"),

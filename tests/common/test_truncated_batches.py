@@ -224,3 +224,14 @@ def test_a_scenario_without_it_is_written_as_ever() -> None:
     )
     assert truncated.canonical()["data"]["largest_batch"] == 9
     assert truncated.mechanism.largest_batch == 9
+
+
+def test_the_clippings_that_go_with_truncated_batches_are_named_and_taken() -> None:
+    def kind(clipping: Clipping) -> ReleaseKind:
+        mechanism = Mechanism(clipping, Scope.ALL, Sampling.TRUNCATED_POISSON, 4, largest_batch=6)
+        return ReleaseKind(Gaussian(1.0), mechanism, 8)
+
+    with pytest.raises(ConfigurationError, match="allowed are per-sample, normalised and quantile"):
+        kind(Clipping.BATCH_MEAN)
+    for clipping in (Clipping.PER_SAMPLE, Clipping.NORMALISED, Clipping.QUANTILE):
+        assert kind(clipping).truncation is not None

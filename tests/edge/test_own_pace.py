@@ -9,24 +9,26 @@ from typing import Any
 
 import pytest
 
+from cloud.assembly import first_model
 from common.accounting.budget import calibrate
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
-from common.messages import Welcome
+from common.messages import ModelReceived, Welcome
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario
 from common.wire.codec import Admission
 from edge.account import Account, ShardIdentity
-from edge.conversation import Prepared, WelcomeDeclined
+from edge.conversation import BudgetSpent, GradientDebited, Prepared, WelcomeDeclined
 from edge.joining import Joining
 from edge.ledger import BudgetExhausted, Ledger, MemoryLedger
+from edge.outbox import Outbox
 from edge.policy import OperatorPolicy
 from edge.preparation import Preparation, prepare
 from edge.sqlite_ledger import SqliteLedger
-from tests.core_support import small_dataset, small_scenario
+from tests.core_support import small_dataset, small_scenario, small_world
 
 RUN, EDGE = RunId("r"), EdgeId("edge-a")
 BUDGET = Budget(3.0, 1e-5)
@@ -74,6 +76,24 @@ def test_an_edge_ends_after_its_own_number_of_releases_although_the_budget_has_m
     with pytest.raises(BudgetExhausted):
         spend(ledger, 1)
     assert ledger.last_sequence(RUN) == CAP
+
+
+def test_an_edge_says_whether_its_number_or_its_budget_ended_it(ledger: Ledger) -> None:
+    """With the operator's larger z an edge that made its R_k releases has budget left."""
+    world = small_world(iterations=2 * CAP)
+    worker, outbox = world.workers()[0], Outbox(RUN, ledger)
+    model = ModelReceived(EDGE, 1, 1.0, 0, first_model(world.model, world.streams))
+
+    def made(sequence: int) -> object:
+        return outbox.make(worker, sequence, model)
+
+    ledger.open(account())
+    for sequence in range(1, CAP + 1):
+        assert made(sequence) == GradientDebited(sequence)
+    assert made(CAP + 1) == BudgetSpent(cap=CAP)
+    outbox.run = RunId("tight")
+    ledger.open(account(run=outbox.run, kind=kind(z_for(1))))  # the run before has spent of the same records
+    assert made(1) == BudgetSpent()
 
 
 @pytest.mark.parametrize("other", [CAP + 1, CAP - 1, 1000, None])

@@ -357,6 +357,8 @@ def test_the_reasons_of_an_end_have_their_codes() -> None:
     assert declined.receive(WelcomeDeclined("why")) == [SayLeave("refused"), Stop(EXIT_REFUSED, "why")]
     spent = making().receive(BudgetSpent())
     assert spent == [SayLeave("budget"), Stop(EXIT_DONE, "the privacy budget is spent")]
+    made = making().receive(BudgetSpent(cap=9))
+    assert made == [SayLeave("budget"), Stop(EXIT_DONE, "all R_k = 9 releases are made")]
     kept = session()
     kept.receive(refuse("ledger-lost", 1))
     assert kept.receive(IdentityKept("why")) == [Stop(EXIT_REFUSED, "why")]

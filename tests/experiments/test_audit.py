@@ -78,7 +78,8 @@ def test_the_issue_s_four_defects_and_more_are_among_the_planted() -> None:
         "batch-mean accounted with ΔS",
         "exponential-norm accounted",
         "first layer only",
-        "half the noise",
+        "half the noise, gaussian",
+        "half the noise, normalised",
     ):
         assert defect in names
     assert len({game.name for game in PLANTED}) >= 8

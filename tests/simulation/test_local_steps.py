@@ -56,10 +56,10 @@ def test_every_private_algorithm_runs_with_local_steps(name: str) -> None:
     assert any("mean of 3 noised gradients" in line for line in stated["words"])
 
 
-@pytest.mark.parametrize("blocks", [False, True])
-def test_an_engine_without_local_steps_refuses_them_by_name(blocks: bool) -> None:
+@pytest.mark.parametrize(("engine", "blocks"), [("vectorised", False), ("block", True)])
+def test_an_engine_without_local_steps_refuses_them_by_name(engine: str, blocks: bool) -> None:
     world = small_world(algorithm={"name": "constant", "rate": 0.05}, **STEPS)
-    with pytest.raises(ConfigurationError, match=r"'vectorised'.*local\.steps = 3.*--engine events"):
+    with pytest.raises(ConfigurationError, match=rf"'{engine}'.*local\.steps = 3.*--engine events"):
         check_vectorised([world], blocks=blocks)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cloud.assembly import server_for
+from cloud.algorithm import StepSchedule
+from cloud.assembly import begun, public_numbers, server_for
 from cloud.server import CloudServer
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
@@ -15,11 +18,16 @@ from common.errors import ConfigurationError
 from common.messages import GradientArrived, GradientRefused, Halt, Hello, Leave, SendModel
 from common.quantities import EdgeId, NoisyGradient
 from common.scenario.scenario import parse_scenario
+from mapa.budget import calibrated
+from mapa.recording import check_engine, record_simulation
 from mapa.simulation.simulator import Outcome, check_world, simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import check_vectorised
 from mapa.simulation.world import World
+from mapa.verification.of_summary import records_by_themselves
+from mapa.verification.run_files import of_directory
 from tests.core_support import small_dataset, small_scenario, small_world
+from tests.program_support import Mapa
 
 SPEEDS = [1.0, 2.0, 4.0, 8.0, 10.0]
 DELAYS = {"kind": "constant", "compute": 0.01, "network": 0.0, "speeds": SPEEDS}
@@ -118,6 +126,75 @@ def test_synchronous_rounds_end_at_the_time_limit_too() -> None:
     assert rounds.outcome.releases == [3] * edges  # the third round's were released, and came too late
 
 
+# -- T of a run whose caps end it before ------------------------------------------------------------------
+
+
+def capped_world(**algorithm: Any) -> World:
+    """Return a world of 1000 iterations whose edges may make 250 updates."""
+    privacy = paced_world().scenario.privacy.model_dump(exclude_none=True)
+    return paced_world(
+        iterations=1000, privacy=privacy, algorithm={"name": "constant", "rate": 0.3, **algorithm}
+    )
+
+
+def test_t_is_what_the_caps_permit_and_without_caps_what_the_scenario_says() -> None:
+    scenario = capped_world().scenario
+    assert (scenario.updates, scenario.problem.iterations) == (250, 250)
+    assert small_scenario(iterations=60).problem.iterations == 60
+    few = scenario.model_copy(update={"iterations": 100})
+    assert few.problem.iterations == 100
+
+
+def test_a_tail_begins_at_its_share_of_the_updates_that_the_caps_permit() -> None:
+    last, tail = simulate(capped_world()), simulate(capped_world(average="tail"))
+    assert last.tally.updates == tail.tally.updates == 250
+    assert not np.array_equal(last.x, tail.x)
+    whole = paced_world(algorithm={"name": "constant", "rate": 0.3, "average": "tail"})  # T = 250
+    np.testing.assert_array_equal(simulate(whole).x, tail.x)
+
+
+def test_a_rate_falls_to_0_over_the_updates_that_the_caps_permit() -> None:
+    world = capped_world(rate_decay="linear", weights="none")
+    schedule = begun(world.scenario, world.model)
+    assert isinstance(schedule, StepSchedule)
+    assert schedule.learning_rate(250) == pytest.approx(schedule.learning_rate(1) / 250)
+
+
+def test_the_rule_of_tuning_free_takes_the_same_t() -> None:
+    world = capped_world()
+    assert public_numbers(world.scenario, world.model).iterations == 250
+    few = world.scenario.model_copy(update={"iterations": 100})
+    assert public_numbers(few, world.model).iterations == 100
+
+
+@pytest.mark.parametrize(
+    ("engine", "made", "first", "last"), [("events", 50, 126, 250), ("synchronous", 4, 26, 50)]
+)
+def test_a_tail_that_never_began_is_warned_of_and_the_records_stand(
+    tmp_path: Path, engine: str, made: int, first: int, last: int
+) -> None:
+    algorithm = {"name": "constant", "rate": 0.3, "average": "tail"}
+    limit = 0.021 if engine == "events" else 0.041
+    world = paced_world(algorithm=algorithm, privacy={"noise_multiplier": 20.0}, time_limit=limit)
+    summary = record_simulation(world, name="short", runs=tmp_path, engine=engine)
+    assert summary["reason"] == "time-limit"
+    assert summary["warning"] == (
+        f"algorithm.average = 'tail' averaged nothing: it begins with update {first} of {last}, and the run made"
+        f" {made}; the result is the last model"
+    )
+    files = of_directory(Path(summary["path"]))
+    assert {check.status.value for check in records_by_themselves(files)} == {"passed"}
+
+
+def test_a_warning_that_the_scenario_does_not_explain_is_found(tmp_path: Path) -> None:
+    summary = record_simulation(small_world(), name="plain", runs=tmp_path)
+    assert "warning" not in summary
+    path = Path(summary["path"]) / "summary.json"
+    path.write_text(json.dumps({**summary, "warning": "algorithm.average = 'tail' averaged nothing: so"}))
+    checks = list(records_by_themselves(of_directory(path.parent)))
+    assert {check.status.value for check in checks} == {"failed"}
+
+
 def test_a_plan_that_passes_the_budget_is_refused() -> None:
     filled = paced_world().scenario.privacy
     privacy = filled.model_dump(exclude_none=True) | {"release_caps": [11, 20, 40, 80, 100]}
@@ -128,6 +205,75 @@ def test_a_plan_that_passes_the_budget_is_refused() -> None:
 def test_the_vectorised_engine_refuses_it() -> None:
     with pytest.raises(ConfigurationError, match=r"privacy\.pace = 'own'"):
         check_vectorised([paced_world(delays={"kind": "cyclic", "speeds": SPEEDS})], blocks=False)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "block", "synchronous"])
+def test_an_engine_that_takes_no_pace_says_so_before_noise_is_computed(
+    engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mapa: Mapa
+) -> None:
+    def never(*_: object, **__: object) -> float:
+        raise AssertionError("z_k is computed for a run that cannot be")
+
+    monkeypatch.setattr("common.accounting.budget.calibrate", never)
+    kind = "constant" if engine == "synchronous" else "cyclic"
+    scenario = small_scenario(
+        batch_size=60,
+        data={"sampler": "poisson"},
+        algorithm={"name": "constant", "rate": 0.3},
+        privacy={"total_epsilon": 3.0, "pace": "own", "paces": [1.0, 2.0]},
+        delays={"kind": kind},
+    )
+    with pytest.raises(ConfigurationError, match=rf"engine = '{engine}': .*privacy\.pace = 'own'"):
+        check_engine(scenario, engine)
+    file = tmp_path / "paced.toml"
+    file.write_text(
+        f"""iterations = 60
+batch_size = 60
+delays.kind = "{kind}"
+data.set = "mnist-5k"
+data.sampler = "poisson"
+algorithm = {{ name = "constant", rate = 0.3, first_clip = 1.0 }}
+privacy = {{ total_epsilon = 3.0, pace = "own", paces = [1.0, 2.0] }}
+"""
+    )
+    done = mapa("simulate", str(file), "--engine", engine)
+    assert (done.code, done.out) == (2, "")
+    assert "privacy.pace = 'own'" in done.err
+
+
+def test_whoever_waits_for_z_k_hears_how_far_it_is() -> None:
+    scenario = small_scenario(
+        edges=5,
+        batch_size=60,
+        data={"sampler": "poisson"},
+        algorithm={"name": "constant", "rate": 0.3},
+        privacy={"total_epsilon": 3.0, "pace": "own", "paces": [1.0, 1.0, 2.0, 4.0, 4.0]},
+    )
+    said: list[str] = []
+    calibrated(scenario, [60] * 5, said.append)
+    assert said == ["computing z_k (1 of 3)", "computing z_k (2 of 3)", "computing z_k (3 of 3)"]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_the_command_says_it_on_stderr_unless_it_is_to_be_quiet(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mapa: Mapa
+) -> None:
+    monkeypatch.setattr("common.accounting.budget.calibrate", lambda *_, **__: 50.0)
+    file = tmp_path / "paced.toml"
+    file.write_text(
+        """edges = 2
+iterations = 6
+batch_size = 60
+delays.kind = "constant"
+data = { set = "mnist-5k", sampler = "poisson" }
+algorithm = { name = "constant", rate = 0.3, first_clip = 1.0 }
+privacy = { total_epsilon = 3.0, pace = "own", paces = [1.0, 2.0] }
+"""
+    )
+    done = mapa("simulate", str(file), "--seed", "1", "--json", *(["--quiet"] if quiet else []))
+    assert done.code == 0, done.err
+    assert ("computing z_k (2 of 2)" in done.err) is not quiet
+    assert "computing" not in done.out
 
 
 # -- edges that lie ---------------------------------------------------------------------------------------

@@ -320,6 +320,37 @@ def test_what_it_cannot_run_is_refused_by_name(changes: dict[str, Any]) -> None:
         check_vectorised([small_world(**changes)])
 
 
+@pytest.mark.parametrize(("engine", "blocks"), [("vectorised", False), ("block", True)])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {
+                "algorithm": {"name": "quantile", "rate": 0.2},
+                "privacy": {"noise_multiplier": 1.0, "clipping": "quantile"},
+            },
+            r"privacy\.clipping = 'quantile' has no vectorised form.*--engine events",
+        ),
+        ({"delays": {"kind": "constant"}}, r"needs delays\.kind = 'cyclic'"),
+        ({"algorithm": {"name": "adam", "rate": 0.2}}, "algorithm 'adam' has no vectorised form"),
+        ({"algorithm": {"name": "constant", "rate": 0.2, "average": "ema"}}, "keeps no average"),
+        (
+            {
+                "local": {"steps": 2, "rate": 0.1},
+                "privacy": {"noise_multiplier": 1.0},
+                "data": {"sampler": "poisson"},
+            },
+            "makes no local steps",
+        ),
+    ],
+)
+def test_a_refusal_names_the_engine_that_was_asked_for_and_the_cause(
+    engine: str, blocks: bool, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"engine = '{engine}': {said}"):
+        check_vectorised([small_world(**changes)], blocks=blocks)
+
+
 def test_a_sweep_must_share_its_shape() -> None:
     with pytest.raises(ConfigurationError, match="must share data"):
         simulate_many(siblings([{"seed": 1}, {"seed": 2, "batch_size": 3}]))
