@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import ConfigurationError
+from experiments.audit.game import finite
 from experiments.reference.reference import Order as ReferenceOrder
 from experiments.reference.reference import make_table
 from experiments.sweep import SWEEP_ENGINES
@@ -81,6 +82,13 @@ def reproduce_command(
     tune: Annotated[
         bool, typer.Option("--tune", help="reference: choose rates on held-out records first")
     ] = False,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit",
+            help="reference: also audit each release mechanism, which takes minutes; exit 1 if a claim is refuted",
+        ),
+    ] = False,
     rows: Annotated[
         list[Path] | None,
         typer.Option(metavar="CSV", help="reference: rows of others for the same table; repeatable"),
@@ -113,14 +121,15 @@ def reproduce_command(
                     resume=resume,
                     jobs=jobs,
                     others=tuple(rows or ()),
+                    audit=audit,
                 ),
                 as_json=as_json,
             )
         )
     if "reference" in (figures or []):
         raise ConfigurationError("reference: is run alone, without other figures")
-    if tune or rows:
-        raise ConfigurationError("--tune and --rows: only with `mapa reproduce reference`")
+    if tune or audit or rows:
+        raise ConfigurationError("--tune, --audit and --rows: only with `mapa reproduce reference`")
     if engine not in SWEEP_ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(SWEEP_ENGINES)}")
     if ray_address is not None and engine != "ray":
@@ -197,6 +206,10 @@ def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
             "runs": table.runs,
             "cached": table.cached,
             "looks_at_held_out": table.looks,
+            "audited": [
+                {key: finite(v) if isinstance(v, float) else v for key, v in asdict(row).items()}
+                for row in table.audited
+            ],
             "files": [os.fspath(path) for path in table.files],
         }
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -206,7 +219,8 @@ def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
         console.print(f"{counts}; {table.files[0]}", soft_wrap=True, markup=False)
         for name, error in table.failures.items():
             console.print(f"failed: {name}: {error}", style="red", markup=False, soft_wrap=True)
-    return 1 if table.failures else 0
+    refuted = order.audit and any(row.is_refuted for row in table.audited)
+    return 1 if table.failures or refuted else 0
 
 
 class TimeLeft(ProgressColumn):

@@ -17,7 +17,7 @@ def every_method(rows: Sequence[Row], links: str) -> str:
     main = [row for row in rows if (row.epsilon, row.links) == (MAIN, links)]
     places = _places(main)
     heads = [f"{TITLES[data]}, K = {edges}" for data, edges in places]
-    costs_of = ("stated ε", "updates", "MB", "seconds")
+    costs_of = ("stated ε", "updates", "MB", "virtual s")
     lines = _heading(["", *heads, *(f"{cost}, K = 5" for cost in costs_of)])
     for method in _named(main):
         own = [row for row in main if row.method == method]

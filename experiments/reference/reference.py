@@ -5,11 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.errors import ConfigurationError
+from experiments.reference.audited import (
+    Audited,
+    audits_of,
+    read_audited,
+    run_audit,
+    section,
+    write_audited,
+)
 from experiments.reference.cells import Cell, Change, all_cells, methods
 from experiments.reference.choices import (
     Chosen,
@@ -41,6 +49,7 @@ class Order:
     resume: bool = True
     jobs: int | None = None
     others: Sequence[Path] = ()  # rows of others for the same table
+    audit: bool = False  # each release mechanism; otherwise what audited.csv has is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +60,11 @@ class Table:
     runs: int  # made now
     cached: int
     looks: int  # at held-out records, for the choices in force
+    audited: list[Audited]  # now or before
 
 
 def make_table(order: Order, watch: Watch | None = None) -> Table:
-    """Run what is missing; write rows.csv, table.md and, where choices were made, choices.toml."""
+    """Run what is missing; write rows.csv, table.md, choices.toml where choices were made, audited.csv where asked."""
     order.out.mkdir(parents=True, exist_ok=True)
     others = [row for path in order.others for row in read_rows(path)]
     cells = all_cells(order.size, seeds=order.seeds, only=order.only)
@@ -76,10 +86,15 @@ def make_table(order: Order, watch: Watch | None = None) -> Table:
     rows = [row for row in runner.run(jobs) if row is not None]
     paths = [order.out / "rows.csv", order.out / "table.md"]
     write_rows(paths[0], [*rows, *others])
-    paths[1].write_text(markdown([*rows, *others]), encoding="utf-8")
+    kept = order.out / "audited.csv"
+    if order.audit:
+        write_audited(kept, runner.audit({**read_choices(CHOICES), **chosen}))
+    audited = read_audited(kept) if kept.exists() else []
+    paths += [kept] if audited else []
+    paths[1].write_text(markdown([*rows, *others]) + section(audited), encoding="utf-8")
     needed = {trial.group for trial, _ in asked_of(cells)}
     looks = sum(one.looks for group, one in chosen.items() if group in needed)
-    return Table([*rows, *others], paths, runner.failures, runner.runs, runner.cached, looks)
+    return Table([*rows, *others], paths, runner.failures, runner.runs, runner.cached, looks, audited)
 
 
 def _choose(cells: Sequence[Cell], runner: _Runner) -> dict[Group, Chosen]:
@@ -132,6 +147,23 @@ class _Runner:
             if self._watch is not None:
                 self._watch(done, len(missing), ended.task.cell.name)
         return [found.get(_key(job)) for job in jobs]
+
+    def audit(self, chosen: Mapping[Group, Chosen]) -> list[Audited]:
+        """Return what was found of each release mechanism of the size, in its order; never from a cache."""
+        audits = audits_of(self.order.size, chosen, self.order.data_dir)
+        found: dict[str, Audited] = {}
+        if self._watch is not None:
+            self._watch(0, len(audits), "audit")
+        for done, ended in enumerate(sweep(run_audit, audits, jobs=self.order.jobs), 1):
+            name = f"audit: {ended.task.mechanism}"
+            if ended.value is not None:
+                found[name] = ended.value
+            else:
+                self.failures[name] = ended.error or "unknown"
+            if self._watch is not None:
+                self._watch(done, len(audits), name)
+        names = [f"audit: {audit.mechanism}" for audit in audits]
+        return [found[name] for name in names if name in found]
 
     def _read(self, key: str) -> Row | None:
         try:

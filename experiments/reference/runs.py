@@ -58,7 +58,7 @@ class Row:
     by: str = "this project"
 
 
-def _units(cell: Cell, data_dir: Path) -> tuple[float, float]:
+def units(cell: Cell, data_dir: Path) -> tuple[float, float]:
     """Return ρ by tuning-free's rule for the cell's recipe, and ℓ."""
     base = assemble(cell.base(), partial(load_dataset, data_dir=data_dir), None, data_dir)
     length = feature_length(base.model)
@@ -70,7 +70,7 @@ def run_job(job: Job) -> Row:
     """Run one cell; one that diverges is a result, too."""
     began = time.perf_counter()
     cell = job.cell
-    rate, length = _units(cell, job.data_dir)
+    rate, length = units(cell, job.data_dir)
     scenario, words = cell.scenario(job.choice, rate=rate, length=length)
     world = World.of(scenario, job.data_dir)
     check_world(world)

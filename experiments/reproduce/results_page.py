@@ -1,7 +1,7 @@
 """The tables of docs/results.md, docs/results/details.md and README.md, from the files in docs/results/.
 
 `python -m experiments.reproduce.results_page docs` writes them between their marks, after a `reproduce` run has been
-copied to docs/results/: verdicts.json, or rows.csv of the reference table as reference.csv.
+copied to docs/results/: verdicts.json, or rows.csv of the reference table as reference.csv, and its audited.csv.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reference import overview
+from experiments.reference.audited import audited_table, read_audited
 from experiments.reference.table import read_rows
 
 Verdicts = Sequence[Mapping[str, Any]]
@@ -70,6 +71,7 @@ def renewed(page: str, docs: Path) -> str:
         "reference-budgets": lambda: overview.every_budget(rows, overview.EVEN),
         "reference-behind": lambda: overview.behind(rows, "tuning-free"),
         "reference-short": lambda: overview.in_short(rows),
+        "reference-audited": lambda: audited_table(read_audited(docs / "results" / "audited.csv")),
     }
     return _MARKED.sub(lambda match: f"{match[1]}\n{makers[match[2]]()}\n\n{match[3]}", page)
 

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+import math
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
-from experiments.reference import overview, reference
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from experiments.audit.claims import GdpClaim
+from experiments.audit.game import Finding, Playable
+from experiments.audit.of_scenario import scenario_games
+from experiments.audit.one_run import OneRun
+from experiments.commands import audit as audit_command
+from experiments.reference import audited, overview, reference
+from experiments.reference.audited import (
+    Audit,
+    Audited,
+    audited_table,
+    read_audited,
+    row_of,
+    section,
+    write_audited,
+)
 from experiments.reference.cells import Cell, all_cells, methods, sizes
 from experiments.reference.choices import Chosen, Search, asked_of, choice_for, read_choices, write_choices
 from experiments.reference.reference import Order, make_table
 from experiments.reference.runs import Row
 from experiments.reference.table import COLUMNS, markdown, read_rows, write_rows
+from experiments.sweep import Done
+from mapa.cli import build
+from mapa.simulation.world import World
 
 ROW = Row(
     data="mnist",
@@ -132,7 +157,8 @@ def test_rows_go_to_csv_and_back(tmp_path: Path) -> None:
     write_rows(path, rows)
     assert read_rows(path) == rows
     text = markdown(rows)
-    assert "| `tuned` | 98.50 ± 0.71 | 2.990 | 1496 |" in text
+    assert "| updates | MB | virtual s | simulated in (s) | seeds |" in text
+    assert "| `tuned` | 98.50 ± 0.71 | 2.990 | 1496 | 120 | 30.0 | 20 | 2 |" in text
     assert "`theirs` (another lab)" in text
 
 
@@ -208,6 +234,7 @@ def test_the_overview_has_means_over_seeds_and_every_budget() -> None:
     free.append(replace(free[0], epsilon=1.0, accuracy=0.9))
     uneven = replace(ROW, links="heterogeneous", edges=20, accuracy=0.5)
     rows = [*seeds, *free, uneven]
+    assert "virtual s, K = 5" in overview.every_method(rows, overview.EVEN).splitlines()[0]
     assert overview.every_method(rows, overview.EVEN).splitlines()[2:] == [
         "| `tuning-free` | 97.80 ± 1.00 | 2.990 | 1496 | 120 | 30.0 |",
         "| `tuned` | 98.00 ± 1.00 | 2.990 | 1496 | 120 | 30.0 |",
@@ -225,3 +252,167 @@ def test_the_overview_has_means_over_seeds_and_every_budget() -> None:
     assert overview.in_short(rows).splitlines()[2:] == ["| `tuning-free` | 97.8 |", "| `tuned` | 98.0 |"]
     said = overview.behind(rows, "tuning-free")
     assert said == "`tuning-free` is 0.20 points behind `tuned` on average over 1 cells, 0.20 at most."
+
+
+AUDITED = Audited(
+    mechanism="normalised",
+    methods="tuning-free fedbuff",
+    recipe="private-fashion-eps3",
+    noise="gaussian noise_multiplier=2.25",
+    batches="poisson 1024 of 12000",
+    game="one release, canary in the batch",
+    figure="μ",
+    claimed=0.445,
+    at_least=0.371,
+    claimed_epsilon=1.75,
+    epsilon_at_least=1.43,
+    run_claimed_epsilon=3.0,
+    run_epsilon_at_least=0.5,
+    run_messages=300,
+    run_canaries=1000,
+    delta=1e-5,
+    rounds=8000,
+    games=11,
+    confidence=0.95,
+    refuted="none",
+    digest="0" * 64,
+    command="mapa audit private-fashion-eps3",
+)
+
+
+@dataclass(frozen=True)
+class ClaimedGame:
+    """A game that was played elsewhere."""
+
+    name: str
+    claim: GdpClaim
+
+    def play(self, *, alpha: float, seed: int) -> Finding:
+        raise NotImplementedError
+
+
+def without_battery(world: World, **how: Any) -> list[Playable]:
+    """The scenario's own releases: the battery is the same for all scenarios, and has tests of its own."""
+    games = scenario_games(world, **how)
+    return games[: 2 if world.scenario.mechanism.steps > 1 else 1]
+
+
+def in_this_process(
+    work: Callable[[Any], Any], tasks: Sequence[Any], **_: object
+) -> Iterator[Done[Any, Any]]:
+    for task in tasks:
+        yield Done(task, work(task))
+
+
+@pytest.mark.slow
+def test_an_audited_table_is_made_kept_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audited, "scenario_games", without_battery)
+    monkeypatch.setattr(audit_command, "scenario_games", without_battery)
+    monkeypatch.setattr(reference, "sweep", in_this_process)
+    order = Order(size="tiny", out=tmp_path, data_dir=tmp_path, only=["*/lan/tuning-free"], audit=True)
+    table = make_table(order)
+    assert table.failures == {}
+    found = {row.mechanism: row for row in table.audited}
+    assert {name: row.methods for name, row in found.items()} == {
+        "normalised": "tuning-free fedasync fedbuff",
+        "per-sample": "tuned audp mapa",
+        "normalised, 4 local steps": "local-steps",
+    }
+    for row in table.audited:
+        assert not row.is_refuted
+        assert 0 < row.at_least < row.claimed
+        assert 0 < row.epsilon_at_least < row.claimed_epsilon
+        assert 0 <= row.run_epsilon_at_least < row.run_claimed_epsilon <= 3
+        assert (row.rounds, row.run_canaries) == (1000, 400)
+    message, release = found["normalised, 4 local steps"], found["normalised"]
+    assert message.claimed == pytest.approx(2 * release.claimed, rel=1e-4)  # √4
+    assert (message.run_messages, release.run_messages) == (3, 9)
+    assert table.files[2].name == "audited.csv"
+    assert read_audited(table.files[2]) == table.audited
+    again = make_table(replace(order, audit=False))
+    assert again.audited == table.audited
+    text = again.files[1].read_text(encoding="utf-8")
+    assert "### Audited: claimed → at least" in text
+    assert f"`{release.command}`" in text
+
+    words = shlex.split(message.command)
+    said = CliRunner().invoke(build(words[1:]), [*words[1:], "--json", "--data-dir", str(tmp_path)])
+    report = json.loads(said.stdout)
+    assert report["scenario_sha256"] == message.digest
+    assert report["games"][1]["lower_bound"] == pytest.approx(message.at_least, rel=1e-5)
+    assert report["games"][1]["lower_epsilon"] == pytest.approx(message.epsilon_at_least, rel=1e-5)
+    assert report["one_run"]["lower_epsilon"] == pytest.approx(message.run_epsilon_at_least, rel=1e-5)
+
+
+def test_audits_go_to_csv_and_back_and_a_refuted_claim_is_loud(tmp_path: Path) -> None:
+    path = tmp_path / "audited.csv"
+    bad = replace(
+        AUDITED, mechanism="per-sample", at_least=0.6, refuted="one release; a run", claimed_epsilon=math.inf
+    )
+    write_audited(path, [AUDITED, bad])
+    assert read_audited(path) == [AUDITED, bad]
+    assert audited_table([AUDITED, bad]).splitlines()[2:] == [
+        "| normalised | `tuning-free`, `fedbuff` | μ 0.445 → 0.371 | 1.750 → 1.430 | ε 3.000 → 0.500"
+        " (300 messages, 1,000 canaries) | no |",
+        "| per-sample | `tuning-free`, `fedbuff` | μ 0.445 → 0.600 | ∞ → 1.430 | ε 3.000 → 0.500"
+        " (300 messages, 1,000 canaries) | **REFUTED**: one release; a run |",
+    ]
+    assert section([]) == ""
+    assert "- per-sample: `mapa audit private-fashion-eps3`" in section([AUDITED, bad])
+
+
+def test_what_is_refuted_is_named_in_the_row() -> None:
+    mechanism = Mechanism(Clipping.NORMALISED, Scope.ALL, Sampling.POISSON, 1024, steps=4)
+    kind = ReleaseKind(Gaussian(2.25), mechanism, 12_000)
+    audit = Audit(replace(CELL, method="local-steps"), {}, kind, ("local-steps",), Path(), 8000)
+    releases = [
+        ClaimedGame("one release", GdpClaim(0.445)),
+        ClaimedGame("one message of 4 local steps", GdpClaim(0.89)),
+    ]
+    rates = {"false_positives": 0.1, "false_negatives": 0.1, "rounds": 8000, "alpha": 0.01}
+    findings = [
+        Finding(name=game.name, figure="μ", claimed=game.claim.value, lower_bound=bound, **rates)
+        for game, bound in zip(releases, (0.4, 0.95), strict=True)
+    ]
+    whole = OneRun(
+        canaries=1000,
+        guesses=100,
+        correct=99,
+        lower_bound=3.1,
+        claimed=3.0,
+        delta=1e-5,
+        releases=75,
+        confidence=0.95,
+    )
+    row = row_of(audit, releases, findings, whole, digest="0", command="mapa audit")
+    assert row.refuted == "one message of 4 local steps; a whole training run"
+    assert (row.game, row.claimed, row.at_least) == ("one message of 4 local steps", 0.89, 0.95)
+    assert row.epsilon_at_least > row.claimed_epsilon
+    assert "**REFUTED**: one message of 4 local steps" in audited_table([row])
+    sound = replace(findings[1], lower_bound=0.7)
+    quiet = row_of(
+        audit, releases, [findings[0], sound], replace(whole, lower_bound=0.5), digest="", command=""
+    )
+    assert not quiet.is_refuted
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("mechanism,", "release,", "the columns must be mechanism,methods,"),
+        (",8000,", ",many,", "line 2: rounds = 'many': not int"),
+        (",0.371,", ",nan,", "line 2: at_least = nan: must be at least 0"),
+        (",0.371,", ",-1,", "line 2: at_least = -1.0: must be at least 0"),
+        (",none,", ",\x1b[31m,", "line 2: refuted: not printable"),
+        (",none,", ",none,none,", "line 2: must have 22 values"),
+    ],
+)
+def test_a_wrong_file_of_audits_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = tmp_path / "audited.csv"
+    write_audited(path, [AUDITED])
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        read_audited(path)
+    assert words in str(caught.value)
