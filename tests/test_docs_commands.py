@@ -277,7 +277,7 @@ SHORTER = {
     "mapa simulate quickstart --seed 1 --edges 10 …": "--set time_limit=20",
     "mapa run demo --dashboard": (
         "--edges 2 --links lan,wifi --iterations 39 --set privacy.releases=20 --set model.name=softmax"
-        " --set algorithm.rate=0.1 --set data.sampler=shuffled --broker embedded"
+        " --set model.options={} --set algorithm.rate=0.1 --set data.sampler=shuffled --broker embedded"
     ),
     "mapa simulate clinic.toml --data north.csv --data south.csv": "--iterations 40",
     "mapa run unequal-fashion --broker mosquitto": FEW_IMAGES,
