@@ -119,7 +119,7 @@ export function training(root) {
       put(grid, cards.length ? cards : make("p", { class: "quiet" }, "No evaluation and no stage yet."));
     }
     for (const name of names) {
-      notes[name].textContent = axis === "t" && t.stages.length > 1 ? "Vertical lines: a stage opened." : "";
+      renew(notes[name], axis === "t" && t.stages.length > 1 ? "Vertical lines: a stage opened." : "");
       charts[name].set([t.curves[name][axis], t.curves[name].value]);
     }
     if (t.stages.length) {
@@ -162,7 +162,7 @@ export function staleness(root) {
   put(root, tiles, make("div", { class: "grid" }, card("Histogram", "τ = t − the version that the edge read.", beyond, bars.element), card("Over time", "Each column: a stretch of updates. The stronger the colour, the more updates of this staleness.", heat.element)));
   return ({ staleness: s }) => {
     const m = s.summary;
-    beyond.textContent = s.beyond ? `${whole(s.beyond)} updates of yet other values are not in it.` : "";
+    renew(beyond, s.beyond ? `${whole(s.beyond)} updates of yet other values are not in it.` : "");
     renew(tiles, tile("mean", short(m.mean)), tile("median", whole(m.p50)), tile("90 %", whole(m.p90)), tile("99 %", whole(m.p99)), tile("max", whole(m.max)));
     bars.set([[...s.bins, 0].map((_, i) => i * s.bin_width), [...s.bins, null]]); // with the end of the last bar
     heat.set(s.heat);
