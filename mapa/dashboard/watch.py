@@ -162,18 +162,26 @@ class Watch:
         return None if anew else kind
 
     def _bound(self, edge: int, lane: Lane) -> int | None:
-        """Return a number of releases that an edge has not passed, whose ε is computed; None: it is beyond all."""
-        return self._bounded(edge, max(1, lane.tally.last_sequence))
+        """Return a number of releases that an edge has not passed, whose ε is computed; None: it is beyond all.
+
+        One more than is on record may have been made: it is on its way.
+        """
+        on_record, cap = lane.tally.last_sequence, self._cap(edge)
+        return self._bounded(edge, on_record if on_record == cap else on_record + 1)
 
     def _bounded(self, edge: int, releases: int) -> int | None:
         """Return the next point of the grid, or the cap of this edge's releases where that comes first."""
-        place = bisect.bisect_left(GRID, releases)
+        place, cap = bisect.bisect_left(GRID, releases), self._cap(edge)
         if place == len(GRID):
             return None
+        return cap if cap is not None and releases <= cap < GRID[place] else GRID[place]
+
+    def _cap(self, edge: int) -> int | None:
+        """Return R_k, which the edge's ledger keeps; None: it has none."""
         privacy = sections.table(sections.table(self._manifest.value, "scenario"), "privacy")
-        caps, common = privacy.get("release_caps"), privacy.get("releases")
-        own = caps[edge % len(caps)] if isinstance(caps, list) and caps else common
-        return own if type(own) is int and releases <= own < GRID[place] else GRID[place]
+        caps = privacy.get("release_caps")
+        cap = caps[edge % len(caps)] if isinstance(caps, list) and caps else None
+        return cap if type(cap) is int else None
 
     def _spent(self, edge: int) -> list[tuple[int, int, float | None, float]]:
         """Return (releases, t, seconds, ε) of an edge, as far as it is computed."""
