@@ -330,7 +330,9 @@ def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent(tmp_path: Path)
     assert lane["epsilon_of"] == 6
     assert lane["epsilon"] > stated["epsilon"]
     watch.gathered.lanes[0].tally.last_sequence = 6
-    assert next(watch.unaccounted())[1] == 8  # a point of the grid that is reached: one more may be on its way
+    assert (
+        next(watch.unaccounted())[1] == 8
+    )  # a point of the grid that is reached: one more may be on its way
     watch.gathered.lanes[0].tally.last_sequence = 5
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["scenario"]["privacy"]["release_caps"] = [5]
