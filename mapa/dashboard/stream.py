@@ -59,8 +59,8 @@ class Followed:
         await self.ready.wait()
         while True:
             async with self.lock:
-                missing = next(self.watch.unaccounted(), None)
-            if missing is None:
+                missing = None if self.watch.behind else next(self.watch.unaccounted(), None)
+            if missing is None:  # or what is on record is still being read: that comes first
                 await asyncio.sleep(5 * PERIOD)
             else:
                 await asyncio.to_thread(self.watch.account, *missing)

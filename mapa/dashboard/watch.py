@@ -20,7 +20,7 @@ from mapa.dashboard.reading import JsonFile, Tail
 from mapa.dashboard.spending import MOST_KINDS, epsilon, release_kind, shard_size
 
 _CURVES = 50  # edges whose ε is drawn over time
-_LISTED = 100  # events in one answer
+_LISTED = 50  # events in one answer
 _LINES = 300  # of a statement
 _WORDS = 5000  # characters of a line
 _AT_END = "The statement in words is written when the run has ended. Until then: ε of the releases on record."
@@ -37,6 +37,9 @@ class Watch:
     version: int = 0  # goes up when a section has changed
     encoded: dict[str, tuple[int, str]] = field(default_factory=dict)  # by section: version and JSON
     _computed: dict[tuple[ReleaseKind, int], float | None] = field(default_factory=dict)  # ε
+    _between: dict[ReleaseKind, tuple[int, int]] = field(
+        default_factory=dict
+    )  # releases: most in budget, least beyond
     _failed: list[str] = field(default_factory=list)  # sections that the records broke, and how
     _tail: Tail = field(init=False)
     _manifest: JsonFile = field(init=False)
@@ -121,16 +124,24 @@ class Watch:
             if kind is None or (kind not in kinds and len(kinds) >= MOST_KINDS):
                 continue
             kinds.add(kind)
-            if not ended and (bound := self._bound(k, lane)) is not None:
+            if not ended and (bound := self._bound(k, kind, lane)) is not None:
                 now[kind, bound] = None
-                if (following := self._bounded(k, bound + 1)) is not None:
+                low, high = self._between.get(kind, (0, 0))
+                if bound == high and high - low > 1:  # how many the budget permits is between them
+                    now[kind, (low + high) // 2] = None
+                if (following := self._bounded(k, kind, bound + 1)) is not None:
                     soon[kind, following] = None
             past |= {(kind, mark[0]): None for mark in reversed(lane.marks)}
         yield from (one for one in (now | soon | past) if one not in self._computed)
 
     def account(self, kind: ReleaseKind, releases: int) -> None:
         """Compute one ε; parts of a second."""
-        self._computed[kind, releases] = epsilon(kind, releases, self._delta)
+        found = self._computed[kind, releases] = epsilon(kind, releases, self._delta)
+        budget = number(self._privacy_table.get("total_epsilon"))
+        if budget is not None:
+            low, high = self._between.get(kind, (0, GRID[-1] + 1))
+            within = found is not None and found <= budget
+            self._between[kind] = (max(low, releases), high) if within else (low, min(high, releases))
 
     def listed(self, *, event: str = "", edge: str = "", text: str = "", before: int = 0) -> dict[str, Any]:
         """Return the newest events that fit, newest first; of updates and of the rest only so many are kept."""
@@ -148,9 +159,12 @@ class Watch:
 
     @property
     def _delta(self) -> float:
-        scenario = sections.table(self._manifest.value, "scenario")
-        found = sections.table(scenario, "privacy").get("total_delta")
+        found = self._privacy_table.get("total_delta")
         return found if isinstance(found, float) and 0 < found < 1 else 1e-5
+
+    @property
+    def _privacy_table(self) -> Mapping[str, Any]:
+        return sections.table(sections.table(self._manifest.value, "scenario"), "privacy")
 
     def _kind(self, edge: int, lane: Lane) -> ReleaseKind | None:
         """Return how an edge releases; None where its count alone does not say what its releases cost."""
@@ -161,27 +175,32 @@ class Watch:
         anew = kind.mechanism.sampling is Sampling.SHUFFLED and lane.tally.joins > 1  # epochs began anew
         return None if anew else kind
 
-    def _bound(self, edge: int, lane: Lane) -> int | None:
+    def _bound(self, edge: int, kind: ReleaseKind, lane: Lane) -> int | None:
         """Return a number of releases that an edge has not passed, whose ε is computed; None: it is beyond all.
 
         One more than is on record may have been made: it is on its way.
         """
-        on_record, cap = lane.tally.last_sequence, self._cap(edge)
-        return self._bounded(edge, on_record if on_record == cap else on_record + 1)
+        on_record, cap = lane.tally.last_sequence, self._cap(edge, kind)
+        return self._bounded(edge, kind, on_record if on_record == cap else on_record + 1)
 
-    def _bounded(self, edge: int, releases: int) -> int | None:
+    def _bounded(self, edge: int, kind: ReleaseKind, releases: int) -> int | None:
         """Return the next point of the grid, or the cap of this edge's releases where that comes first."""
-        place, cap = bisect.bisect_left(GRID, releases), self._cap(edge)
+        place, cap = bisect.bisect_left(GRID, releases), self._cap(edge, kind)
         if place == len(GRID):
             return None
         return cap if cap is not None and releases <= cap < GRID[place] else GRID[place]
 
-    def _cap(self, edge: int) -> int | None:
-        """Return R_k, which the edge's ledger keeps; None: it has none."""
-        privacy = sections.table(sections.table(self._manifest.value, "scenario"), "privacy")
-        caps = privacy.get("release_caps")
+    def _cap(self, edge: int, kind: ReleaseKind) -> int | None:
+        """Return how many releases the edge's ledger permits: R_k, or what the budget is found to pay for.
+
+        None: neither is given, or the number for the budget is not computed yet.
+        """
+        caps = self._privacy_table.get("release_caps")
         cap = caps[edge % len(caps)] if isinstance(caps, list) and caps else None
-        return cap if type(cap) is int else None
+        if type(cap) is int:
+            return cap
+        low, high = self._between.get(kind, (0, 0))
+        return low if high - low == 1 else None
 
     def _spent(self, edge: int) -> list[tuple[int, int, float | None, float]]:
         """Return (releases, t, seconds, ε) of an edge, as far as it is computed."""
@@ -210,7 +229,7 @@ class Watch:
             lane = self.gathered.lanes.get(row["edge"])
             kind = None if lane is None else self._kind(row["edge"], lane)
             if row["epsilon"] is None and lane is not None and kind is not None and lane.tally.applied:
-                bound = self._bound(row["edge"], lane)
+                bound = self._bound(row["edge"], kind, lane)
                 row["epsilon"] = None if bound is None else self._computed.get((kind, bound))
                 row["epsilon_of"] = None if row["epsilon"] is None else bound
         return fleet

@@ -88,6 +88,55 @@ def test_the_list_of_runs_goes_on_after_a_click_and_keeps_its_ticks(
     assert links == names
 
 
+def test_whoever_comes_back_to_a_view_finds_it_as_it_was_with_the_figures_of_now(
+    visit: Opens, address: str, runs: Path
+) -> None:
+    path = some_run(runs, updates=400)
+    one = visit(address, "run/first/training")
+    one.page.get_by_role("button", name="over seconds").click()
+    chart = one.chart("accuracy over")
+    chart.focus()
+    for key in ("Home", "+", "+"):
+        one.page.keyboard.press(key)
+    edge = one.hover("accuracy over", 0.998)
+    one.go("run/first/events")
+    one.page.get_by_label("Text", exact=True).fill("evaluated")
+    one.shows("main tbody tr:first-child td:nth-child(2)", "evaluated")
+    one.page.keyboard.press("Escape")
+    one.go("run/first/fleet")
+    one.page.keyboard.press("d")  # in the colours of now too
+    one.page.keyboard.press("z")  # which is meant for what can be seen
+    append(path, applied(401, 0, 0, 110.0))
+    one.shows(FIGURE, "401")
+    one.go("run/first/training")
+    assert one.page.get_by_role("button", name="over seconds").get_attribute("aria-pressed") == "true"
+    assert one.hover("accuracy over", 0.998) == edge
+    one.go("run/first/events")
+    assert one.page.get_by_label("Text", exact=True).input_value() == "evaluated"
+    one.page.get_by_label("Text", exact=True).fill("")
+    one.shows("main tbody tr:first-child td:nth-child(3)", "401")
+    some_run(runs, "second")
+    one.go("run/second/training")  # of another run nothing is kept
+    assert one.page.get_by_role("button", name="over updates").get_attribute("aria-pressed") == "true"
+
+
+def test_a_chart_that_is_left_points_at_nothing_when_it_is_seen_again(
+    visit: Opens, address: str, runs: Path
+) -> None:
+    path = some_run(runs, updates=40)
+    one = visit(address, "run/first/training")
+    pointed = one.hover("accuracy over", 0.02)
+    one.page.keyboard.press("1")
+    one.page.locator('main .view[data-view="fleet"]').wait_for()
+    append(path, applied(41, 0, 0, 11.0), evaluated(41, 0.99))
+    one.shows(FIGURE, "41")
+    one.page.mouse.move(2, 2)
+    one.page.keyboard.press("2")
+    legend = one.chart("accuracy over").locator(".u-legend .u-value")
+    one.page.wait_for_function("all => all[1].textContent === '99.00 %'", arg=legend.element_handles())
+    assert legend.all_inner_texts() != pointed
+
+
 def test_another_look_leaves_axis_zoom_filter_and_focus(visit: Opens, address: str, runs: Path) -> None:
     some_run(runs, updates=400)
     one = visit(address, "run/first/training")

@@ -80,25 +80,25 @@ def test_lanes_stay_while_their_figures_change(visit: Opens, address: str, runs:
 
 
 def test_older_events_stay_until_the_newest_are_asked_for(visit: Opens, address: str, runs: Path) -> None:
-    path = write_live_run(runs, "first", *(applied(t, 0, 0, t / 4) for t in range(1, 251)))
+    path = write_live_run(runs, "first", *(applied(t, 0, 0, t / 4) for t in range(1, 131)))
     one = visit(address, "run/first/events")
     numbers = "main tbody tr:first-child td:first-child"
-    one.shows(numbers, "250")
+    one.shows(numbers, "130")
     older, newest = (one.page.get_by_role("button", name=name) for name in ("Older", "Newest"))
     assert newest.is_disabled()
     older.click()
-    one.shows(numbers, "150")
-    append(path, applied(251, 0, 0, 63.0))
-    one.shows("#run .tile:first-child strong", "251")
-    assert one.text(numbers) == "150"
+    one.shows(numbers, "80")
+    append(path, applied(131, 0, 0, 33.0))
+    one.shows("#run .tile:first-child strong", "131")
+    assert one.text(numbers) == "80"
     older.click()
-    one.shows(numbers, "50")
-    assert len(one.rows("Events, newest first")) == 50
+    one.shows(numbers, "30")
+    assert len(one.rows("Events, newest first")) == 30
     assert older.is_disabled()
     assert one.page.evaluate("document.activeElement.textContent") == "Newest"  # not lost with the button
     newest.click()
-    one.shows(numbers, "251")
-    assert len(one.rows("Events, newest first")) == 100
+    one.shows(numbers, "131")
+    assert len(one.rows("Events, newest first")) == 50
 
 
 def test_what_an_audit_found_stands_beside_the_claim(visit: Opens, address: str, runs: Path) -> None:

@@ -28,7 +28,8 @@ class Visit:
         self.page.goto(f"{self.address}/#/{place}")
         current = f'#views a[aria-current][href="#/{place}"]'  # not the view before it
         self.page.locator(current).wait_for(state="attached")
-        self.page.locator("main .view").wait_for()
+        view = place.partition("?")[0].rpartition("/")[2]
+        self.page.locator(f'main .view[data-view="{view}"]').wait_for()
 
     def text(self, selector: str) -> str:
         return str(self.page.locator(selector).inner_text())
@@ -54,6 +55,7 @@ class Visit:
         """Return the cells of a table by its caption, all at one instant."""
         region = self.page.get_by_role("region", name=caption, exact=False).first
         region.wait_for()
+        region.and_(self.page.locator(":not([aria-busy])")).wait_for()  # all its rows are there
         cells = "rows => rows.map(row => [...row.querySelectorAll('td')].map(cell => cell.innerText))"
         found: list[list[str]] = region.locator("tbody tr").evaluate_all(cells)
         return found

@@ -18,8 +18,14 @@ export function forgetCharts() {
   live.clear();
 }
 
+// Those that can be seen.
 export function resetZoom() {
-  for (const chart of live) chart.reset();
+  for (const chart of live) if (chart.element.isConnected) chart.reset();
+}
+
+// Nobody points at a chart whose view is being left.
+export function leaveCharts() {
+  for (const chart of live) if (chart.element.isConnected) chart.leave();
 }
 
 // Draw all anew: in other colours, or on a screen of other pixels.
@@ -56,7 +62,7 @@ export class Chart {
     this.at = null; // the place that the keyboard reads
     live.add(this);
     this.width = 0; // as last observed: to ask for it while figures change would lay the page out each time
-    this.observer = new ResizeObserver(([one]) => { this.width = Math.floor(one.contentRect.width); this.fit(); });
+    this.observer = new ResizeObserver(([one]) => { if (one.contentRect.width) { this.width = Math.floor(one.contentRect.width); this.fit(); } }); // none: its view is left
     this.observer.observe(this.element);
   }
 

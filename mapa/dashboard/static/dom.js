@@ -99,9 +99,12 @@ export function described(value) {
   return Object.entries(value).map(([key, one]) => `${key.replaceAll("_", " ")} ${described(one)}`).join(", ") || NONE;
 }
 
+const LOT = 10; // rows that a table gets in one task: input is answered between two
+
 // A table that stays while its figures change: a cell is written where its text differs, or another node belongs into it.
 export class Table {
-  constructor() {
+  constructor(lot = LOT) {
+    this.lot = lot;
     this.caption = make("caption");
     this.head = make("tr");
     this.body = make("tbody");
@@ -119,18 +122,26 @@ export class Table {
       this.caption.textContent = caption;
       this.element.setAttribute("aria-label", caption);
     }
-    rows.forEach((cells, i) => {
-      const row = this.body.rows[i];
-      if (!row) return this.body.append(make("tr", {}, cells.map((cell, j) => make("td", { class: headings[j].right ? "right" : null }, cell))));
-      cells.forEach((cell, j) => settle(row.cells[j], [cell instanceof Node ? cell : document.createTextNode(String(cell))]));
-    });
+    clearTimeout(this.timer);
     while (this.body.rows.length > rows.length) this.body.lastChild.remove();
+    [...this.body.rows].forEach((row, i) => rows[i].forEach((cell, j) => settle(row.cells[j], [cell instanceof Node ? cell : document.createTextNode(String(cell))])));
+    this.add(headings, rows);
     if (focused !== document.activeElement && this.element.contains(focused)) focused.focus(); // it went to another row
     return this;
   }
+
+  // The rows that are not there yet, a lot of them now and the others later.
+  add(headings, rows) {
+    const there = this.body.rows.length;
+    this.body.append(...rows.slice(there, there + this.lot).map((cells) => make("tr", {}, cells.map((cell, j) => make("td", { class: headings[j].right ? "right" : null }, cell)))));
+    const more = there + this.lot < rows.length;
+    if (more) this.timer = setTimeout(() => this.add(headings, rows));
+    if (more) this.element.setAttribute("aria-busy", "true");
+    else this.element.removeAttribute("aria-busy");
+  }
 }
 
-export const table = (headings, rows, caption) => new Table().set(headings, rows, caption).element;
+export const table = (headings, rows, caption) => new Table(Infinity).set(headings, rows, caption).element;
 
 export function tile(label, value, note) {
   return make("div", { class: "tile" }, make("span", { class: "label" }, label), make("strong", {}, value), note ? make("span", { class: "note" }, note) : null);

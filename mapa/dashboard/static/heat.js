@@ -21,6 +21,7 @@ export class Heat {
 
   set(heat) { this.heat = heat; this.draw(); }
   reset() {}
+  leave() {}
   recolour() { this.draw(); }
   destroy() { live.delete(this); this.observer.disconnect(); }
 

@@ -1,13 +1,14 @@
 // The page: which view is shown, the stream of the run that is watched, keys and looks.
-import { forgetCharts, recolour, resetZoom } from "./charts.js";
+import { forgetCharts, leaveCharts, recolour, resetZoom } from "./charts.js";
 import { make, put, renew } from "./dom.js";
 import * as views from "./views.js";
 
 const OF_A_RUN = [["fleet", "Fleet"], ["training", "Training"], ["staleness", "Staleness"], ["privacy", "Privacy"], ["traffic", "Traffic"], ["events", "Events"]];
 const main = document.getElementById("main"), head = document.getElementById("run"), nav = document.getElementById("views");
 const connection = document.getElementById("connection"), pause = document.getElementById("pause"), theme = document.getElementById("theme"), keys = document.getElementById("keys");
-let run = "", view = "runs", compared = [], fresh = {}, sections = {}, show = null, stream = null, paused = false, timer = 0, waiting = false, free = 0, opened = 0;
+let run = "", view = "runs", compared = [], fresh = {}, sections = {}, show = null, stream = null, paused = false, timer = 0, waiting = false, turning = false, free = 0, opened = 0;
 const stale = new Set(); // sections that came since the view was drawn
+const built = new Map(); // the views of this run that were opened: whoever comes back finds zoom and filters as they were
 const SHOWN = { fleet: ["head", "fleet"], training: ["head", "training"], traffic: ["head", "traffic"] }; // else its own alone
 
 function place() {
@@ -21,9 +22,7 @@ function place() {
 }
 
 function open() {
-  const wanted = place();
-  opened += 1;
-  forgetCharts();
+  const wanted = place(), mine = ++opened, other = !wanted.run || wanted.run !== run;
   clearTimeout(timer);
   if (wanted.run !== run) { leave(); fresh = sections = {}; }
   run = wanted.run;
@@ -33,15 +32,31 @@ function open() {
   head.hidden = !run;
   document.title = run ? `${run} – mapa` : "mapa";
   links();
-  put(main, make("p", { class: "quiet" }, "Loading…"));
+  if (other) fill(make("p", { class: "quiet" }, "Loading…"));
   if (run) {
     if (!stream) watch();
-    draw();
+    turning = true;
+    afterPaint(() => { // what was pressed is seen at once, the view a frame later, what is new since then with some leisure
+      if (mine !== opened) return;
+      turning = false;
+      free = performance.now() + 250;
+      draw();
+    });
   } else {
+    turning = false;
     leave();
     poll();
   }
 }
+
+// Something else in the place of a run's views; their charts go with them.
+function fill(...children) {
+  forgetCharts();
+  built.clear();
+  put(main, ...children);
+}
+
+const afterPaint = (work) => requestAnimationFrame(() => setTimeout(work));
 
 function links() {
   const entries = [["#/runs", "Runs", view === "runs"]];
@@ -87,7 +102,7 @@ async function refused(mine) {
 function missing(text) {
   head.hidden = true;
   show = null;
-  if (!main.querySelector(".missing")) put(main, make("p", { class: "quiet missing", role: "status" }, `${text} `, make("a", { href: "#/runs" }, "All runs")));
+  if (!main.querySelector(".missing")) fill(make("p", { class: "quiet missing", role: "status" }, `${text} `, make("a", { href: "#/runs" }, "All runs")));
 }
 
 function leave() {
@@ -103,7 +118,7 @@ function soon() {
   setTimeout(() => requestAnimationFrame(() => {
     const began = performance.now();
     waiting = false;
-    draw();
+    if (!turning) draw();
     setTimeout(() => { free = performance.now() + Math.min(400, 4 * (performance.now() - began)); }); // after the paint
   }), Math.max(0, free - performance.now()));
 }
@@ -113,9 +128,11 @@ function draw() {
   head.hidden = false; // of a run that was not there at first
   views.runHead(head, sections.head);
   if (!show) {
-    const body = make("div", { class: "view" });
+    const known = built.get(view), body = known?.body ?? make("div", { class: "view", "data-view": view });
+    leaveCharts();
     put(main, body);
-    show = views[view](body, run);
+    show = known?.show ?? views[view](body, run);
+    built.set(view, { body, show });
   } else if (!(SHOWN[view] ?? [view]).some((key) => stale.has(key))) return;
   stale.clear();
   show(sections);
@@ -135,8 +152,8 @@ async function poll() {
   say(answer.ok ? "" : text);
   if (!answer.ok || (paused && show)) return;
   if (!show) {
-    const body = make("div", { class: "view" });
-    put(main, body);
+    const body = make("div", { class: "view", "data-view": view });
+    fill(body);
     show = view === "compare" ? views.compare(body) : views.runs(body, (names) => { location.hash = `#/compare?${compares(names)}`; });
   }
   show(JSON.parse(text));

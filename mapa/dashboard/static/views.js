@@ -210,32 +210,33 @@ function audited(a) {
 }
 
 export function traffic(root) {
-  const tiles = make("div", { class: "tiles" }), tables = make("div", { class: "grid" });
+  const tiles = make("div", { class: "tiles" }), reasons = make("div"), dropped = make("div"), trips = new Table(), nobody = make("p", { class: "quiet" }, "No edge yet.");
   const rate = new Chart({ x: SECONDS, y: { label: "updates", unit: "1/s", least: 0 }, lines: [{ label: "applied", steps: true, points: false }] });
   const refusals = make("div");
   let signature = "", refused = null;
   const over = card("Updates a second", null, rate.element);
-  put(root, tiles, over, refusals, tables);
+  put(root, tiles, over, refusals, make("div", { class: "grid" }, reasons, card("Latency of each edge", "A turn: from one update of an edge to its next; the model goes out, a gradient is computed and comes back (within 5 %). The cloud writes mean round trips when the run has ended.", nobody, trips.element), dropped));
   return ({ head, traffic: f }) => {
     const total = Object.values(f.refused).reduce((sum, one) => sum + (one ?? 0), 0), lost = Object.values(f.dropped).reduce((sum, one) => sum + (one ?? 0), 0);
     renew(tiles, tile("updates", whole(head.updates), `of ${whole(head.iterations)}`), tile("updates/s", short(head.updates_per_second, 4), "whole run"), tile("refused", whole(total), f.refused_exact ? "" : "on record so far"), tile("dropped", f.refused_exact ? whole(lost) : "–", "messages that could not be read"), tile("turn", f.turns.p50 === null ? "–" : `${short(f.turns.p50, 3)} ms`, f.turns.p50 === null ? "" : `median; 99 % ${short(f.turns.p99, 3)} ms`), tile("duration", clock(head.seconds)));
     over.hidden = !f.applied.length;
     const n = Math.max(0, f.applied.length - (head.state === "ended" ? 0 : 1)); // the last stretch is not over yet
     if (n) rate.set(perSecond(f.applied.slice(0, n), f.width));
-    const reasons = Object.keys(f.refused_over).sort(), now = JSON.stringify(reasons);
+    const kinds = Object.keys(f.refused_over).sort(), now = JSON.stringify(kinds);
     if (now !== signature) {
       signature = now;
       if (refused) refused.destroy();
-      refused = reasons.length ? new Chart({ x: SECONDS, y: { label: "refused", unit: "1/s", least: 0 }, lines: reasons.map((label) => ({ label, steps: true, points: false })) }) : null;
+      refused = kinds.length ? new Chart({ x: SECONDS, y: { label: "refused", unit: "1/s", least: 0 }, lines: kinds.map((label) => ({ label, steps: true, points: false })) }) : null;
       put(refusals, refused ? card("Refusals a second, by reason", "Of one edge only the first hundred are written line by line.", refused.element) : null);
     }
-    if (refused) refused.set(joined(reasons.map((key) => perSecond(f.refused_over[key].counts, f.refused_over[key].width))));
+    if (refused) refused.set(joined(kinds.map((key) => perSecond(f.refused_over[key].counts, f.refused_over[key].width))));
     const right = (text) => ({ text, right: true });
-    renew(tables,
-      card("Refusals by reason", f.refused_exact ? null : "On record so far; the summary at the end has all.", Object.keys(f.refused).length ? table(["reason", right("gradients")], Object.entries(f.refused).map(([reason, count]) => [reason, whole(count)]), "Refused gradients") : make("p", { class: "quiet" }, "None.")),
-      card("Latency of each edge", "A turn: from one update of an edge to its next; the model goes out, a gradient is computed and comes back (within 5 %). The cloud writes mean round trips when the run has ended.", f.trips.length ? table([right("k"), "edge", right("turn 50 % (ms)"), right("90 %"), right("99 %"), right("link, one way (ms)"), right("round trip (ms)")],
-        f.trips.map((row) => [whole(row.edge), row.edge_id ?? "", short(row.turns.p50, 3), short(row.turns.p90, 3), short(row.turns.p99, 3), short(row.asked_delay_ms), short(row.round_trip_ms)]), `Latency of each edge${more(f.hidden)}`) : make("p", { class: "quiet" }, "No edge yet.")),
-      Object.keys(f.dropped).length ? card("Dropped messages", null, table(["reason", right("messages")], Object.entries(f.dropped).map(([reason, count]) => [reason, whole(count)]), "Dropped messages")) : null);
+    renew(reasons, card("Refusals by reason", f.refused_exact ? null : "On record so far; the summary at the end has all.", Object.keys(f.refused).length ? table(["reason", right("gradients")], Object.entries(f.refused).map(([reason, count]) => [reason, whole(count)]), "Refused gradients") : make("p", { class: "quiet" }, "None.")));
+    nobody.hidden = f.trips.length > 0;
+    trips.element.hidden = !f.trips.length;
+    trips.set([right("k"), "edge", right("turn 50 % (ms)"), right("90 %"), right("99 %"), right("link, one way (ms)"), right("round trip (ms)")],
+      f.trips.map((row) => [whole(row.edge), row.edge_id ?? "", short(row.turns.p50, 3), short(row.turns.p90, 3), short(row.turns.p99, 3), short(row.asked_delay_ms), short(row.round_trip_ms)]), `Latency of each edge${more(f.hidden)}`);
+    renew(dropped, Object.keys(f.dropped).length ? card("Dropped messages", null, table(["reason", right("messages")], Object.entries(f.dropped).map(([reason, count]) => [reason, whole(count)]), "Dropped messages")) : null);
   };
 }
 
@@ -260,10 +261,11 @@ export function events(root, run) {
     let found;
     try {
       const answer = await fetch(`/api/runs/${encodeURIComponent(run)}/events?${query}`);
-      if (!answer.ok) return;
+      if (!answer.ok) throw new Error(answer.statusText);
       found = await answer.json();
-    } catch { return; }
-    if (mine !== shown || !root.isConnected) return;
+    } catch { number = -1; return; }
+    if (mine !== shown) return;
+    if (!root.isConnected) { number = -1; return; } // left meanwhile: asked again for whoever comes back
     const right = (title) => ({ text: title, right: true });
     const rows = found.events.map(({ number: n, event, t, time, edge: k, edge_id: id, ...rest }) => [whole(n), event ?? "", whole(t), typeof time === "number" ? time.toFixed(3) : "–", k === undefined ? id ?? "" : `${k} ${id ?? ""}`, described(rest)]);
     list.set([right("no."), "event", right("t"), right("time (s)"), "edge", "fields"], rows, "Events, newest first");
