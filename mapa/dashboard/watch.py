@@ -129,6 +129,7 @@ class Watch:
                 low, high = self._between.get(kind, (0, 0))
                 if bound == high and high - low > 1:  # how many the budget permits is between them
                     now[kind, (low + high) // 2] = None
+                soon |= {(kind, releases): None for releases in self._guessed(kind)}
                 if (following := self._bounded(k, kind, bound + 1)) is not None:
                     soon[kind, following] = None
             past |= {(kind, mark[0]): None for mark in reversed(lane.marks)}
@@ -201,6 +202,14 @@ class Watch:
             return cap
         low, high = self._between.get(kind, (0, 0))
         return low if high - low == 1 else None
+
+    def _guessed(self, kind: ReleaseKind) -> tuple[int, ...]:
+        """Return the number of releases that the budget was meant for, and one more: likely what it permits."""
+        releases, budget = (self._privacy_table.get(key) for key in ("releases", "total_epsilon"))
+        if type(releases) is not int or budget is None or not 0 < releases < GRID[-1]:
+            return ()
+        most = releases // kind.mechanism.steps
+        return (most, most + 1) if most else ()
 
     def _spent(self, edge: int) -> list[tuple[int, int, float | None, float]]:
         """Return (releases, t, seconds, ε) of an edge, as far as it is computed."""
