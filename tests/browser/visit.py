@@ -9,6 +9,10 @@ from typing import Any
 
 PATIENCE = 180.0  # seconds for one step of a visit; reached only where something is missing
 
+_OF_THE_MACHINE = (
+    "net::ERR_NETWORK_CHANGED"  # an interface came or went, such as a container's; the page asks again
+)
+
 VIEWS = ("fleet", "training", "staleness", "privacy", "traffic", "events")
 
 
@@ -126,5 +130,5 @@ def visiting(chromium: Any) -> Iterator[Callable[..., Visit]]:
         for _, context in visits:
             context.close()
     for visit, _ in visits:
-        assert visit.outside == []
-        assert visit.said == []
+        assert visit.outside == [], visit.outside
+        assert visit.said == [], visit.said
