@@ -127,7 +127,7 @@ class Watch:
             if not ended and (bound := self._bound(k, kind, lane)) is not None:
                 now[kind, bound] = None
                 low, high = self._between.get(kind, (0, 0))
-                if bound == high and high - low > 1:  # how many the budget permits is between them
+                if high <= bound and high - low > 1:  # how many the budget permits is between them
                     now[kind, (low + high) // 2] = None
                 soon |= {(kind, releases): None for releases in self._guessed(kind)}
                 if (following := self._bounded(k, kind, bound + 1)) is not None:
