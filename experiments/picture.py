@@ -17,7 +17,7 @@ from mapa.dashboard.child import page_beside
 
 # the demonstration with 20 edges: a shard has 200 images, so batches are smaller
 CHANGES = ("batch_size=64", "iterations=2981", "privacy.total_epsilon=3.0", "evaluation.every=50")
-HALF = 1500  # updates
+MOMENT = 2000  # updates: two thirds of the run
 
 
 def main() -> int:
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def take(program: str, address: str, file: Path, view: str, *, dark: bool) -> None:
-    """Wait until the only run is half way, and take a picture of a view."""
+    """Wait until the only run is well under way, and take a picture of a view."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -73,7 +73,7 @@ def take(program: str, address: str, file: Path, view: str, *, dark: bool) -> No
         page.locator("#run .badge.live").wait_for()
         page.locator("nav a", has_text=view.capitalize()).click()
         figure = page.locator("#run .tile strong").first
-        while int(figure.inner_text().replace(",", "")) < HALF:
+        while int(figure.inner_text().replace(",", "")) < MOMENT:
             page.wait_for_timeout(200)
         page.screenshot(path=file)
         browser.close()

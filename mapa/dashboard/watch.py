@@ -111,11 +111,12 @@ class Watch:
     def unaccounted(self) -> Iterator[tuple[ReleaseKind, int]]:
         """Yield kinds and numbers of releases whose ε is not computed yet.
 
-        First the bounds that are shown now, then those that will be next, then the points of the curves. A run that
-        has ended needs no bounds: the statement has its figures.
+        First the bounds that are shown now, then how far a budget goes, then the bounds that will be next, then the
+        points of the curves. A run that has ended needs no bounds: the statement has its figures.
         """
         ended = bool(sections.table(self._summary.value, "privacy"))
         now: dict[tuple[ReleaseKind, int], None] = {}
+        caps: dict[tuple[ReleaseKind, int], None] = {}
         soon: dict[tuple[ReleaseKind, int], None] = {}
         past: dict[tuple[ReleaseKind, int], None] = {}
         kinds: set[ReleaseKind] = set()
@@ -128,12 +129,12 @@ class Watch:
                 now[kind, bound] = None
                 low, high = self._between.get(kind, (0, 0))
                 if high <= bound and high - low > 1:  # how many the budget permits is between them
-                    now[kind, (low + high) // 2] = None
+                    caps[kind, (low + high) // 2] = None
                 soon |= {(kind, releases): None for releases in self._guessed(kind)}
                 if (following := self._bounded(k, kind, bound + 1)) is not None:
                     soon[kind, following] = None
             past |= {(kind, mark[0]): None for mark in reversed(lane.marks)}
-        yield from (one for one in (now | soon | past) if one not in self._computed)
+        yield from (one for one in (now | caps | soon | past) if one not in self._computed)
 
     def account(self, kind: ReleaseKind, releases: int) -> None:
         """Compute one ε; parts of a second."""
