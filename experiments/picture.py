@@ -1,6 +1,6 @@
 """Take the picture of the live page that README.md shows: python -m experiments.picture docs/dashboard.png
 
-A real run of 20 edges on a private broker, in Chromium, half way through. Needs the extra `browser`.
+A real run of 20 edges on a private broker, in Chromium, well under way. Needs the extra `browser`.
 """
 
 from __future__ import annotations
