@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import json
 import os
 import re
 import shutil
 import statistics
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.bench.beside import looking
 from experiments.bench.ratios import Ratio
 from experiments.bench.soak import running
 from experiments.bench.stolen import Stolen
@@ -54,29 +55,17 @@ class Recorded:
 
     events: Path
     written: list[tuple[int, float]] = field(default_factory=list)  # (t, when it was seen on disk)
-    _stop: threading.Event = field(default_factory=threading.Event)
 
-    def read(self) -> None:
-        """Look every few milliseconds until told to stop."""
+    def look(self) -> None:
+        """Take the last update that is on disk now."""
         with self.events.open("rb") as stream:
-            while not self._stop.wait(_LOOK):
-                end, now = stream.seek(0, os.SEEK_END), time.monotonic()
-                stream.seek(max(0, end - _TAIL))
-                lines = stream.read().split(b"\n")[1:-1]  # whole ones
-                applied = next((line for line in reversed(lines) if b"gradient_applied" in line), None)
-                t = json.loads(applied)["t"] if applied is not None else 0
-                if t and (not self.written or t > self.written[-1][0]):
-                    self.written.append((t, now))
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        thread = threading.Thread(target=self.read)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
+            end, now = stream.seek(0, os.SEEK_END), time.monotonic()
+            stream.seek(max(0, end - _TAIL))
+            lines = stream.read().split(b"\n")[1:-1]  # whole ones
+        applied = next((line for line in reversed(lines) if b"gradient_applied" in line), None)
+        t = json.loads(applied)["t"] if applied is not None else 0
+        if t and (not self.written or t > self.written[-1][0]):
+            self.written.append((t, now))
 
     def lag(self, shown: int, now: float) -> float:
         """Return for how long the oldest update that is not shown has been on disk."""
@@ -89,9 +78,7 @@ class Watched:
     """What was seen of a page: spans of the monotonic clock, and what its tab took."""
 
     waits: list[tuple[float, float]] = field(default_factory=list)  # of the oldest update that was not shown
-    inputs: list[tuple[float, float]] = field(
-        default_factory=list
-    )  # from an event to the next paint, from 16 ms
+    inputs: list[tuple[float, float]] = field(default_factory=list)  # from an event to its paint, from 16 ms
     long: list[float] = field(default_factory=list)  # tasks from 50 ms, in ms
     events: int = 0
     tasks: list[float] = field(default_factory=list)  # the processor's time of each of the tab's tasks, in ms
@@ -101,6 +88,12 @@ class Watched:
     def slowest(self, stolen: Stolen | None = None, processors: set[int] | None = None) -> float:
         """Return the slowest answer to an input in ms; with `stolen`, without what the host took meanwhile."""
         return 1000 * max((length(span, stolen, processors) for span in self.inputs), default=0.016)
+
+    def moments(self, stolen: Stolen, processors: set[int]) -> int:
+        """Return at how many moments an answer took more than 100 ms so; events that waited together are one."""
+        late = sorted(span for span in self.inputs if length(span, stolen, processors) > 0.1)
+        ends = itertools.accumulate((end for _, end in late), max)
+        return len(late) - sum(begin <= end for (begin, _), end in zip(late[1:], ends, strict=False))
 
     def usual(self) -> float:
         """Return within how many ms 99 of 100 inputs were answered."""
@@ -162,7 +155,7 @@ def page_ratios(minutes: float) -> Iterator[Ratio]:
             recorded = Recorded(run / "events.jsonl")
             browser = playwright.chromium.launch(executable_path=program)
             try:
-                with recorded.reading(), stolen.looking():
+                with looking(recorded.look, _LOOK), stolen.looking():
                     address = f"{beside.address}#/run/{run.name}/fleet"
                     seen = _watched(browser, address, recorded, minutes * 60)
                     empty = _watched_empty(browser, minutes * 6)
@@ -180,7 +173,8 @@ def page_ratios(minutes: float) -> Iterator[Ratio]:
     latest = max(length(span, stolen) for span in seen.waits)
     yield Ratio("page: latest an update is shown / 1 s", latest, 1.0, True, detail)
     tasks = f"{len(seen.long)} long tasks, the longest {max(seen.long, default=0):.0f} ms"
-    detail = f"with what the host took {seen.slowest():.0f} ms, 99 % of {seen.events:,} events within "
+    detail = f"above 100 ms at {seen.moments(stolen, of_browser)} moments; "
+    detail += f"with what the host took {seen.slowest():.0f} ms, 99 % of {seen.events:,} events within "
     detail += f"{seen.usual():.0f} ms; {tasks}; an empty page: {empty.slowest(stolen, of_browser):.0f} ms, "
     detail += f"with what the host took {empty.slowest():.0f} ms, 99 % within {empty.usual():.0f} ms"
     yield Ratio(
@@ -221,12 +215,6 @@ def _watched(browser: Any, address: str, recorded: Recorded, seconds: float) -> 
     metrics.send("Performance.enable")
     figure = page.locator("#run .tile strong").first
     found, began, step = Watched(), time.monotonic(), 0
-
-    def look(now: float) -> None:
-        shown, looked = int(figure.inner_text().replace(",", "")), time.monotonic()
-        found.waits.append((max(opened, looked - recorded.lag(shown, looked)), looked))
-        _used(page, now)
-
     while (now := time.monotonic() - began) < seconds:
         if now >= step * _EACH:
             _turned(page, step)
@@ -234,7 +222,9 @@ def _watched(browser: Any, address: str, recorded: Recorded, seconds: float) -> 
             found.heaps.append(values["JSHeapUsedSize"] / 1e6)
             found.tabs.append(_tab(control))
             step += 1
-        look(now)
+        shown, looked = int(figure.inner_text().replace(",", "")), time.monotonic()
+        found.waits.append((max(opened, looked - recorded.lag(shown, looked)), looked))
+        _used(page, now)
     _timed(page, found)
     found.tasks = _traced(browser, page)
     page.context.close()

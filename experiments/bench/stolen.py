@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import os
-import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from experiments.bench.beside import looking
 
 _STAT = Path("/proc/stat")
 _LOOK = 0.02  # seconds between two looks
@@ -28,7 +29,6 @@ class Stolen:
 
     times: list[float] = field(default_factory=list)
     ticks: dict[int, list[int]] = field(default_factory=dict)  # by processor, at each of the times
-    _stop: threading.Event = field(default_factory=threading.Event)
 
     def look(self) -> None:
         if _STAT.exists():
@@ -40,21 +40,8 @@ class Stolen:
         for processor, counts in self.ticks.items():
             counts.append(ticks[processor])
 
-    @contextlib.contextmanager
-    def looking(self) -> Iterator[None]:
-        def work() -> None:
-            while not self._stop.wait(_LOOK):
-                self.look()
-
-        self.look()
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
-            self.look()
+    def looking(self) -> AbstractContextManager[None]:
+        return looking(self.look, _LOOK)
 
     def within(self, begin: float, end: float, processors: Collection[int] | None = None) -> float:
         """Return for how many seconds one of the processors was given to others, the one that was so for longest.

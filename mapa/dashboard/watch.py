@@ -37,9 +37,8 @@ class Watch:
     version: int = 0  # goes up when a section has changed
     encoded: dict[str, tuple[int, str]] = field(default_factory=dict)  # by section: version and JSON
     _computed: dict[tuple[ReleaseKind, int], float | None] = field(default_factory=dict)  # ε
-    _between: dict[ReleaseKind, tuple[int, int]] = field(
-        default_factory=dict
-    )  # releases: most in budget, least beyond
+    # releases: the most that are found within the budget, and the fewest beyond it
+    _between: dict[ReleaseKind, tuple[int, int]] = field(default_factory=dict)
     _failed: list[str] = field(default_factory=list)  # sections that the records broke, and how
     _tail: Tail = field(init=False)
     _manifest: JsonFile = field(init=False)
@@ -130,7 +129,6 @@ class Watch:
                 low, high = self._between.get(kind, (0, 0))
                 if high <= bound and high - low > 1:  # how many the budget permits is between them
                     caps[kind, (low + high) // 2] = None
-                soon |= {(kind, releases): None for releases in self._guessed(kind)}
                 if (following := self._bounded(k, kind, bound + 1)) is not None:
                     soon[kind, following] = None
             past |= {(kind, mark[0]): None for mark in reversed(lane.marks)}
@@ -203,14 +201,6 @@ class Watch:
             return cap
         low, high = self._between.get(kind, (0, 0))
         return low if high - low == 1 else None
-
-    def _guessed(self, kind: ReleaseKind) -> tuple[int, ...]:
-        """Return the number of releases that the budget was meant for, and one more: likely what it permits."""
-        releases, budget = (self._privacy_table.get(key) for key in ("releases", "total_epsilon"))
-        if type(releases) is not int or budget is None or not 0 < releases < GRID[-1]:
-            return ()
-        most = releases // kind.mechanism.steps
-        return (most, most + 1) if most else ()
 
     def _spent(self, edge: int) -> list[tuple[int, int, float | None, float]]:
         """Return (releases, t, seconds, ε) of an edge, as far as it is computed."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.browser.test_use import Opens, append, evaluated, some_run
+from tests.browser.visit import Visit
 from tests.dashboard_support import applied
 
 FIGURE = "#run .tile:first-child strong"
@@ -15,6 +16,15 @@ FOCUSED = "document.activeElement.textContent"
 def stage(number: int, t: int) -> dict[str, Any]:
     fields = {"sensitivity": 1 / number, "variance": 1.0, "p": 1.0, "learning_rate": 0.1 / number}
     return {"event": "stage_opened", "stage": number, "t": t, "length": 20, "tau_max": 2, **fields}
+
+
+def zoomed_over_seconds(one: Visit) -> list[str]:
+    """Choose the axis and a part of it; return what stands at the right edge then."""
+    one.page.get_by_role("button", name="over seconds").click()
+    one.chart("accuracy over").focus()
+    for key in ("Home", "+", "+"):
+        one.page.keyboard.press(key)
+    return one.hover("accuracy over", 0.998)
 
 
 def test_an_answer_that_comes_late_belongs_to_the_place_that_asked(
@@ -93,12 +103,7 @@ def test_whoever_comes_back_to_a_view_finds_it_as_it_was_with_the_figures_of_now
 ) -> None:
     path = some_run(runs, updates=400)
     one = visit(address, "run/first/training")
-    one.page.get_by_role("button", name="over seconds").click()
-    chart = one.chart("accuracy over")
-    chart.focus()
-    for key in ("Home", "+", "+"):
-        one.page.keyboard.press(key)
-    edge = one.hover("accuracy over", 0.998)
+    edge = zoomed_over_seconds(one)
     one.go("run/first/events")
     one.page.get_by_label("Text", exact=True).fill("evaluated")
     one.shows("main tbody tr:first-child td:nth-child(2)", "evaluated")
@@ -140,12 +145,8 @@ def test_a_chart_that_is_left_points_at_nothing_when_it_is_seen_again(
 def test_another_look_leaves_axis_zoom_filter_and_focus(visit: Opens, address: str, runs: Path) -> None:
     some_run(runs, updates=400)
     one = visit(address, "run/first/training")
-    one.page.get_by_role("button", name="over seconds").click()
+    edge = zoomed_over_seconds(one)
     chart = one.chart("accuracy over")
-    chart.focus()
-    for key in ("Home", "+", "+"):
-        one.page.keyboard.press(key)
-    edge = one.hover("accuracy over", 0.998)
     chart.focus()
     one.page.keyboard.press("d")
     assert one.page.get_by_role("button", name="over seconds").get_attribute("aria-pressed") == "true"

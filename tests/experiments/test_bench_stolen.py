@@ -57,6 +57,12 @@ def test_the_slowest_input_is_told_with_and_without_what_was_stolen(monkeypatch:
     assert seen.usual() == pytest.approx(16)  # the browser tells of none below
 
 
+def test_events_that_waited_together_are_one_moment() -> None:
+    spans = [(1.0, 1.2), (1.1, 1.3), (1.25, 1.4), (2.0, 2.05), (3.0, 3.2), (3.0, 3.2)]
+    assert Watched(inputs=spans).moments(Stolen(), {0}) == 2
+    assert Watched().moments(Stolen(), {0}) == 0
+
+
 def test_the_machines_own_counters_can_be_looked_at() -> None:
     found = Stolen()
     with found.looking():

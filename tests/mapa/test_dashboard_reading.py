@@ -344,18 +344,6 @@ def test_the_bound_of_a_live_run_ends_at_its_budget_and_not_at_the_next_point_of
 
 
 @pytest.mark.slow
-def test_what_a_budget_was_meant_for_is_computed_before_it_is_reached(tmp_path: Path) -> None:
-    path = simulated(tmp_path, iterations=3, edges=1, algorithm={"tau_max": 1})
-    (path / "summary.json").unlink()
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["scenario"]["privacy"] |= {"total_epsilon": 3.0, "releases": 150}
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    watch = Watch(path)
-    sections(watch)
-    assert [releases for _, releases in watch.unaccounted()][:4] == [4, 150, 151, 6]
-
-
-@pytest.mark.slow
 def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent(tmp_path: Path) -> None:
     path = simulated(tmp_path, iterations=5, edges=1, algorithm={"tau_max": 1})
     stated = json.loads((path / "summary.json").read_text())["privacy"]["edges"][0]

@@ -252,7 +252,7 @@ export function events(root, run) {
   const older = make("button", { type: "button", disabled: true, onclick: () => { before = oldest; load(); } }, "Older");
   const newest = make("button", { type: "button", disabled: true, onclick: () => { before = null; load(); } }, "Newest");
   put(root, make("div", { class: "filters" }, kind, edge, text, older, newest), said, make("div", { class: "tall" }, list.element));
-  let names = "", number = -1, asked = 0, timer = 0, seen = {}, shown = 0, before = null, oldest = null;
+  let names = "", number = -1, asked = 0, timer = 0, seen = {}, shown = 0, before = null, oldest = null, again = false;
   async function load() {
     timer = 0;
     asked = Date.now();
@@ -263,9 +263,10 @@ export function events(root, run) {
       const answer = await fetch(`/api/runs/${encodeURIComponent(run)}/events?${query}`);
       if (!answer.ok) throw new Error(answer.statusText);
       found = await answer.json();
-    } catch { number = -1; return; }
+    } catch { again = true; return; }
     if (mine !== shown) return;
-    if (!root.isConnected) { number = -1; return; } // left meanwhile: asked again for whoever comes back
+    again = !root.isConnected; // left meanwhile: asked again for whoever comes back
+    if (again) return;
     const right = (title) => ({ text: title, right: true });
     const rows = found.events.map(({ number: n, event, t, time, edge: k, edge_id: id, ...rest }) => [whole(n), event ?? "", whole(t), typeof time === "number" ? time.toFixed(3) : "–", k === undefined ? id ?? "" : `${k} ${id ?? ""}`, described(rest)]);
     list.set([right("no."), "event", right("t"), right("time (s)"), "edge", "fields"], rows, "Events, newest first");
@@ -288,7 +289,7 @@ export function events(root, run) {
       put(kind, make("option", { value: "" }, "all events"), Object.keys(seen).map((name) => make("option", { value: name }, name)));
       kind.value = before;
     }
-    if (e.number !== number) { number = e.number; if (before === null) soon(); }
+    if (e.number !== number || again) { number = e.number; if (before === null || again) soon(); }
   };
 }
 
