@@ -16,8 +16,9 @@ env: $(READY)  ## create .venv with everything the project uses (torch: CPU buil
 $(READY): pyproject.toml docker/install-torch.sh
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mapa needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing torch (CPU build) and the other packages into $(VENV): minutes at the first time, pip shows what it loads"
 	sh docker/install-torch.sh $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[all,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[all,dev]'
 	touch $@
 
 run: $(READY)  ## train with 5 edges on a private broker, with a live page

@@ -10,8 +10,8 @@ if "$python" -c "import sys, importlib.metadata as m; sys.exit(m.version('torch'
 fi
 case $(uname -s) in
 Linux)
-  "$python" -m pip install --quiet "torch==$version+cpu" 2>/dev/null ||
-    "$python" -m pip install --quiet "torch==$version+cpu" --extra-index-url https://download.pytorch.org/whl/cpu
+  "$python" -m pip install --disable-pip-version-check "torch==$version+cpu" 2>/dev/null ||
+    "$python" -m pip install --disable-pip-version-check "torch==$version+cpu" --extra-index-url https://download.pytorch.org/whl/cpu
   ;;
-*) "$python" -m pip install --quiet "torch==$version" ;; # no CUDA build exists elsewhere
+*) "$python" -m pip install --disable-pip-version-check "torch==$version" ;; # no CUDA build exists elsewhere
 esac

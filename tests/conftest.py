@@ -1,6 +1,7 @@
 """Laws of the whole test tree.
 
-MAPA_NO_SKIP=1 makes a skip a failure; property tests are repeatable; a SIGINT reaches whatever a test starts.
+MAPA_NO_SKIP=1 makes a skip a failure; what one run skipped another can run; property tests are repeatable; a SIGINT
+reaches whatever a test starts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--skipped-to", type=Path, help="write the names of the skipped tests to this file")
+    parser.addoption("--only-of", type=Path, help="run only the tests (or modules) named in this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Undo an ignored SIGINT, which a shell gives its background jobs and which every child would inherit.
 
     No test reads or leaves features in the user's cache.
@@ -31,6 +37,39 @@ def pytest_configure() -> None:
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    skipped_to = config.getoption("--skipped-to")
+    if skipped_to and not hasattr(config, "workerinput"):
+        skipped_to.write_text("", encoding="utf-8")
+        config.pluginmanager.register(_SkippedNames(skipped_to))
+
+
+class _SkippedNames:
+    """Writes the name of each skipped test, and of each module that was skipped whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._keep(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._keep(report)
+
+    def _keep(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            with self._path.open("a", encoding="utf-8") as names:
+                names.write(f"{report.nodeid}\n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    only_of = config.getoption("--only-of")
+    if only_of is None:
+        return
+    names = set(only_of.read_text(encoding="utf-8").splitlines())
+    kept = [item for item in items if names & {item.nodeid, item.nodeid.partition("::")[0]}]
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)

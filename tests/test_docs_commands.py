@@ -8,6 +8,7 @@ of SHORTER, which come behind the page's own and win; data sets that must be dow
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -299,6 +300,18 @@ def needs_mosquitto(shown: Shown) -> bool:
     return "mosquitto" in shown.words
 
 
+def require_tools(shown: Shown) -> None:
+    """Skip where the command needs a program, or a library that `make env` leaves out, and this machine lacks it."""
+    if needs_mosquitto(shown) and find_mosquitto() is None:
+        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    if shown.words[0].endswith("secrets.sh"):
+        for tool in ("openssl", "mosquitto_passwd"):
+            if shutil.which(tool) is None:
+                pytest.skip(f"no {tool} on PATH (Debian: apt install openssl mosquitto)")
+    for library in {"tensorboard", "mlflow"}.intersection(shown.words):
+        pytest.importorskip(library, reason=f"needs the extra `{library}`")
+
+
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One run between processes, with the ledgers of its edges, whose privacy is quickly accounted for."""
@@ -344,8 +357,7 @@ RUN_HERE = list({shown.text: shown for shown in SHOWN if is_run(shown)}.values()
     ],
 )
 def test_a_command_of_a_page_works(shown: Shown, tmp_path: Path, run: Path) -> None:
-    if needs_mosquitto(shown) and find_mosquitto() is None:
-        pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+    require_tools(shown)
     follow(shown, tmp_path, run)
 
 

@@ -68,3 +68,32 @@ def test_a_skip_is_a_failure_only_where_it_was_asked_for(
     assert done.returncode == (1 if no_skip else 0), done.stdout + done.stderr
     for word in words:
         assert word in done.stdout
+
+
+@pytest.mark.slow
+def test_what_one_run_skipped_another_runs_and_nothing_else(tmp_path: Path) -> None:
+    shutil.copy(CONFTEST, tmp_path / "conftest.py")
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_whole_module.py").write_text(MODULE + "def test_inside():\n    pass\n")
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "MAPA_NO"))}
+
+    def pytest_run(*options: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", *options, "."]
+        path = os.pathsep.join(sys.path)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        return done.stdout
+
+    assert "1 passed, 3 skipped, 1 xfailed" in pytest_run("--skipped-to=skipped.txt")
+    names = (tmp_path / "skipped.txt").read_text().split()
+    assert {"test_some.py::test_that_is_marked", "test_some.py::test_that_skips_itself"} < set(names)
+    assert "test_whole_module.py" in names
+    (tmp_path / "test_some.py").write_text(TESTS.replace('pytest.skip("no engine here")', "pass"))
+    (tmp_path / "test_whole_module.py").write_text("def test_inside():\n    pass\n")
+    assert "2 passed, 1 skipped" in pytest_run("--only-of=skipped.txt")

@@ -19,6 +19,11 @@ for group in "$@"; do # all before anything is made
   case $name in '' | *[!A-Za-z0-9_-]*) refuse "GROUP = '$name' of '$group'" "letters, digits, - and _" ;; esac
   case $count in '' | 0* | *[!0-9]* | ??????*) refuse "COUNT = '$count' of '$group'" "a whole number from 1 to 99999" ;; esac
 done
+command -v openssl >/dev/null || { echo "openssl is not on PATH (Debian: apt install openssl)" >&2; exit 2; }
+command -v mosquitto_passwd >/dev/null || command -v docker >/dev/null || {
+  echo "neither mosquitto_passwd nor docker is on PATH (Debian: apt install mosquitto)" >&2
+  exit 2
+}
 umask 077
 mkdir -p "$folder" && cd "$folder"
 days=${DAYS:-825}

@@ -18,9 +18,13 @@ from tests.program_support import PATIENCE
 
 
 @pytest.fixture
-def mosquitto(tmp_path: Path) -> Iterator[Broker]:
+def mosquitto_installed() -> None:
     if find_mosquitto() is None:
         pytest.skip("no mosquitto on PATH (Debian: apt install mosquitto)")
+
+
+@pytest.fixture
+def mosquitto(mosquitto_installed: None, tmp_path: Path) -> Iterator[Broker]:  # noqa: ARG001
     with private_mosquitto(tmp_path / "broker") as broker:
         yield broker
 

@@ -71,6 +71,7 @@ def test_a_private_mosquitto_ends_with_its_block(mosquitto: Broker, tmp_path: Pa
 
 
 @pytest.mark.broker
+@pytest.mark.usefixtures("mosquitto_installed")
 def test_a_message_beyond_the_payload_limit_is_not_carried(tmp_path: Path, connect: Connect) -> None:
     with private_mosquitto(tmp_path, brokers.MosquittoOptions(max_payload=1000)) as broker:
         client = connect(broker, "c", "x")

@@ -410,6 +410,7 @@ def test_no_broker_is_a_clear_error() -> None:
             channel.connect(2.0)
 
 
+@pytest.mark.usefixtures("mosquitto_installed")
 def test_a_broker_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     port = free_port()
     with SelectorLoop() as loop:
@@ -430,6 +431,7 @@ def test_a_topic_with_a_wildcard_cannot_be_published_to(mosquitto: Broker, conne
         connect(mosquitto, "c").channel.publish("edge/+/model", b"x")
 
 
+@pytest.mark.usefixtures("mosquitto_installed")
 def test_a_unix_socket_serves_too(tmp_path: Path, connect: Connect) -> None:
     with private_mosquitto(tmp_path, MosquittoOptions(unix_socket=True)) as broker:
         assert broker.unix_address is not None

@@ -26,6 +26,7 @@ STEPS = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("mosquitto_installed")
 def test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was(tmp_path: Path) -> None:
     outcome = killed_run(tmp_path, faults=STEPS, seed=5, updates=1000)
     assert outcome.kills == len(STEPS)
@@ -38,6 +39,7 @@ def test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("mosquitto_installed")
 def test_a_cloud_that_waits_for_the_disk_goes_on_too(tmp_path: Path) -> None:
     faults = [Fault(point, 20) for point in ("logged", "applied", "torn")]
     settings = ('records.durability="power"', "records.keep_gradients=true")
@@ -46,6 +48,7 @@ def test_a_cloud_that_waits_for_the_disk_goes_on_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.usefixtures("mosquitto_installed")
 def test_thirty_kills_at_random_instants_lose_nothing(tmp_path: Path, seed: int) -> None:
     outcome = killed_run(tmp_path, kills=int(os.environ.get("MAPA_KILLS", "30")) // 2, seed=seed, updates=700)
     assert outcome.summary["final_accuracy"] > 0.7  # undisturbed: 0.82 … 0.84

@@ -116,7 +116,7 @@ def test_what_is_no_file_is_refused_and_a_pipe_is_not_waited_for(tmp_path: Path)
 
 
 def test_a_saved_hugging_face_split_is_read_with_declared_columns(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="needs the library `datasets`")
     datasets.disable_progress_bars()
     datasets.Dataset.from_dict(COLUMNS).save_to_disk(tmp_path / "table")
     np.testing.assert_array_equal(read_samples(tmp_path / "table", TABLE).inputs, EXPECTED)

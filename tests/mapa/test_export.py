@@ -36,9 +36,16 @@ def mapa(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return Mapa(capsys, monkeypatch)
 
 
+def needs(extra: str, *modules: str) -> None:
+    """Skip a test on a machine without a large extra that `make env` leaves out."""
+    for name in modules or (extra,):
+        pytest.importorskip(name, reason=f"needs the extra `{extra}`")
+
+
 def scalars(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
     """Return (step, wall time, value) of every curve, by TensorBoard's own reader."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as accumulator
+
     reader = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     reader.Reload()
     return {
@@ -67,6 +74,7 @@ def expected(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard_reads_the_records_values_as_float32(mapa: Mapa, run: Path, tmp_path: Path) -> None:
+    needs("tensorboard")
     done = mapa("export", str(run), "--to", "tensorboard", "--out", str(tmp_path / "tb" / "one"))
     assert done.code == 0, done.err
     assert f"tensorboard --logdir {tmp_path / 'tb'}" in done.out
@@ -77,7 +85,9 @@ def test_tensorboard_reads_the_records_values_as_float32(mapa: Mapa, run: Path, 
 
 
 def test_tensorboard_has_the_scenario_and_the_statement(mapa: Mapa, run: Path, tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    needs("tensorboard")
+    from tensorboard.backend.event_processing import event_accumulator as accumulator
+
     assert mapa("export", str(run), "--to", "tensorboard", "--out", str(tmp_path / "one")).code == 0
     reader = accumulator.EventAccumulator(str(tmp_path / "one"))
     reader.Reload()
@@ -91,8 +101,9 @@ def test_tensorboard_has_the_scenario_and_the_statement(mapa: Mapa, run: Path, t
 
 @pytest.mark.slow
 def test_mlflow_reads_the_records_values_exactly(mapa: Mapa, run: Path, tmp_path: Path) -> None:
-    tracking = pytest.importorskip("mlflow.tracking")
-    pytest.importorskip("sqlalchemy")
+    needs("mlflow", "mlflow", "sqlalchemy")
+    from mlflow import tracking
+
     with _library_warnings():
         done = mapa("export", str(run), "--to", "mlflow", "--out", str(tmp_path / "store"))
         assert done.code == 0, done.err
@@ -146,7 +157,7 @@ def test_tables_read_back_as_the_very_same_numbers(mapa: Mapa, run: Path, tmp_pa
 
 
 def test_tensorboard_follows_a_run_until_its_end(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    needs("tensorboard")
     from mapa.export.following import write_events
 
     path = write_live_run(tmp_path / "runs", "first", applied(1, time=10.0))
@@ -178,7 +189,7 @@ def test_tensorboard_follows_a_run_until_its_end(tmp_path: Path) -> None:
 def test_a_run_that_halted_and_has_no_summary_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("tensorboard")
+    needs("tensorboard")
     from mapa.export import following
 
     monkeypatch.setattr(following, "SUMMARY", 2.0)
@@ -241,7 +252,7 @@ HOSTILE = {"event": "evaluated", "t": 1, "../../../evil": 0.5, "/etc/x": 1, "": 
 )
 def test_strange_names_write_nothing_outside_the_folder(mapa: Mapa, tmp_path: Path, to: str) -> None:
     if to in ("tensorboard", "mlflow"):
-        pytest.importorskip(to)
+        needs(to)
     run = write_live_run(tmp_path / "runs", "first", applied(1), HOSTILE)
     manifest = {"scenario": {"../up": 1, "data": {"x/../../y": "z"}}, "started": ["no time"]}
     (run / "manifest.json").write_text(json.dumps(manifest))

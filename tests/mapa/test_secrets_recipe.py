@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -34,6 +35,27 @@ def test_a_name_that_is_none_is_refused(names: str, tmp_path: Path) -> None:
     assert "NAME" in done.stderr
 
 
+def test_a_tool_that_is_missing_is_named_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "secrets"
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ("sh", "sed"):
+        (commands / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(commands))
+    for tool, missing in (("openssl", "openssl"), ("docker", "mosquitto_passwd")):
+        done = secrets(folder, "vm.example.org", "lab=1")
+        assert done.returncode == 2
+        assert missing in done.stderr
+        assert not folder.exists()
+        (commands / tool).write_text("#!/bin/sh\n")
+        (commands / tool).chmod(0o755)
+
+
+@pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="no openssl on PATH (Debian: apt install openssl)"
+)
 def test_names_that_the_old_certificate_lacks_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
