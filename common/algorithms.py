@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from common.dotted import import_named, names_in
+from common.dotted import import_named, is_dotted, names_in
 from common.errors import ConfigurationError, MapaError
 from common.options import Option, Value, options_of, resolved
-from common.own_code import given_object
+from common.own_code import given_object, require_allowed
 
 _HOME = "cloud.algorithms"
 _KEY = "algorithm.name"
@@ -80,7 +80,11 @@ def algorithm_names() -> tuple[str, ...]:
 def describe(name: str) -> Description:
     """Return what the algorithm says of itself; ConfigurationError where there is none, or it says too little."""
     given = given_object(name)  # never kept: a notebook may give another class of the same name
-    return _described(name) if given is None else description_of(name, given)
+    if given is not None:
+        return description_of(name, given)
+    if is_dotted(name):
+        require_allowed(name, _KEY)  # also where an earlier block has imported it
+    return _described(name)
 
 
 @cache

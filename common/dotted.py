@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from common.errors import ConfigurationError
-from common.own_code import DOTTED, given_object
+from common.own_code import DOTTED, given_object, require_allowed
 
 
 def is_dotted(name: str) -> bool:
@@ -32,7 +32,7 @@ def import_named(name: str, key: str, package: str, attribute: str, names: Colle
     if name not in names:
         allowed = ", ".join(repr(one) for one in names)
         raise ConfigurationError(f"{key} = {name!r}: allowed are {allowed} or package.module:Class")
-    return import_dotted(f"{package}.{name.replace('-', '_')}:{attribute}", key)
+    return _imported(f"{package}.{name.replace('-', '_')}:{attribute}", key)
 
 
 def import_dotted(path: str, key: str) -> Any:
@@ -41,6 +41,11 @@ def import_dotted(path: str, key: str) -> Any:
         return given
     if not DOTTED.fullmatch(path):
         raise ConfigurationError(f'{key} = {path!r}: a dotted path must read "package.module:Class"')
+    require_allowed(path, key)
+    return _imported(path, key)
+
+
+def _imported(path: str, key: str) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)

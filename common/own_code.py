@@ -1,12 +1,13 @@
-"""Code of the user's own: objects of this process in the place of dotted paths, and files beside a scenario."""
+"""Custom code: what a scenario names, what may be imported, objects of this process, files beside a scenario."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import re
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
@@ -16,9 +17,60 @@ from typing import Any
 from common.errors import ConfigurationError
 
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+CODE_KEYS = (("model", "name"), ("data", "set"), ("algorithm", "name"), ("privacy", "noise"))
+_ALLOWED: ContextVar[frozenset[str] | None] = ContextVar("dotted paths to import; None: any", default=None)
 _NONE: Mapping[str, object] = {}
 _GIVEN: ContextVar[Mapping[str, object]] = ContextVar("objects by dotted path", default=_NONE)
+_ADDED: set[str] = set()  # folders that `add_code` put onto Python's path
 _SEEN: dict[Path, int] = {}  # files beside scenarios: when each was written last, as it was imported
+
+
+# -- what a file may name -----------------------------------------------------------------------------
+
+
+def code_named_by(values: object) -> Iterator[tuple[str, str]]:
+    """Yield each key of a scenario's plain values that holds a dotted path, and the path."""
+    for table, key in CODE_KEYS:
+        found = values.get(table) if isinstance(values, Mapping) else None
+        name = found.get(key) if isinstance(found, Mapping) else None
+        if isinstance(name, str) and ":" in name:
+            yield f"{table}.{key}", name
+
+
+def allowing(values: object) -> str:
+    """Return the options that let another command import what a scenario names, from where this one would."""
+    named = dict.fromkeys(path for _, path in code_named_by(values) if DOTTED.fullmatch(path))
+    homes = dict.fromkeys(str(code_folder(path)) for path in named)
+    words = [*(("--allow", path) for path in named), *(("--code", home) for home in homes if home in _ADDED)]
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in words)
+
+
+@contextmanager
+def only_code(allowed: Iterable[str]) -> Iterator[None]:
+    """Let no dotted path but these be imported, in this thread and until the end of the block.
+
+    For whatever opens files of unknown origin. Outside such a block any path may be imported.
+    """
+    token = _ALLOWED.set(frozenset(allowed))
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def is_allowed(path: str) -> bool:
+    """Return whether a dotted path may be imported here."""
+    allowed = _ALLOWED.get()
+    return allowed is None or path in allowed or given_object(path) is not None
+
+
+def require_allowed(path: str, key: str) -> None:
+    """Raise ConfigurationError where a dotted path may not be imported here."""
+    if not is_allowed(path):
+        raise ConfigurationError(
+            f"{key} = {path!r}: names code, which is not imported because a file says so; if you trust it,"
+            f" allow it with --allow {path}"
+        )
 
 
 # -- objects of this process --------------------------------------------------------------------------
@@ -47,6 +99,7 @@ def add_code(folder: Path) -> None:
     place = str(folder.resolve())
     if place not in sys.path:
         sys.path.append(place)
+        _ADDED.add(place)
     importlib.invalidate_caches()  # a file that was just written
 
 
@@ -55,7 +108,7 @@ def use_code_beside(path: str, folder: Path, key: str) -> None:
 
     ConfigurationError where Python would take another file of that name, or an older state of this one.
     """
-    if not DOTTED.fullmatch(path) or given_object(path) is not None:
+    if not DOTTED.fullmatch(path) or given_object(path) is not None or not is_allowed(path):
         return  # `import_dotted` says what is wrong
     top = _top(path)
     files = (folder / f"{top}.py", folder / top / "__init__.py")

@@ -13,7 +13,7 @@ from edge.ledger_file import FILE_NAME
 from edge.sqlite_ledger import SqliteLedger
 
 _TRIES = 20
-_MOST = 1 << 31  # bytes of a ledger, or of its WAL
+_MOST = 1 << 29  # bytes of a ledger, or of its WAL: gradients of 256 MB wait in it at most
 _HEADER = 32  # bytes of a WAL that change whenever it begins anew
 
 

@@ -189,6 +189,7 @@ def _say_version(asked: bool) -> None:
 
 
 def _say(text: str) -> None:
+    text = output.visible(text)  # a file may have named what is wrong
     print(f"\033[31m{text}\033[0m" if output.coloured(sys.stderr) else text, file=sys.stderr)
 
 

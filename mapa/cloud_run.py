@@ -22,6 +22,7 @@ from cloud.snapshot import ValueCodec
 from common.datasets.catalogue import load_dataset
 from common.errors import ConfigurationError, RecordsError, RemoteProtocolError
 from common.health import beat
+from common.own_code import allowing
 from common.quantities import RunId
 from common.randomness import new_incarnation, streams_for
 from common.records.keeping import keeps_gradients
@@ -106,6 +107,7 @@ class CloudRun:
                 raise RecordsError(
                     f"{error}; the run has stopped, and no update that was answered is lost: make room, then go on"
                     f" with mapa cloud --resume {self.directory.path} --broker {self.channel.options.address}"
+                    f"{allowing(self.setting.scenario.canonical())}"
                 ) from error
             self._deliver()
         halted = self.service.halted

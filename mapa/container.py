@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import ConfigurationError
+from common.own_code import code_named_by
 from common.records.naming import LONGEST, folder_name
 from edge.owners import BOOK_VARIABLE
 from mapa.environment import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
@@ -51,7 +52,7 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
         if (left := to_go_on_with(runs, run=run, started_by=started_by, now=time.time())) is not None:
             resumed = {key: value for key, value in options.items() if key in _RESUMED}
             resumed["MAPA_RUN"] = run or name_of(left)
-            return ["cloud", "--resume", str(left)], resumed
+            return ["cloud", *_allowed(scenario, _changes(environ)), "--resume", str(left)], resumed
         short = Path(scenario).name.removesuffix(".toml")  # the stem of …-0.1 would be …-0
         options.setdefault("MAPA_RUN", f"{folder_name(short, LONGEST - 9)}-{secrets.token_hex(4)}")
         return ["cloud", scenario, *changes], options
@@ -120,6 +121,18 @@ def main() -> None:
     from mapa.cli import main as mapa  # as the right user
 
     mapa()
+
+
+def _allowed(scenario: str, changes: list[str]) -> list[str]:
+    """Return the options that let a cloud go on with code: what the operator's own scenario names, and no more."""
+    from mapa.scenario_files import changed_by, read_scenario  # few containers go on with a run
+
+    try:
+        named = code_named_by(changed_by(read_scenario(scenario)[1], changes))
+    except ConfigurationError:
+        return []  # the run goes on with the scenario of its manifest
+    words = [word for _, path in named for word in ("--allow", path)]
+    return [*words, *(("--code", str(SCENARIOS)) if words and SCENARIOS.is_dir() else ())]
 
 
 def _changes(environ: Mapping[str, str]) -> list[str]:

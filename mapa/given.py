@@ -13,9 +13,10 @@ from typing import Any
 from common.algorithms import description_of
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
+from common.own_code import CODE_KEYS
 from common.scenario.algorithm_table import AlgorithmTable
 from common.scenario.scenario import Scenario
-from mapa.scenario_files import CODE_KEYS, checked_scenario, read_scenario
+from mapa.scenario_files import checked_scenario, read_scenario
 
 Source = str | Path | Mapping[str, Any] | Scenario
 _TABLES = dict(CODE_KEYS)

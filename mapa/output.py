@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
+import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 DEBUG = "MAPA_DEBUG"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # records say theirs themselves: RecordsError
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # \n is none
 
 
 class Loudness(Enum):
@@ -61,14 +66,48 @@ def is_verbose() -> bool:
 
 def progress_console(*, quiet: bool = False) -> Console:
     """Return the console of progress and notes: stderr, and silent where that was asked for."""
-    from rich.console import Console
+    return console(stderr=True, quiet=quiet or is_quiet())
 
-    return Console(stderr=True, quiet=quiet or is_quiet())
+
+def console(**options: Any) -> Console:
+    """Return a console that shows control characters of a text as one sign each: texts may come from any file."""
+    return _safe_console()(**options)
+
+
+@cache
+def _safe_console() -> type[Console]:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class SafeConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for part in super().render(renderable, options):
+                yield part if part.control else Segment(visible(part.text), part.style)
+
+    return SafeConsole
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, without a character that a terminal would act on."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    print(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def note(text: str) -> None:
     """Say a line of progress on stderr, unless quiet was asked for."""
     progress_console().print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def visible(text: str) -> str:
+    """Return a text whose control characters, but ends of lines, are replaced by one sign each."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def printable(text: str) -> str:
+    """Return a text of unknown origin for a terminal or a table: each control character replaced by one sign."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
 def coloured(stream: IO[str]) -> bool:

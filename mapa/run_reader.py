@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, RESERVED, Metric
-from common.records.regular import plain_json, regular_bytes, regular_object
+from common.records.regular import lines_in, plain_json, regular_object
 from mapa.runs_folder import chosen
 
-_MOST_EVENTS = 1 << 33  # bytes of events.jsonl
+_TIMES = 1 << 14  # updates whose time is remembered until their evaluation comes
+_MOST_KEPT = 1 << 20  # evaluations, stages and values of τ of one run
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +79,16 @@ def find_run(name: str, runs: Path) -> Path:
     return chosen(name, runs)
 
 
-def read_run(path: Path, events: list[dict[str, Any]] | None = None) -> RunRecords:
+def read_run(path: Path, events: Iterable[dict[str, Any]] | None = None) -> RunRecords:
     """Read a run. Without events.jsonl the evaluations come from the summary and have no times.
 
-    `events` are those of `read_events`, where the caller has read them.
+    `events` are those of `read_events`, where the caller reads them too. No update is kept.
     """
     run = RunRecords(path, _json(path / "manifest.json"), _json(path / "summary.json"))
-    times: dict[int, float] = {}  # of updates
-    when: dict[int, float] = {}  # of evaluations, where their update has none
+    times: OrderedDict[int, float] = OrderedDict()  # of the last updates
+    when: dict[int, float] = {}  # of evaluations
     found: dict[int, dict[str, float | None]] = {}
+    origin: float | None = None  # time of the first update
     for record in read_events(path) if events is None else events:
         event, time = record.get("event"), record.get("time")
         if event == "gradient_applied":
@@ -93,19 +96,24 @@ def read_run(path: Path, events: list[dict[str, Any]] | None = None) -> RunRecor
             run.last_update = record["t"]
             if time is not None:
                 times[record["t"]] = time
+                origin = time if origin is None else min(origin, time)
+                if len(times) > _TIMES:
+                    times.popitem(last=False)
         elif event == "evaluated":
             found[record["t"]] = _values(record)
-            if time is not None:
-                when[record["t"]] = time
+            # the evaluation itself takes time that the training does not wait for
+            if (at := times.get(record["t"], time)) is not None:
+                when[record["t"]] = at
         elif event == "stage_opened":
             run.stages.append(record)
+        if len(run.staleness) + len(found) + len(run.stages) > _MOST_KEPT:
+            raise ConfigurationError(
+                f"{path / 'events.jsonl'}: more than {_MOST_KEPT} evaluations, stages and values of staleness"
+            )
     for row in run.summary.get("evaluations", []) if not found else []:
         found[row["updates"]] = _values(row)
-    origin = min(times.values(), default=None)
     for t, values in sorted(found.items()):
-        # the evaluation itself takes time that the training does not wait for
-        at = times.get(t, when.get(t))
-        seconds = None if at is None or origin is None else max(0.0, at - origin)
+        seconds = None if t not in when or origin is None else max(0.0, when[t] - origin)
         run.evaluations.append(RecordedEvaluation(t, values, seconds))
     if not run.stages:
         run.stages = list(run.summary.get("stages", []))
@@ -122,9 +130,31 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return _json(path / "manifest.json")
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return a run's events; a last line that was cut off is left out."""
-    return _lines(path / "events.jsonl")
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield a run's events, none kept; a last line that was cut off is left out.
+
+    ConfigurationError at the first line that is no JSON object, or too long.
+    """
+    file, number = path / "events.jsonl", 1
+    lines = lines_in(file)
+    try:
+        while line := next(lines, b""):
+            try:
+                record = plain_json(line)
+            except ValueError:
+                if line.endswith(b"\n"):
+                    raise
+                return
+            if not isinstance(record, dict):
+                raise ValueError("not a JSON object")
+            yield record
+            number += 1
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigurationError(f"{file}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{file}, line {number}: {error}") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -136,23 +166,3 @@ def _json(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records; a last line that was cut off is left out."""
-    try:
-        text = regular_bytes(path, _MOST_EVENTS).decode("utf-8")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
-    lines = text.splitlines()
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(plain_json(line))
-        except ValueError as error:
-            if number == len(lines):
-                break
-            raise ConfigurationError(f"{path}, line {number}: {error}") from error
-    return records

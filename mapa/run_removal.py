@@ -17,8 +17,9 @@ from pathlib import Path
 
 from common.errors import ConfigurationError, MapaError, RecordsError
 from edge.slots import is_held
+from mapa.output import printable
 from mapa.run_state import ENDING, LEAVING, RUNNING, is_run, read_object, state_of
-from mapa.runs_folder import files_of, printable
+from mapa.runs_folder import files_of
 
 FLAG = "--forget-account"
 _SQLITE = b"SQLite format 3\0"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -10,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
 from common.errors import ConfigurationError
 from common.metrics import Metric
+from common.records.regular import MOST_MODEL, regular_bytes
 from mapa.run_reader import RunRecords, read_events, read_run
 
 if TYPE_CHECKING:
     import pandas
 
 Columns = Mapping[str, npt.NDArray[Any]]
+MOST_UPDATES = 1 << 24  # of one run: their table takes 1 GB
 TABLES = ("updates", "metrics", "stages", "edges")
 _UPDATES = ("t", "edge", "sequence", "version", "staleness", "stage", "sensitivity", "time")
 _STAGES = ("stage", "t", "sensitivity", "variance", "p", "learning_rate", "length", "tau_max", "reopened")
@@ -104,9 +108,8 @@ class Run:
 
 def read_result(path: Path) -> Run:
     """Read a run's directory; one that was cut off has what its events say."""
-    events = read_events(path)
-    records = read_run(path, events)
-    applied = [event for event in events if event.get("event") == "gradient_applied"]
+    updates = _Updates(path / "events.jsonl")
+    records = read_run(path, updates.seen(read_events(path)))
     statement = records.summary.get("privacy", {}).get("edges", [])
     model = _model(path / "model.safetensors")
     flat = model.pop("x", np.zeros(0, np.float32))
@@ -115,13 +118,40 @@ def read_result(path: Path) -> Run:
         path=path,
         manifest=MappingProxyType(records.manifest),
         summary=MappingProxyType(records.summary),
-        updates=_columns(applied, _UPDATES),
+        updates=updates.columns(),
         metrics=_metrics(records),
         stages=_columns(records.stages, _STAGES),
         edges=_columns(_edges(records.summary.get("edges", []), statement), (*_EDGES, *_PRIVACY)),
         model=MappingProxyType(model),
         x=flat,
     )
+
+
+class _Updates:
+    """The table of updates, taken from the events as they are read: 8 bytes a value."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._columns: dict[str, array[Any]] = {
+            name: array("q" if _TYPES.get(name) is np.int64 else "d") for name in _UPDATES
+        }
+
+    def seen(self, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield each event, once it is taken."""
+        for event in events:
+            if event.get("event") == "gradient_applied":
+                for name, column in self._columns.items():
+                    value = event.get(name)
+                    column.append(math.nan if value is None and column.typecode == "d" else value)
+                if len(column) > MOST_UPDATES:
+                    raise ConfigurationError(f"{self._path}: more than {MOST_UPDATES} updates")
+            yield event
+
+    def columns(self) -> Columns:
+        made = {name: np.frombuffer(one, _TYPES.get(name, np.float64)) for name, one in self._columns.items()}
+        for column in made.values():
+            column.flags.writeable = False
+        return MappingProxyType(made)
 
 
 def _metrics(records: RunRecords) -> Columns:
@@ -150,11 +180,11 @@ def _column(name: str, values: list[Any]) -> npt.NDArray[Any]:
 
 
 def _model(path: Path) -> dict[str, npt.NDArray[Any]]:
-    if not path.is_file():
-        return {}
     try:
-        tensors: dict[str, npt.NDArray[Any]] = load_file(path)
-    except Exception as error:  # of the library's own kinds
+        tensors: dict[str, npt.NDArray[Any]] = load(regular_bytes(path, MOST_MODEL))
+    except FileNotFoundError:
+        return {}
+    except Exception as error:  # also of the library's own kinds
         raise ConfigurationError(f"{path}: not a model that mapa wrote ({error})") from error
     for block in tensors.values():
         block.flags.writeable = False

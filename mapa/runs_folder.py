@@ -115,11 +115,6 @@ def files_of(path: Path) -> Iterator[tuple[Path, int]]:
                     yield Path(entry.path), getattr(found, "st_blocks", -(-found.st_size // 512)) * 512
 
 
-def printable(text: str) -> str:
-    """Return a name or a text of somebody else's records for a terminal: no control characters."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
-
-
 def _began(path: Path) -> tuple[str, int, str]:
     """Sort by when a run began, as its manifest says; of runs of one second, by when that was written."""
     started = text((read_object(path / "manifest.json") or {}).get("started"))

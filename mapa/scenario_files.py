@@ -10,18 +10,18 @@ from typing import Any
 
 from common.availability import MOST_ROWS, Span, windows_from_csv
 from common.devices import PRESETS
-from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law, laws_with
-from common.own_code import use_code_beside
+from common.own_code import code_named_by, use_code_beside
+from common.records.regular import regular_bytes
 from common.scenario.scenario import Scenario, parse_scenario
 from common.transport.link import links_from_csv
 from mapa.figure_lines import FOLDER, PREFIX, line_of, values_of
 from mapa.recipes import FOLDER as RECIPES
 from mapa.recipes import recipe_names, recipe_values
 
+_MOST = 1 << 20  # bytes of a scenario
 SHIPPED = Path(__file__).parent / "scenarios"
-CODE_KEYS = (("model", "name"), ("data", "set"), ("algorithm", "name"), ("privacy", "noise"))
 
 
 def shipped_names() -> list[str]:
@@ -57,8 +57,11 @@ def read_scenario(name: str) -> tuple[Path, dict[str, Any]]:
         )
     path = find_scenario(name)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        content = regular_bytes(path.resolve(), _MOST)  # a link that the caller names may lead to it
+        values = tomllib.loads(content.decode("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
     _find_code(values, path.parent)
     return path, values
@@ -140,11 +143,8 @@ def _availability(device: object) -> Mapping[str, Any]:
 
 def _find_code(values: Mapping[str, Any], folder: Path) -> None:
     """Let the classes of the user's own be found beside the scenario that names them."""
-    for table, key in CODE_KEYS:
-        found = values.get(table)
-        name = found.get(key) if isinstance(found, dict) else None
-        if isinstance(name, str) and is_dotted(name):
-            use_code_beside(name, folder, f"{table}.{key}")
+    for key, path in code_named_by(values):
+        use_code_beside(path, folder, key)
 
 
 def changed_by(values: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -61,7 +61,12 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
         sizes = [least] * scenario.workers
     joined: dict[int, dict[str, Any]] = {}
     last: dict[int, int] = {}
+    known = range(scenario.workers)
     for record in read_events(path):
+        if record["event"] in ("edge_joined", "gradient_applied") and record["edge"] not in known:
+            raise ConfigurationError(
+                f"{path}: events of edge {record['edge']!r:.40}; it has {scenario.workers}"
+            )
         if record["event"] == "edge_joined":
             joined[record["edge"]] = record
         elif record["event"] == "gradient_applied":
@@ -94,7 +99,7 @@ def _last_update(path: Path) -> int:
     try:
         with open(path, "rb", opener=open_regular) as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL))
-            lines = stream.read().splitlines()
+            lines = stream.read(_TAIL).splitlines()
     except OSError:
         return 0
     for line in reversed(lines):
@@ -103,5 +108,6 @@ def _last_update(path: Path) -> int:
         except ValueError:  # torn, or begun before the tail
             continue
         if isinstance(record, dict) and record.get("event") == "gradient_applied":
-            return int(record["t"])
+            t = record.get("t")
+            return t if type(t) is int else 0
     return 0

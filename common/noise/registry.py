@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from common.dotted import import_named, names_in
+from common.dotted import import_named, is_dotted, names_in
 from common.errors import ConfigurationError, MapaError
 from common.noise.law import NoiseLaw, Reading
 from common.noise.mechanism import Norm
 from common.options import Option, options_of
-from common.own_code import given_object
+from common.own_code import given_object, require_allowed
 
 MOST_PARAMETERS = 8
 PARAMETER_NAME = r"^[a-z][a-z0-9_]{0,31}$"
@@ -103,7 +103,11 @@ def law_names() -> tuple[str, ...]:
 def describe_law(name: str, key: str = _KEY) -> LawDescription:
     """Return what the law says of itself; ConfigurationError where there is none, or it says too little."""
     given = given_object(name)  # never kept: a notebook may give another class of the same name
-    return _described_law(name, key) if given is None else law_description(name, given, key)
+    if given is not None:
+        return law_description(name, given, key)
+    if is_dotted(name):
+        require_allowed(name, key)  # also where an earlier block has imported it
+    return _described_law(name, key)
 
 
 @cache

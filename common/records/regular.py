@@ -1,24 +1,49 @@
-"""Files as somebody else may have left them: regular ones alone, through no link, waited for never, bounded."""
+"""Safe reads of files of unknown origin: regular ones only, no symbolic links, non-blocking, bounded."""
 
 from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-MOST_JSON = 1 << 27  # bytes of a manifest, a summary or a state; a larger one is nobody's record
+MOST_JSON = 1 << 26  # bytes of a manifest, a summary or a state
+MOST_VALUES = 1 << 22  # in one of them: K = 100,000 edges need 3 million
+MOST_MODEL = 1 << 29  # bytes of a model: x and its blocks, twice 64 million numbers, more than MQTT carries
+LONGEST_LINE = 1 << 16  # bytes of a line of events.jsonl
+_PIECE = 1 << 20  # bytes of a file in memory at once
 
 
-def open_regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
+def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, within: int | None = None) -> int:
     """Return a descriptor of a regular file, also as `opener`; OSError for a link, a pipe, a device or a folder."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=within)
     if not S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return descriptor
+
+
+def open_below(folder: Path, name: str) -> int:
+    """Return a descriptor of a regular file below a folder; OSError where any part of `name` is a symbolic link."""
+    *folders, last = name.split("/")
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for one in folders:
+            below = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            os.close(at)
+            at = below
+        return open_regular(last, within=at)
+    except OSError as error:
+        linked = error.errno in (errno.ELOOP, errno.ENOTDIR)
+        why = "is a symbolic link or below one, and none is followed" if linked else error.strerror
+        raise OSError(error.errno, why, str(folder / name)) from error
+    finally:
+        os.close(at)
 
 
 def regular_bytes(path: Path, most: int) -> bytes:
@@ -29,10 +54,62 @@ def regular_bytes(path: Path, most: int) -> bytes:
     raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
 
 
-def plain_json(content: bytes | str) -> Any:
-    """Return a JSON value; ValueError for anything else, and for one that is nested too deeply."""
+def mapped(descriptor: int) -> memoryview:
+    """Return a file's bytes without reading them into memory; the descriptor is closed."""
+    with open(descriptor, "rb"):
+        if os.fstat(descriptor).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+
+
+def pieces_of(content: memoryview) -> Iterator[memoryview]:
+    """Yield a content in pieces; of a mapped file none stays in memory."""
+    for at in range(0, len(content), _PIECE):
+        yield content[at : at + _PIECE]
+        forget(content)
+
+
+def forget(content: memoryview) -> None:
+    """Let a mapped file leave this process's memory; it is read again from the disk where it is needed."""
+    if isinstance(content.obj, mmap.mmap):
+        content.obj.madvise(mmap.MADV_DONTNEED)
+
+
+def lines_of(pieces: Iterable[bytes | memoryview], longest: int = LONGEST_LINE) -> Iterator[bytes]:
+    """Yield lines, each with its end unless it was cut off, from one piece at a time; ValueError: one is too long."""
+    rest = b""
+    for piece in pieces:
+        *whole, rest = b"".join((rest, piece)).split(b"\n")
+        for line in whole:
+            yield _short(line, longest) + b"\n"
+        _short(rest, longest)
+    if rest:
+        yield rest
+
+
+def _short(line: bytes, longest: int) -> bytes:
+    if len(line) >= longest:
+        raise ValueError(f"more than {longest} bytes")
+    return line
+
+
+def lines_in(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a regular file, read as they are asked for; OSError where it is none."""
+    with open(path, "rb", opener=open_regular) as stream:
+        yield from lines_of(iter(partial(stream.read, _PIECE), b""))
+
+
+def few_values(content: bytes, most: int = MOST_VALUES) -> bytes:
+    """Return JSON as it is; ValueError where it may hold more than `most` values, before any of them takes memory."""
+    if len(content) > most and sum(content.count(mark) for mark in (b",", b"[", b"{")) > most:
+        raise ValueError(f"more than {most} values")
+    return content
+
+
+def plain_json(content: bytes) -> Any:
+    """Return a JSON value; ValueError for anything else, and for one that is nested too deeply or takes too much."""
     try:
-        return json.loads(content)
+        return json.loads(few_values(content).decode("utf-8"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Self
 
+from common.own_code import allowing
 from common.quantities import RunId
 from common.transport.connection import BrokerAddress
 from mapa.brokers import Broker, MosquittoOptions, private_mosquitto
@@ -77,5 +79,6 @@ class ProcessBed:
         words = [*plan.program, "cloud", "--broker", str(broker)]
         words += ["--runs-dir", str(runs), "--data-dir", str(plan.data_dir)]
         if found := sorted(runs.glob("*/manifest.json")):
-            return [*words, "--resume", str(found[0].parent)]
+            named = shlex.split(allowing(plan.scenario.canonical()))
+            return [*words, *named, "--resume", str(found[0].parent)]
         return [*words, *plan.words, "--run", self._run, "--edges-at-least", str(plan.scenario.workers)]

@@ -11,6 +11,7 @@ import typer
 
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
+from common.own_code import allowing
 from common.quantities import RunId
 from common.records.naming import folder_name
 from common.records.rundir import new_run_id
@@ -19,6 +20,7 @@ from common.wire.topics import run_id
 from mapa import environment
 from mapa.cloud_run import EXIT_CODES, Setting, open_cloud
 from mapa.commands import options
+from mapa.commands.common_options import Allowed
 from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection, Metrics
 from mapa.commands.report import report
@@ -30,6 +32,7 @@ from mapa.recording import open_again, open_records, record_cloud, write_manifes
 from mapa.resuming import Resumable
 from mapa.run_parts import OwnFiles
 from mapa.run_reader import find_run
+from mapa.run_state import read_object
 from mapa.unfinished import unfinished_runs
 
 OptionalScenario = Annotated[
@@ -73,12 +76,17 @@ def cloud_command(
     gather: Annotated[
         float | None, typer.Option(min=0.1, help="start with the edges present after N idle seconds")
     ] = None,
+    allow: Allowed = None,
+    code: options.Code = None,
     runs_dir: options.RunsDir = Path("runs"),
     data_dir: options.DataDir = None,
     test_data: options.TestData = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Serve one run until its T updates are applied."""
+    if resume is None and (allow or code):
+        raise ConfigurationError("--allow, --code: only with --resume; a SCENARIO is run with what it names")
+    options.use_code(code)
     if resume is not None:
         given = scenario is not None or edges_at_least is not None or gather is not None
         if given or changed != ScenarioOptions():
@@ -114,6 +122,7 @@ def cloud_command(
             for left in unfinished_runs(checked, runs_dir):
                 view.say(
                     f"{left}; this cloud starts a new run at t = 1; that one goes on with --resume {left.path}"
+                    f"{allowing((read_object(left.path / 'manifest.json') or {}).get('scenario'))}"
                 )
             write_manifest(
                 directory,

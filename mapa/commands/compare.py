@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
 from common.errors import ConfigurationError
 from common.metrics import Better, Metric
 from common.scenario.scenario import parse_scenario
+from mapa import output
 from mapa.commands import options
 from mapa.figures import line, look, over_updates, panels, save, shared_legend
 from mapa.holdings import draw_holdings, holdings_of
@@ -53,29 +52,25 @@ def compare_command(
     found = [read_run(find_run(name, runs)) for name in names]
     for run in found:
         if (left := unfinished(run.path)) is not None:
-            Console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
+            output.console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
     drawn = chosen_metric(found, metric)
     rows = [{**describe(run, drawn), "run": name} for run, name in zip(found, told_apart(found), strict=True)]
     pictures = draw_comparison(found, drawn, out)
     if holdings:
         pictures += draw_cuts(found, out, options.data_dir_or_default(data_dir))
     if as_json:
-        print(
-            json.dumps(
-                {"runs": rows, "pictures": [str(path) for path in pictures]}, indent=2, ensure_ascii=False
-            )
-        )
+        output.print_json({"runs": rows, "pictures": [str(path) for path in pictures]})
         return
     table = Table()
     for column in rows[0]:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    console = Console()
+    console = output.console()
     whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
     console.width = max(console.width, whole)
     console.print(table)
-    Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in pictures), highlight=False)
+    output.console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in pictures), highlight=False)
 
 
 def chosen_metric(found: Sequence[RunRecords], name: str | None) -> Metric:

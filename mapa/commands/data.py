@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from common.datasets.mirrors import data_mirror
 from common.datasets.source import DECLARED
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
+from mapa import output
 from mapa.commands import options
 from mapa.output import progress_console
 from mapa.scenario_files import data_set_of, load_scenario
@@ -48,14 +48,14 @@ def list_datasets(
             }
             for d in known
         ]
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        output.print_json(rows)
         return
     table = Table("set", "sample", "labels", "train", "test", "path", "source")
     for d in known:
         here = str(d.files[0].parent) if d.present else "not found; run `mapa data get " + d.name + "`"
         shape, labels = "×".join(map(str, d.shape)), f"{d.classes} classes" if d.classes else "real"
         table.add_row(d.name, shape, labels, f"{d.train:,}", f"{d.test:,}", here, d.source)
-    Console().print(table)
+    output.console().print(table)
 
 
 @app.command()
@@ -129,6 +129,6 @@ def show_holdings(
     if svg is not None:
         draw_holdings(found, svg)
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
+        output.print_json(found.as_dict())
     else:
-        print_holdings(found, Console())
+        print_holdings(found, output.console())

@@ -12,7 +12,6 @@ from common.accounting.releases import Budget
 from common.errors import ConfigurationError
 from common.noise.mechanism import MOST_STEPS
 from common.noise.registry import describe_law
-from common.own_code import add_code
 from common.transport.link import LinkProfile, link_profile
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.own_data import DEFAULT_NAME, OwnData
@@ -98,10 +97,7 @@ def edge_command(
     allow: Annotated[
         list[str] | None, typer.Option(help="package.module:Class that a run's scenario may name; repeatable")
     ] = None,
-    code: Annotated[
-        list[Path] | None,
-        typer.Option(help="folder with files of classes that --allow names; repeatable"),
-    ] = None,
+    code: options.Code = None,
     allow_seed: Annotated[
         bool,
         typer.Option("--allow-seed", help="allow seeded (non-private) runs"),
@@ -122,10 +118,7 @@ def edge_command(
     ] = None,
 ) -> None:
     """Take part in a run until it ends or the budget is spent."""
-    for folder in code or ():
-        if not folder.is_dir():
-            raise ConfigurationError(f"--code {str(folder)!r}: no such folder")
-        add_code(folder)
+    options.use_code(code)
     policy = OperatorPolicy(
         noise=noise,
         parameters=_parameters(epsilon, noise_multiplier, noise_parameter),

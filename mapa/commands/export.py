@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigurationError
+from mapa import output
 from mapa.commands import options
 from mapa.run_reader import find_run
 from mapa.run_result import Run, read_result
@@ -67,9 +68,9 @@ def export_command(
         found = _read(path)
         _make(folder)
         WRITERS[to.value](found, folder)
-    print(f"wrote {folder}{more}")
+    print(output.visible(f"wrote {folder}{more}"))
     if viewer:
-        print(f"see it: {viewer}")
+        print(output.visible(f"see it: {viewer}"))
 
 
 def _read(path: Path) -> Run:

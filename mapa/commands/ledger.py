@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.datasets.families import records_of
@@ -23,6 +22,7 @@ from common.scenario.scenario import Scenario, parse_scenario
 from edge.account import Standing
 from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
+from mapa import output
 from mapa.commands import options
 from mapa.runs_folder import chosen
 from mapa.statement import OWN, EdgeReleases, Statement, state_privacy
@@ -48,13 +48,16 @@ def ledger_command(
     path = _find(run, runs)
     left = unfinished(path)
     if left is not None:
-        Console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
-    statements = statements_of(path, delta)
+        output.console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
+    try:
+        statements = statements_of(path, delta)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{path}: not records that mapa wrote ({error!r:.200})") from error
     if as_json:
         document = _document(statements) | ({} if left is None else {"unfinished": str(left)})
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        output.print_json(document)
         return
-    console = Console()
+    console = output.console()
     console.width = max(console.width, 140)
     for records, statement in statements.items():
         if len(statements) > 1:
@@ -226,7 +229,7 @@ def _meaning(dataset: str) -> tuple[str, ...]:
 
 def _of_events(path: Path, scenario: Scenario, delta: float | None) -> Statement:
     """State what the events of a run without a summary prove, and that it is a lower bound."""
-    Console(stderr=True, soft_wrap=True).print(
+    output.console(stderr=True, soft_wrap=True).print(
         "only recorded gradients are counted; edges may have released more (see their ledgers)",
         highlight=False,
     )

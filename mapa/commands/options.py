@@ -14,6 +14,7 @@ import typer
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from common.noise.registry import PARAMETER_NAME
+from common.own_code import add_code
 from common.quantities import RunId
 from common.telemetry.publishing import metrics_listener
 from common.transport.connection import BrokerAddress, Credentials, TlsFiles, parse_address
@@ -35,6 +36,10 @@ TestData = Annotated[
 NoiseParameters = Annotated[
     list[str] | None,
     typer.Option("--noise-parameter", help="NAME=VALUE: a parameter of the noise law; repeatable"),
+]
+Code = Annotated[
+    list[Path] | None,
+    typer.Option(help="folder with files of classes that --allow names; repeatable"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 
@@ -115,6 +120,14 @@ class Metrics:
         if self.metrics_port is None:
             return None
         return metrics_listener(self.metrics_address, self.metrics_port)
+
+
+def use_code(folders: list[Path] | None) -> None:
+    """Let classes be imported from the folders of --code."""
+    for folder in folders or ():
+        if not folder.is_dir():
+            raise ConfigurationError(f"--code {str(folder)!r}: no such folder")
+        add_code(folder)
 
 
 def data_dir_or_default(data_dir: Path | None) -> Path:

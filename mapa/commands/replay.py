@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from common.own_code import only_code
+from mapa import output
 from mapa.commands import options
+from mapa.commands.common_options import Allowed
 from mapa.commands.run_options import RunName
-from mapa.commands.verify import Allowed
 from mapa.run_reader import find_run
 from mapa.verification.replay import Question, replay
 
@@ -46,11 +46,13 @@ def replay_command(
         remake=remake,
         allowed=frozenset(allow or ()),
     )
-    result = replay(find_run(run, runs), options.data_dir_or_default(data_dir), question)
+    typed = () if algorithm is None else (algorithm,)  # on the command line: no file asks for it
+    with only_code([*(allow or ()), *typed]):
+        result = replay(find_run(run, runs), options.data_dir_or_default(data_dir), question)
     if as_json:
-        print(json.dumps({**result.figures, "words": result.words}, indent=2, ensure_ascii=False))
+        output.print_json({**result.figures, "words": result.words})
     else:
-        console = Console(soft_wrap=True, highlight=False)
+        console = output.console(soft_wrap=True, highlight=False)
         for line in result.words:
             console.print(line, markup=False)
     raise typer.Exit(result.exit_code)

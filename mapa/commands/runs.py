@@ -12,9 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import ConfigurationError
+from common.own_code import allowing
+from mapa import output
 from mapa.commands import run_options as options
+from mapa.output import printable
 from mapa.run_state import KILLED, is_run, read_object
-from mapa.runs_folder import RunLine, chosen, files_of, line_of_run, printable, run_paths
+from mapa.runs_folder import RunLine, chosen, files_of, line_of_run, run_paths
 
 app = typer.Typer(no_args_is_help=True, help="Runs on record: list, show, rm.")
 
@@ -173,7 +176,8 @@ def next_steps(path: Path, line: RunLine, runs: Path) -> dict[str, str]:
         "compare": f"mapa compare {name} ANOTHER-RUN",
     }
     if resumable:
-        steps["resume"] = f"mapa cloud --resume {name} --broker HOST"
+        named = allowing((read_object(path / "manifest.json") or {}).get("scenario"))
+        steps["resume"] = f"mapa cloud --resume {name} --broker HOST{named}"
     elif line.state == KILLED:
         steps["resume"] = "not possible: it has no checkpoint"
     begins = {"processes": "run", "containers": "containers", "network": "cloud"}.get(
@@ -191,7 +195,6 @@ _WIDEST = 1000  # columns
 
 
 def _print_table(lines: list[RunLine]) -> None:
-    from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
@@ -214,7 +217,7 @@ def _print_table(lines: list[RunLine]) -> None:
             (line.started or "–").replace("T", " ").removesuffix("+00:00"),
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
-    console = Console()
+    console = output.console()
     # on a narrow screen lines run over, which can be read and a folded table cannot
     whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
     console.width = max(console.width, whole)

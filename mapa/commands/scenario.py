@@ -6,12 +6,12 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from common.algorithms import algorithm_names, describe
 from common.noise.registry import law_names
 from common.scenario.scenario import Scenario
+from mapa import output
 from mapa.figure_lines import PREFIX, about_line, line_names
 from mapa.recipes import about_recipe, recipe_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
@@ -32,12 +32,12 @@ def list_scenarios(
     else:
         rows = [{"name": name, "about": about(name)} for name in shipped_names()]
     if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        output.print_json(rows)
         return
     table = Table("scenario", "about")
     for row in rows:
         table.add_row(row["name"], row["about"])
-    Console().print(table)
+    output.console().print(table)
 
 
 def about(name: str) -> str:
@@ -56,7 +56,7 @@ def schema() -> None:
     document["$defs"]["PrivacyTable"]["properties"]["noise"] |= {
         "anyOf": [{"enum": list(law_names())}, {"pattern": ":"}]
     }
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    output.print_json(document)
 
 
 def _with_options(table: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def show(
     _, resolved = load_scenario(scenario, changes or [])
     values = resolved.resolved()
     if as_json:
-        print(json.dumps(values, indent=2, ensure_ascii=False))
+        output.print_json(values)
     else:
         print("\n".join(_toml(values)))
 

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from cloud.stages import Stage, planned_stages
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law, laws_with
 from common.problem import Problem, SensitivityRule
+from mapa import output
 from mapa.commands import options
 
 _COLUMNS = (
@@ -84,7 +84,7 @@ def schedule(
         _print_table(stages)
     remaining = iterations - last_start + 1
     if last.length > remaining:
-        Console(stderr=True, soft_wrap=True).print(
+        output.console(stderr=True, soft_wrap=True).print(
             f"warning: stage {last.index} needs {last.length:,} updates, but only {remaining:,} remain of"
             f" T = {iterations:,}; it ends at T",
             style="yellow",
@@ -125,6 +125,6 @@ def _print_table(stages: list[tuple[int, Stage]]) -> None:
     for start, stage in stages:
         row = _row(start, stage)
         table.add_row(*(f"{v:,}" if isinstance(v, int) else f"{v:.6g}" for v in (row[c] for c in _COLUMNS)))
-    console = Console()
+    console = output.console()
     console.width = max(console.width, 120)
     console.print(table)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from common.errors import ConfigurationError
+from mapa import output
 from mapa.commands import options
+from mapa.commands.common_options import Allowed
 from mapa.commands.run_options import RunName
 from mapa.run_reader import find_run
 from mapa.verification.bundle import make_bundle
@@ -20,9 +20,6 @@ from mapa.verification.verify import Verification
 
 Ledgers = Annotated[
     list[Path] | None, typer.Option("--ledger", help="state directory of an edge; repeatable")
-]
-Allowed = Annotated[
-    list[str] | None, typer.Option("--allow", help="package.module:Class that the run may name; repeatable")
 ]
 _STYLES = {Status.PASSED: "green", Status.FAILED: "bold red", Status.NOT_CHECKED: "yellow"}
 
@@ -42,9 +39,9 @@ def bundle_command(
     target = out if out is not None else Path(f"{path.resolve().name}.mapa.zip")
     manifest = make_bundle(path, target, ledger or (), not_private=not_private)
     if as_json:
-        print(json.dumps({"bundle": str(target), **manifest}, indent=2, ensure_ascii=False))
+        output.print_json({"bundle": str(target), **manifest})
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = output.console(soft_wrap=True, highlight=False)
     console.print(
         f"wrote {target}: {len(manifest['parts'])} parts, {target.stat().st_size} bytes", markup=False
     )
@@ -75,7 +72,7 @@ def verify_command(
     wrong = [check for check in found if check.status is Status.FAILED]
     if as_json:
         document = {"subject": str(path), "passed": not wrong, "checks": [check.as_dict() for check in found]}
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        output.print_json(document)
     else:
         _print(found)
     raise typer.Exit(1 if wrong else 0)
@@ -92,7 +89,7 @@ def _print(found: list[Check]) -> None:
             _plain(check.part),
             _plain(check.detail),
         )
-    console = Console()
+    console = output.console()
     console.width = max(console.width, 140)
     console.print(table)
     counts = {status: sum(check.status is status for check in found) for status in Status}

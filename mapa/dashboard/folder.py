@@ -10,10 +10,16 @@ from typing import Any
 from common.errors import ConfigurationError
 from mapa.dashboard.gathered import number
 from mapa.dashboard.reading import JsonFile
-from mapa.dashboard.sections import plain, rows, table
-from mapa.run_state import LEAVING, has_records, is_run, last_update, wrote_just_now
+from mapa.dashboard.sections import rows, table
+from mapa.run_state import LEAVING, has_records, is_run, last_update, text, wrote_just_now
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_UNENDED: dict[str, Any] = {
+    "reason": None,
+    "metric": {},
+    "final": None,
+    "epsilon": None,
+}  # what a summary would say
 _MOST = 500  # runs in the list, the newest
 
 
@@ -60,29 +66,43 @@ class RunsFolder:
 
     def _line(self, name: str) -> dict[str, Any]:
         path = self.path / name
-        manifest = self._manifests.setdefault(name, JsonFile(path / "manifest.json")).look()
-        summary = self._summaries.setdefault(name, JsonFile(path / "summary.json")).look()
-        scenario = table(manifest, "scenario")
-        metrics = rows(summary, "metrics")
-        first = metrics[0] if metrics else {}
-        updates = number(summary.get("updates")) if summary else last_update(path)
-        return {
-            "run": name,
-            "state": state_of(path, summary),
-            "name": plain(manifest.get("name")),
-            "engine": plain(manifest.get("engine")),
-            "started": plain(manifest.get("started")),
-            "algorithm": plain(table(scenario, "algorithm").get("name")),
-            "model": plain(table(scenario, "model").get("name")),
-            "data": plain(table(scenario, "data").get("set")),
-            "edges": number(scenario.get("edges")),
-            "iterations": number(scenario.get("iterations")),
-            "updates": updates,
-            "reason": plain(summary.get("reason")),
-            "metric": plain(dict(first)),
-            "final": number(summary.get(f"final_{first.get('name')}")),
-            "epsilon": number(table(summary, "privacy").get("epsilon")),
-        }
+        manifest = self._manifests.setdefault(name, JsonFile(path / "manifest.json", _of_manifest)).look()
+        summary = self._summaries.setdefault(name, JsonFile(path / "summary.json", _of_summary)).look()
+        shown = manifest or _of_manifest({})
+        ended = summary or {**_UNENDED, "updates": last_update(path)}
+        return {"run": name, "state": state_of(path, summary), **shown, **ended}
+
+
+def _of_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return what a line shows of a manifest; nothing else of it is kept."""
+    scenario = table(manifest, "scenario")
+    return {
+        **{key: text(manifest.get(key)) for key in ("name", "engine", "started")},
+        "algorithm": text(table(scenario, "algorithm").get("name")),
+        "model": text(table(scenario, "model").get("name")),
+        "data": text(table(scenario, "data").get("set")),
+        "edges": number(scenario.get("edges")),
+        "iterations": number(scenario.get("iterations")),
+    }
+
+
+def _of_summary(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return what a line shows of a summary; {} where there is none."""
+    if not summary:
+        return {}
+    first = next(iter(rows(summary, "metrics")), {})
+    metric = {
+        key: one if type(one) is bool else text(one)
+        for key in ("name", "better", "share")
+        if (one := first.get(key)) is not None
+    }
+    return {
+        "updates": number(summary.get("updates")),
+        "reason": text(summary.get("reason")),
+        "metric": metric,
+        "final": number(summary.get(f"final_{metric.get('name')}")),
+        "epsilon": number(table(summary, "privacy").get("epsilon")),
+    }
 
 
 def state_of(path: Path, summary: dict[str, Any], halted: str = "") -> str:

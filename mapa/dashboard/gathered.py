@@ -5,8 +5,9 @@ Records are taken as hostile: a field of another type or out of range makes a re
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ EDGES = 10_000  # lanes kept
 STAGES, METRICS, REASONS = 1000, 16, 32
 KEPT, KEPT_UPDATES = 2000, 500  # events for the list: all but updates, and updates
 TEXT = 200  # characters of a name or a reason
+FIELDS = 32  # of a record that is kept
 _LARGEST = 2**53
 _TIMES = 4096  # updates whose time is remembered until their evaluation comes
 _VARY = frozenset({"event", "t", "time", "returned"})  # what differs between two joins of one edge anyway
@@ -85,7 +87,7 @@ class Gathered:
     last_updates: deque[tuple[int, dict[str, Any]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_UPDATES)
     )
-    _times: dict[int, float] = field(default_factory=dict)
+    _times: OrderedDict[int, float] = field(default_factory=OrderedDict)
 
     def take(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Count records, in their order."""
@@ -140,13 +142,13 @@ class Gathered:
             lane.recent.append(time)
             self._times[t] = seconds
             if len(self._times) > _TIMES:
-                del self._times[next(iter(self._times))]
+                self._times.popitem(last=False)
             self.rate.add(seconds)
         lane.last = (t, seconds)
         lane.strip.add(t - 1 if seconds is None else seconds)
         if sequence in _GRID and len(lane.marks) < 100:
             lane.marks.append((sequence, t, seconds))
-        self.last_updates.append((self.number, dict(record)))
+        self.last_updates.append((self.number, _kept(record)))
         return True
 
     def _other(self, event: str, record: Mapping[str, Any]) -> bool:
@@ -172,7 +174,7 @@ class Gathered:
         elif event == "resumed":
             self.resumed += 1
             self.halted = ""
-        self.events.append((self.number, dict(record)))
+        self.events.append((self.number, _kept(record)))
         return taken
 
     def _joined(self, record: Mapping[str, Any]) -> bool:
@@ -188,9 +190,9 @@ class Gathered:
         lane.tally.joins += 1
         lane.tally.gone = ""
         lane.returned = True
-        ways = [{k: v for k, v in r.items() if k not in _VARY} for r in (lane.joined, record)]
+        ways = [{k: v for k, v in r.items() if k not in _VARY} for r in (lane.joined, _kept(record))]
         lane.mixed = lane.mixed or (bool(lane.joined) and ways[0] != ways[1])
-        lane.joined = dict(record)
+        lane.joined = _kept(record)
         return True
 
     def _refused(self, record: Mapping[str, Any]) -> None:
@@ -251,6 +253,13 @@ def number(value: object) -> float | None:
 
 def _text(value: object) -> str:
     return value[:TEXT] if isinstance(value, str) else ""
+
+
+def _kept(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record in little memory: its numbers and short texts."""
+    fields = ((_text(key), _text(one) if isinstance(one, str) else one) for key, one in record.items())
+    small = ((key, one) for key, one in fields if one is None or isinstance(one, str | bool | int | float))
+    return dict(itertools.islice(small, FIELDS))
 
 
 def _time(record: Mapping[str, Any]) -> float | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.records.regular import open_regular, plain_json
+from common.records.regular import LONGEST_LINE, few_values, open_regular, plain_json
 
 CHUNK = 1 << 21  # bytes of one look: about 10,000 events
-LONGEST = 1 << 20  # bytes of one line; a longer one is none of ours
-LARGEST = 1 << 26  # bytes of a JSON file
+LONGEST = LONGEST_LINE
+LARGEST = 1 << 25  # bytes of a JSON file
+MOST = 1 << 20  # values in it
 _DIGITS = 40  # of a whole number
 
 
@@ -62,7 +64,7 @@ class Tail:
         records = []
         for line in lines:
             try:
-                record = plain_json(line)
+                record = plain_json(line) if len(line) <= LONGEST else None
             except ValueError:
                 record = None
             if isinstance(record, dict):
@@ -93,6 +95,7 @@ class JsonFile:
     """
 
     path: Path
+    keep: Callable[[dict[str, Any]], dict[str, Any]] = dict  # what of it is kept
     value: dict[str, Any] = field(default_factory=dict)
     version: int = 0  # goes up with each change
     _seen: tuple[int, int, int] | None = None
@@ -109,9 +112,10 @@ class JsonFile:
             return self.value
         self._seen = seen
         try:
-            value = json.loads(content, parse_float=_real, parse_int=_whole, parse_constant=_none)
+            text = few_values(content, MOST).decode("utf-8")
+            value = json.loads(text, parse_float=_real, parse_int=_whole, parse_constant=_none)
         except (ValueError, RecursionError):
             value = {}
-        self.value = value if isinstance(value, dict) else {}
+        self.value = self.keep(value if isinstance(value, dict) else {})
         self.version += 1
         return self.value

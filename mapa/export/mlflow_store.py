@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,25 +51,24 @@ def write_run(run: Run, folder: Path) -> int:
     parameters = [Param(name, str(value)[:_LONGEST]) for name, value in parameters_of(run.scenario).items()]
     for some in _batches(parameters, _PARAMETERS):
         client.log_batch(key, params=some)
-    points = list(_points(run))
-    metrics = [Metric(p.curve, p.value, _milliseconds(began, p.seconds), p.t) for p in points]
-    for batch in _batches(metrics, _METRICS):
-        client.log_batch(key, metrics=batch)
+    count, end = 0, 0.0
+    for points in _batches(_points(run), _METRICS):
+        metrics = [Metric(p.curve, p.value, _milliseconds(began, p.seconds), p.t) for p in points]
+        client.log_batch(key, metrics=metrics)
+        count, end = count + len(points), max(end, *(p.seconds or 0.0 for p in points))
     client.log_text(key, "\n".join(statement_of(run.summary)) + "\n", "statement.txt")
     client.log_dict(key, dict(run.summary), "summary.json")
     client.set_tag(key, "mapa.reason", run.reason)
-    end = max((p.seconds or 0.0 for p in points), default=0.0)
     client.set_terminated(
         key, "FINISHED" if run.reason == "finished" else "FAILED", _milliseconds(began, end)
     )
-    return len(points)
+    return count
 
 
 def _points(run: Run) -> Iterator[Point]:
     curves = Curves()
-    events = read_events(run.path)
-    yield from curves.take(events)
-    if not events:
+    yield from curves.take(read_events(run.path))
+    if not curves.taken:
         yield from curves.evaluations(run.summary.get("evaluations"))
         curves.t = int(run.summary.get("updates", 0))
     yield from epsilons(run.summary, curves.t, curves.seconds)
@@ -89,7 +88,7 @@ def _milliseconds(began: float, seconds: float | None) -> int:
     return round(1000 * (began + (seconds or 0.0)))
 
 
-def _batches(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
+def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     iterator = iter(items)
     while batch := list(itertools.islice(iterator, size)):
         yield batch

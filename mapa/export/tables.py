@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -79,16 +80,18 @@ def epsilons(summary: Mapping[str, Any], t: int, seconds: float | None) -> Itera
 class Curves:
     """Points of a run's curves, record by record; a record that is none of ours is counted and left out."""
 
+    taken: int = 0  # records
     t: int = 0  # of the last update
     seconds: float | None = None
     unreadable: int = 0
     halted: bool = False
     _first: float | None = None
-    _times: dict[int, float] = field(default_factory=dict)
+    _times: OrderedDict[int, float] = field(default_factory=OrderedDict)
     _names: dict[str, str] = field(default_factory=dict)  # metric → its safe name
 
     def take(self, records: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
         for record in records:
+            self.taken += 1
             event, t = record.get("event"), record.get("t")
             if event == "halted":
                 self.halted = True
@@ -115,7 +118,7 @@ class Curves:
         if self.seconds is not None:
             self._times[t] = self.seconds
             if len(self._times) > _TIMES:
-                del self._times[next(iter(self._times))]
+                self._times.popitem(last=False)
         yield Point("updates/staleness", t, self.seconds, float(staleness or 0))
 
     def _stage_opened(self, record: Mapping[str, Any], t: int) -> Iterator[Point]:

@@ -13,8 +13,9 @@ from stat import S_ISREG
 from typing import Any
 
 from common.errors import ConfigurationError, RecordsError
+from common.records.regular import mapped, open_regular, pieces_of
 from common.records.rundir import run_of, versions
-from mapa.verification.canonical_zip import read_zip, write_zip
+from mapa.verification.canonical_zip import NoBundleError, read_zip, write_zip
 from mapa.verification.check import Check, failed, passed
 from mapa.verification.ledgers import PART, FoundLedgers, LedgerStatement, find_ledgers
 from mapa.verification.of_privacy import why_not_private
@@ -24,7 +25,6 @@ from mapa.verification.run_files import (
     SUMMARY,
     RunFiles,
     UnreadableError,
-    mapped,
     of_directory,
 )
 from mapa.verification.strict_json import canonical_json, strict_object
@@ -81,8 +81,7 @@ def make_bundle(run: Path, out: Path, ledgers: Iterable[Path], *, not_private: b
         "versions": record.get("versions"),
         "bundled_by": versions()["mapa-testbed"],
         "parts": [
-            {"name": name, "size": len(parts[name]), "sha256": hashlib.sha256(parts[name]).hexdigest()}
-            for name in sorted(parts)
+            {"name": name, "size": len(parts[name]), "sha256": _sha256(parts[name])} for name in sorted(parts)
         ],
     }
     whole = {MANIFEST: memoryview(canonical_json(manifest)), **{name: parts[name] for name in sorted(parts)}}
@@ -142,7 +141,11 @@ def _sound(found: FoundLedgers, summary: Mapping[str, Any]) -> list[LedgerStatem
 
 def read_bundle(path: Path) -> Bundle:
     """Read a bundle and check its own bytes; NoBundleError where it is none."""
-    zipped = read_zip(mapped(path), NAMES)
+    try:
+        content = mapped(open_regular(path.resolve()))  # a link that the caller names may lead to it
+    except OSError as error:
+        raise NoBundleError(f"{path}: {error.strerror or error}") from error
+    zipped = read_zip(content, NAMES)
     checks = [failed("zip", fault.part, fault.what) for fault in zipped.faults]
     if not checks:
         checks.append(
@@ -191,6 +194,13 @@ def _manifest(content: memoryview | None) -> dict[str, Any]:
     return manifest
 
 
+def _sha256(content: memoryview) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces_of(content):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
 def _hashes(manifest: dict[str, Any], parts: dict[str, memoryview]) -> Iterator[Check]:
     rows: list[dict[str, Any]] = manifest["parts"]
     listed = [row["name"] for row in rows]
@@ -202,9 +212,7 @@ def _hashes(manifest: dict[str, Any], parts: dict[str, memoryview]) -> Iterator[
     wrong = 0
     for row in rows:
         content = parts.get(row["name"])
-        if content is not None and (
-            len(content) != row["size"] or hashlib.sha256(content).hexdigest() != row["sha256"]
-        ):
+        if content is not None and (len(content) != row["size"] or _sha256(content) != row["sha256"]):
             wrong += 1
             yield failed("hashes", row["name"], "not the bytes that the manifest states")
     if not wrong:

@@ -12,9 +12,11 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import BinaryIO, NamedTuple
 
 from common.errors import ConfigurationError
+from common.records.regular import pieces_of
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _ENTRY = struct.Struct("<4s6H3I5H2I")
@@ -79,7 +81,7 @@ def directory(members: list[Member]) -> bytes:
 
 def write_zip(stream: BinaryIO, parts: Mapping[str, memoryview]) -> None:
     """Write parts in the order given; ConfigurationError where they are too large or too many for a plain zip."""
-    members = [Member(name, zlib.crc32(content), len(content)) for name, content in parts.items()]
+    members = [Member(name, _crc(content), len(content)) for name, content in parts.items()]
     whole = sum(len(m.local) + m.size for m in members) + len(directory([])) + 80 * len(members)
     if whole > LARGEST or len(members) > MOST_PARTS:
         raise ConfigurationError(
@@ -87,8 +89,13 @@ def write_zip(stream: BinaryIO, parts: Mapping[str, memoryview]) -> None:
         )
     for member, content in zip(members, parts.values(), strict=True):
         stream.write(member.local)
-        stream.write(content)
+        for piece in pieces_of(content):
+            stream.write(piece)
     stream.write(directory(members))
+
+
+def _crc(content: memoryview) -> int:
+    return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces_of(content), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +138,13 @@ def read_zip(content: memoryview, name_pattern: re.Pattern[str]) -> ReadZip:
             faults.append(Fault(_named(member, found), "its zip header is not the canonical one"))
         if member.name in parts:
             faults.append(Fault(member.name, "is there twice"))
-        if zlib.crc32(part) != member.crc:
+        if _crc(part) != member.crc:
             faults.append(Fault(member.name, "its bytes do not have the zip's checksum"))
         parts[member.name] = part
     end = sum(len(member.local) + member.size for member in members)
-    faults += _directory_faults(members, bytes(content[end:]), walked=walked)
+    faults += _directory_faults(
+        members, bytes(content[end : end + len(directory(members)) + 1]), walked=walked
+    )
     return ReadZip(parts, faults)
 
 

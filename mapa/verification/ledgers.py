@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
+from common.records.regular import open_below
 from edge.account import Standing
 from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
@@ -89,8 +91,9 @@ def find_ledgers(path: Path, run: str, given: Iterable[Path]) -> FoundLedgers:
     others, faults = dict[str, str](), dict[str, str]()
     for ledger in _ledgers_below(path / "state"):
         try:
+            os.close(open_below(path, str(ledger.relative_to(path))))  # no link leads out of the run
             edge_id, told = _statements(ledger, run)
-        except ConfigurationError as error:
+        except (ConfigurationError, OSError) as error:
             faults[str(ledger)] = str(error)
             continue
         found |= {one.edge_id: one for one in told}

@@ -10,6 +10,7 @@ from safetensors.numpy import load
 
 from common.models.model import Block
 from common.quantities import Vector
+from common.records.regular import MOST_MODEL
 from common.scenario.scenario import Scenario
 from mapa.verification.check import Check, failed, not_checked, passed
 from mapa.verification.rerun import Rerun
@@ -25,6 +26,8 @@ def final_model(files: RunFiles) -> tuple[dict[str, Vector], dict[str, object]]:
     if content is None:
         raise UnreadableError(MODEL, "missing")
     try:
+        if len(content) > MOST_MODEL:
+            raise ValueError(f"{len(content)} bytes, at most {MOST_MODEL}")
         size = int.from_bytes(content[:8], "little")
         header = strict_object(content[8 : 8 + min(size, _HEADER + 1)], _HEADER)
         tensors = load(bytes(content))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import mmap
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConfigurationError
 from common.records.log_format import (
     HEAD_BYTES,
     Entry,
@@ -17,6 +17,15 @@ from common.records.log_format import (
     SegmentHead,
     parse_head,
     parse_record,
+)
+from common.records.regular import (
+    LONGEST_LINE,
+    MOST_JSON,
+    forget,
+    lines_of,
+    mapped,
+    open_below,
+    pieces_of,
 )
 from mapa.verification.ledgers import LedgerStatement
 from mapa.verification.strict_json import strict_object
@@ -26,9 +35,8 @@ START = ("checkpoints/000001/state.json", "checkpoints/000001/arrays.safetensors
 START_OF_LOG = "log/000001.seg"
 _SEGMENT = re.compile(r"log/\d{6}\.seg")
 FILES = re.compile("|".join([*map(re.escape, (MANIFEST, EVENTS, SUMMARY, MODEL, *START)), _SEGMENT.pattern]))
-_OBJECT = 1 << 26  # bytes of a JSON file, at most
-_EVENTS = 1 << 31
-_LINE = 1 << 20  # bytes of a line of events.jsonl, at most
+
+_KEPT = 1 << 24  # bytes of a segment in memory
 
 
 class UnreadableError(Exception):
@@ -58,7 +66,7 @@ class RunFiles:
         if content is None:
             raise UnreadableError(name, "missing")
         try:
-            return strict_object(content, _OBJECT)
+            return strict_object(content, MOST_JSON)
         except ValueError as error:
             raise UnreadableError(name, error) from error
 
@@ -67,15 +75,15 @@ class RunFiles:
         content = self.contents.get(EVENTS)
         if content is None:
             raise UnreadableError(EVENTS, "missing")
-        if len(content) > _EVENTS:
-            raise UnreadableError(EVENTS, f"{len(content)} bytes, at most {_EVENTS}")
-        for number, line in enumerate(io.BytesIO(content), start=1):
-            try:
+        number, lines = 1, lines_of(pieces_of(content))
+        try:
+            while line := next(lines, b""):
                 if not line.endswith(b"\n"):
                     raise ValueError("cut off")
-                yield strict_object(line, _LINE)
-            except ValueError as error:
-                raise UnreadableError(EVENTS, f"line {number}: {error}") from error
+                yield strict_object(line, LONGEST_LINE)
+                number += 1
+        except ValueError as error:
+            raise UnreadableError(EVENTS, f"line {number}: {error}") from error
 
     @property
     def segments(self) -> list[str]:
@@ -107,7 +115,7 @@ class RunFiles:
             raise UnreadableError(name, error) from error
 
     def _records(self, name: str) -> Iterator[Entry]:
-        content, at = self.contents[name], HEAD_BYTES
+        content, at, kept = self.contents[name], HEAD_BYTES, 0
         while at < len(content):
             try:
                 found = parse_record(content, at)
@@ -117,19 +125,17 @@ class RunFiles:
                 raise UnreadableError(name, f"byte {at}: no whole record with its checksum")
             entry, at = found
             yield entry
+            if at - kept > _KEPT:
+                forget(content)
+                kept = at
 
 
 def of_directory(path: Path) -> RunFiles:
-    """Return the files of a run's directory."""
-    found = [name for name in (MANIFEST, EVENTS, SUMMARY, MODEL, *START) if (path / name).is_file()]
-    found += [f"log/{one.name}" for one in sorted((path / "log").glob("*.seg")) if one.is_file()]
-    contents = {name: mapped(path / name) for name in found if FILES.fullmatch(name)}
-    return RunFiles(str(path), contents)
-
-
-def mapped(path: Path) -> memoryview:
-    """Return a file's bytes without reading them all into memory."""
-    with path.open("rb") as stream:
-        if path.stat().st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+    """Return the files of a run's directory; ConfigurationError where one is a symbolic link or no regular file."""
+    found = [MANIFEST, EVENTS, SUMMARY, MODEL, *START]
+    found += [f"log/{one.name}" for one in sorted((path / "log").glob("*.seg"))]
+    names = [name for name in found if FILES.fullmatch(name) and os.path.lexists(path / name)]
+    try:
+        return RunFiles(str(path), {name: mapped(open_below(path, name)) for name in names})
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename}: {error.strerror or error}") from error

@@ -19,15 +19,24 @@ from common.datasets.catalogue import describe
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.model import Model
+from common.own_code import code_named_by
 from common.quantities import Vector, is_finite
 from common.randomness import CounterStreams, streams_for
 from common.records.checkpoint import unpack
+from common.records.regular import MOST_MODEL
 from common.scenario.parts import model_for
 from common.scenario.scenario import Scenario, parse_scenario
-from mapa.verification.run_files import MANIFEST, START, RunFiles, UnreadableError
+from mapa.verification.run_files import (
+    MANIFEST,
+    MODEL,
+    START,
+    START_OF_LOG,
+    RunFiles,
+    UnreadableError,
+)
 from mapa.verification.strict_json import strict_object
 
-_CODE = (("algorithm", "name"), ("privacy", "noise"))  # what a scenario imports when it is parsed
+_CODE = ("algorithm.name", "privacy.noise")  # what a scenario imports when it is parsed
 _STATE = 1 << 26  # bytes of the first checkpoint's state
 
 
@@ -75,9 +84,9 @@ def scenario_of(manifest: Mapping[str, Any], allowed: Collection[str]) -> Scenar
     values = manifest.get("scenario")
     if not isinstance(values, dict):
         raise UnreadableError(MANIFEST, "no scenario")
-    for table, key in _CODE:
-        found = values.get(table)
-        allow(found.get(key) if isinstance(found, dict) else None, f"{table}.{key}", allowed)
+    for key, path in code_named_by(values):
+        if key in _CODE:
+            allow(path, key, allowed)
     try:
         return parse_scenario(values)
     except ConfigurationError as error:
@@ -115,6 +124,9 @@ def _count(value: object) -> bool:
 def start_of(files: RunFiles, scenario: Scenario, allowed: Collection[str]) -> Start:
     """Return where the run began; NotCheckedError where the records do not say it and this machine cannot tell."""
     head, manifest = files.head(), files.json(MANIFEST)
+    held = sum(len(files.contents[name]) for name in (*START[1:], MODEL, *files.segments) if name in files)
+    if 4 * head.dimension > min(held, MOST_MODEL):  # before anything of that size is made
+        raise UnreadableError(START_OF_LOG, f"N = {head.dimension}: more numbers than the run's files hold")
     recorded: dict[str, Any] | None = None
     model, reason, lost = None, "", ""
     try:
@@ -129,7 +141,7 @@ def start_of(files: RunFiles, scenario: Scenario, allowed: Collection[str]) -> S
         raise NotCheckedError(reason)
     if model is not None and model.dimension != head.dimension:
         raise UnreadableError(
-            "log/000001.seg", f"N = {head.dimension}; the scenario's model has {model.dimension}"
+            START_OF_LOG, f"N = {head.dimension}; the scenario's model has {model.dimension}"
         )
     derived = None if model is None else _derived(model, scenario.seed)
     if recorded is None and derived is None:

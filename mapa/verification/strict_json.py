@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from common.records.regular import few_values
+
 _DEPTH = 32  # of lists and objects in each other; records need 6
 
 
@@ -15,7 +17,7 @@ def strict_json(content: bytes | memoryview, most: int) -> Any:
         raise ValueError(f"{len(content)} bytes, at most {most}")
     try:
         value = json.loads(
-            bytes(content).decode("utf-8"),
+            few_values(bytes(content)).decode("utf-8"),
             parse_constant=_no_constant,
             parse_float=_finite,
             object_pairs_hook=_once,

@@ -45,7 +45,7 @@ def test_an_object_is_an_object_and_not_too_deep(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=words):
             regular_object(path)
     with pytest.raises(ValueError, match="nested too deeply"):
-        plain_json("[" * 100_000)
+        plain_json(b"[" * 100_000)
 
 
 @pytest.mark.parametrize("resumed", [False, True])
