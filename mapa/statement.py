@@ -148,7 +148,7 @@ def state_privacy(
         raise ValueError("a statement needs at least one edge")
     keys = {edge.spent for edge in edges}
     costly = {key for key in keys if _needs_pld(key)}
-    totals = {key: (total(key, delta, quick=quick, several_runs=len(key) > 1), True) for key in keys - costly}
+    totals = {key: (total(key, delta, quick=quick), True) for key in keys - costly}
     if len(costly) <= MOST_PLDS:
         totals |= {key: (total(key, delta, quick=quick), True) for key in costly}
     else:
@@ -157,7 +157,7 @@ def state_privacy(
     overlap = overlapping(edges)
     if shared:
         everything = [spent for edge in edges for spent in edge.spent]
-        whole = total(everything, delta, quick=quick, several_runs=any(edge.earlier for edge in edges))
+        whole = total(everything, delta, quick=quick)
     elif overlap:
         whole = total_of_records([one for edge in edges for one in edge.shards], delta, quick=quick)
     else:
@@ -308,7 +308,7 @@ _NAMES = {
     "optimal": "optimal composition",
     "heterogeneous": "heterogeneous composition",
     "bound": "a bound for many edges at once",
-    "odometer": "an RDP odometer, valid however the terms of later runs were chosen",
+    "odometer": "an RDP odometer, valid however the terms of later releases were chosen",
 }
 
 

@@ -169,9 +169,11 @@ def test_a_printed_multiplier_keeps_the_budget_when_it_is_typed_in_again(
     assert 0.99 * epsilon < spent <= epsilon
 
 
-def ledger_of(directory: Path, shard: ShardIdentity, releases: int, this: ReleaseKind = SECURE) -> None:
+def ledger_of(
+    directory: Path, shard: ShardIdentity, releases: int, this: ReleaseKind = SECURE, name: str | None = None
+) -> None:
     with SqliteLedger(directory) as ledger:
-        run = RunId(shard.partition.replace(" ", "-"))
+        run = RunId(name or shard.partition.replace(" ", "-"))
         ledger.open(Account(run=run, shard=shard, kind=this))
         for sequence in range(1, releases + 1):
             ledger.debit(run, sequence, b"gradient")
@@ -211,3 +213,17 @@ def test_disjoint_shards_of_one_cut_are_not_composed(
     document = stated(tmp_path, capsys)
     assert (document["composed_because"], document["shared_records"]) == (None, False)
     assert document["epsilon"] == total([Spent(SECURE, 9)], 1e-5).epsilon
+
+
+@pytest.mark.parametrize("partition", ["iid K=2 seed=0", "iid K=3 seed=0"])
+def test_kinds_that_differ_are_composed_alike_whatever_their_runs_are_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], partition: str
+) -> None:
+    other = kind(Gaussian(5.0))
+    for names in (("r", "r"), ("r", "r2")):
+        place = tmp_path / names[1]
+        ledger_of(place / "0", ShardIdentity(ONE, "iid K=3 seed=0", 0), 9, name=names[0])
+        ledger_of(place / "1", ShardIdentity(ONE, partition, 0), 6, other, name=names[1])
+    alike, apart = (stated(tmp_path / name, capsys) for name in ("r", "r2"))
+    assert alike["method"] == apart["method"] == "odometer"
+    assert alike["epsilon"] == apart["epsilon"]
