@@ -25,9 +25,9 @@ _RATES = 32
 _ROWS = 20  # edges in the printed table
 SHARED = "they draw from the same records"
 OWN = (
-    "Edges bring records of their own, and their numbers are not known here: each edge is accounted for {least}"
-    " records, the least that takes part. Its own ledger has the exact figure. A record that several edges bring"
-    " adds up what each of them released."
+    "Edges do not tell how many records they bring: this bound is for {least}, the fewest that take part, and with"
+    " more of them ε is smaller. Each edge's own ledger states its own ε, and by that its budget is kept. A record"
+    " that several edges bring adds up what each of them released."
 )
 LITTLE = 10.0  # from this ε on, say that it protects little
 
@@ -275,9 +275,16 @@ def _words(statement: Statement) -> Iterator[str]:
         seen = f"that all edges released{when}, composed since {statement.composed}"
     elif bare:
         subject = "Each record of the other edges' shards"
+    verb = "would, with secure randomness, be" if statement.reproducible else "is"
+    bound = ""
+    if worst.of.at_least:
+        other = "each other" if bare else "an"
+        subject = f"For {other} edge with at least {worst.of.kind.shard_size} records: each of them"
+        bound = "at most "
     yield (
-        f"{subject} is protected with (ε = {_number(whole.epsilon)}, δ = {whole.delta:g})-DP under zero-out adjacency"
-        f" (its contribution set to zero; shard sizes are public), against anyone who sees all gradients {seen}."
+        f"{subject} {verb} protected with {bound}(ε = {_number(whole.epsilon)}, δ = {whole.delta:g})-DP under zero-out"
+        f" adjacency (its contribution set to zero; shard sizes are public), against anyone who sees all gradients"
+        f" {seen}."
     )
     if whole.epsilon >= LITTLE:
         yield f"An ε of {LITTLE:g} or more gives little protection."
@@ -374,7 +381,7 @@ def _cell(figure: float | None, edge: EdgeStatement) -> str:
         return "∞"
     if figure is None:
         return "–"
-    return _number(figure) if edge.exact else f"≤ {_number(figure)}"
+    return f"≤ {_number(figure)}" if edge.of.at_least or not edge.exact else _number(figure)
 
 
 def _number(epsilon: float) -> str:

@@ -30,7 +30,13 @@ def account(directory: str, name: str = "default") -> Account:
 
 
 def claim(
-    path: Path, of: Account, book: Path, *, take: bool = False, forget: tuple[str, ...] = (), keep: bool = True
+    path: Path,
+    of: Account,
+    book: Path,
+    *,
+    take: bool = False,
+    forget: tuple[str, ...] = (),
+    keep: bool = True,
 ) -> None:
     register(Source.of(path), of, take=take, forget=forget, keep=keep, book=book)
 
@@ -134,7 +140,10 @@ def changed(path: Path) -> Path:
 WAYS = {
     "same content": lambda path: path,
     "same path": changed,
-    "hard link": lambda path: (os.link(changed(path), path.with_name("link.csv")), path.with_name("link.csv"))[1],
+    "hard link": lambda path: (
+        os.link(changed(path), path.with_name("link.csv")),
+        path.with_name("link.csv"),
+    )[1],
     "renamed": lambda path: changed(path.rename(path.with_name("renamed.csv"))),
     "copy": lambda path: shutil.copy(path, path.with_name("copy.csv")),
     "folder above": lambda path: changed(path).parent,

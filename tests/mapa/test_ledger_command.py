@@ -227,3 +227,13 @@ def test_kinds_that_differ_are_composed_alike_whatever_their_runs_are_called(
     alike, apart = (stated(tmp_path / name, capsys) for name in ("r", "r2"))
     assert alike["method"] == apart["method"] == "odometer"
     assert alike["epsilon"] == apart["epsilon"]
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("b:", "[red]x[/]")):  # an emoji and a colour to rich
+        shard = ShardIdentity(f"local:{name}", "local", 0, disjoint=False)
+        ledger_of(tmp_path / str(number), shard, 1, name="r")
+    ledger_command(str(tmp_path))
+    printed = capsys.readouterr().out
+    assert "Records of data set local:b::" in printed
+    assert "Records of data set local:[red]x[/]:" in printed
