@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from common.accounting import gaussian
 from common.accounting.gaussian import GaussianReleases
 from common.accounting.overlap import ShardSpent, total_of_records
-from common.accounting.releases import ReleaseKind, Spent
+from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import Total, total
 from common.noise.mechanism import Adjacency
 
@@ -46,6 +46,8 @@ class EdgeReleases:
     shards: tuple[ShardSpent, ...] = ()  # all that its ledger spent, by shard; (): no ledger was asked
     notes: tuple[str, ...] = ()  # how it was counted, in sentences
     at_least: bool = False  # the kind's n_k is a bound: the edge's own number is not known here
+    budget: Budget | None = None  # that its ledger keeps; None: none, or no ledger was asked
+    left: int | None = None  # messages that it still permits; None: not asked
 
     @property
     def spent(self) -> tuple[Spent, ...]:
@@ -83,7 +85,7 @@ class Statement:
 
     def words(self) -> list[str]:
         """Return the statement in sentences, the worst first."""
-        return list(_words(self))
+        return [*_words(self), *_budget_words([edge.of for edge in self.edges])]
 
     def as_dict(self) -> dict[str, object]:
         """Return the statement for JSON; an infinite ε is null, with its reason."""
@@ -113,7 +115,8 @@ class Statement:
         for heading in ("edge", "id", "n_k", "releases", "noise", "clipping", "scope", "sampler"):
             table.add_column(heading, justify="right" if heading in ("edge", "n_k", "releases") else "left")
         methods = [m for m in Total.METHODS if any(m in e.total.by_method() for e in shown)]
-        for heading in (*(f"ε {method}" for method in methods), "ε replace-one"):
+        kept = ("budget", "left") if any(edge.of.budget for edge in shown) else ()
+        for heading in (*(f"ε {method}" for method in methods), "ε replace-one", *kept):
             table.add_column(heading, justify="right")
         for edge in shown:
             figures = edge.total.by_method()
@@ -126,6 +129,7 @@ class Statement:
                 *(row[key] for key in ("release", "clipping", "scope", "sampler")),
                 *(_cell(figures.get(method), edge) for method in methods),
                 _cell(edge.total.replace_one, edge),
+                *(_budget_cells(edge.of) if kept else ()),
             )
         return table
 
@@ -307,6 +311,25 @@ def _words(statement: Statement) -> Iterator[str]:
     yield f"{source}, by {_NAMES[whole.method]}{beside}."
 
 
+def _budget_words(edges: Sequence[EdgeReleases]) -> Iterator[str]:
+    """Say what is left of each budget that the ledgers keep."""
+    for budget in dict.fromkeys(edge.budget for edge in edges if edge.budget is not None):
+        left = {edge.left for edge in edges if edge.budget == budget and edge.left is not None}
+        told = f"Budget: ε = {budget.epsilon:g} at δ = {budget.delta:g}"
+        if not left:
+            yield f"{told}."
+        elif left == {0}:
+            yield f"{told}. It is spent: it permits no further release on the terms of the last run."
+        else:
+            least, most = min(left), max(left)
+            number = f"{most:,}" if least == most else f"{least:,} to {most:,} (by edge)"
+            yield f"{told}. It permits {number} more releases on the terms of the last run."
+
+
+def _budget_cells(of: EdgeReleases) -> tuple[str, str]:
+    return "–" if of.budget is None else f"{of.budget.epsilon:g}", "–" if of.left is None else f"{of.left:,}"
+
+
 _NAMES = {
     "rdp": "RDP",
     "pld": "PLD",
@@ -340,8 +363,13 @@ def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
         **({"parameters": parameters} if parameters else {}),
         "reproducible_noise": of.reproducible,
         "exact": edge.exact,
+        **({} if of.budget is None else _budget_dict(of.budget, of.left)),
         **_figures(edge.total),
     }
+
+
+def _budget_dict(budget: Budget, left: int | None) -> dict[str, object]:
+    return {"budget": {"epsilon": budget.epsilon, "delta": budget.delta}, "releases_left": left}
 
 
 def _messages(of: EdgeReleases) -> str:

@@ -150,7 +150,9 @@ def test_a_cloud_cannot_search_for_the_number_of_records_by_welcomes(mine: OwnDa
             middle = (low + high) // 2
             if processes == "another process":
                 own = OwnData(own.path, own.state_dir, name)
-            asked = {"data": declared(records_at_least=middle)} if key != "batch_size" else {key: middle}
+            asked: dict[str, Any] = {"batch_size": middle}
+            if key == "records_at_least":
+                asked = {"data": declared(records_at_least=middle)}
             bits += answered(own, run=f"r{middle}", **asked)
             low, high = (middle, high) if middle <= 50 else (low, middle)
         assert bits == 1  # of the first welcome alone

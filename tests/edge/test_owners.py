@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -136,16 +137,22 @@ def changed(path: Path) -> Path:
     return path
 
 
+def linked(path: Path) -> Path:
+    os.link(path, path.with_name("link.csv"))
+    return path.with_name("link.csv")
+
+
+def copied(path: Path) -> Path:
+    return Path(shutil.copy(path, path.with_name("copy.csv")))
+
+
 # another way to the records of mine.csv, which have an account in this state directory under another name
-WAYS = {
+WAYS: dict[str, Callable[[Path], Path]] = {
     "same content": lambda path: path,
     "same path": changed,
-    "hard link": lambda path: (
-        os.link(changed(path), path.with_name("link.csv")),
-        path.with_name("link.csv"),
-    )[1],
+    "hard link": lambda path: linked(changed(path)),
     "renamed": lambda path: changed(path.rename(path.with_name("renamed.csv"))),
-    "copy": lambda path: shutil.copy(path, path.with_name("copy.csv")),
+    "copy": copied,
     "folder above": lambda path: changed(path).parent,
 }
 
@@ -170,7 +177,7 @@ def test_one_file_is_one_account_whatever_its_data_name(book: Path, tmp_path: Pa
 
 
 def test_a_former_content_stays_known_when_its_account_is_given_up(book: Path, records: Path) -> None:
-    former = shutil.copy(records, records.with_name("former.csv"))
+    former = copied(records)
     claim(records, account("one", "a"), book)
     claim(changed(records), account("one", "b"), book, forget=("a",))
     assert "use --data-name b" in refused(former, account("one", "c"), book)
