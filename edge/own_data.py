@@ -65,7 +65,7 @@ class OwnData:
         self._register(keep=False)
 
     def read(self, schema: DataSchema, least: int) -> Samples:
-        """Return the records, once for all edges of this process, for a run that asks for at least so many."""
+        """Return the records, once for all edges of this process, for a run that asks for at least `least` of them."""
         self._accept(schema, least)
         if self._kept is not None and self._kept[0] == schema:
             samples = self._kept[1]

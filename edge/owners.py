@@ -183,10 +183,10 @@ def same_records(now: Source, claimed: Source) -> str:
     A place on the disk is used again after its file is gone. It counts while the claimed path still leads there (a
     hard link, a bind mount), and where that path leads nowhere: the file may have been renamed.
     """
-    if now.digest == claimed.digest:
-        return "content"
     if now.path == claimed.path or now.path in claimed.path.parents or claimed.path in now.path.parents:
         return "path"
+    if now.digest == claimed.digest:
+        return "content"
     if (now.device, now.inode) == (claimed.device, claimed.inode):
         try:
             found = claimed.path.stat()

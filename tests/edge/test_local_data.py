@@ -130,7 +130,7 @@ def test_another_schema_than_the_first_is_refused_without_a_look_at_the_records(
 
 
 def answered(own: OwnData, **changes: Any) -> bool:
-    """Tell whether a welcome finds out if the edge has so many records: it is followed, or refused for their number."""
+    """Tell whether a welcome finds out if there are that many records: it is followed, or refused for their number."""
     try:
         follow(own, **changes)
     except ConfigurationError as error:
