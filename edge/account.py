@@ -76,7 +76,7 @@ class Standing:
         """What was spent, and on which shard."""
         shard = self.account.shard
         index = shard.index if shard.disjoint else None
-        return ShardSpent(shard.cut, index, self.spent, self.account.run)
+        return ShardSpent(shard.cut, index, self.spent)
 
 
 @dataclass(slots=True)

@@ -107,6 +107,11 @@ class Joining:
             f"its ledger is lost or an older copy: it has {held} releases in run {self.run}, and the cloud says that"
             f" it has got {known}. Restore the newest copy"
         )
+        if not self.renewable:
+            said = (
+                f"another host takes part as {self.edge_id}, or {said}. Two hosts cannot share one --accounts folder:"
+                " give each of them the password files of its own edges alone"
+            )
         if not can_charge:
             return f"{said}. This one has no account in that run, so what is missing cannot be charged to it"
         if known >= MOST_RELEASES:

@@ -8,8 +8,8 @@ the data: releases of other runs that may have touched the same records count ag
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Set
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from common.accounting.overlap import worst_record
@@ -18,7 +18,7 @@ from common.errors import ConfigurationError, LocalProtocolError, MapaError, Rem
 from common.noise.mechanism import Adjacency
 from common.quantities import EdgeId, RunId
 from edge.account import Account, Entry, ShardIdentity, Standing, resumed
-from edge.siblings import NoSiblings, Siblings
+from edge.siblings import Neighbours, NoSiblings, Siblings
 
 # Says how many charges of a kind a budget permits beside what was spent.
 Accountant = Callable[[Budget, ReleaseKind, tuple[Spent, ...]], int]
@@ -137,11 +137,7 @@ class MemoryLedger:
         accounts = (account, *(e.account for e in touching))
         budgeted = any(one.operator_budget is not None for one in accounts)
         beside = self._siblings.claim(account, budgeted=budgeted, replace_budget=replace_budget)
-        budgets = {account.budget, *_binding(touching), *beside.budgets}
-        ledgers = (*(entry.standing().spent for entry in touching), *(one.spent for one in beside.spent))
-        check_together(account.run, account.kind, ledgers)
-        spent = worst_record([*(e.standing().of_shard for e in touching if e.charges), *beside.spent])
-        cap = _cap(account, budgets, spent, self._accountant)
+        cap = _cap(account, [entry.standing() for entry in touching], beside, self._accountant)
         entry = Entry(self._edge_id, account) if known is None else replace(known, account=account)
         entry.cap = cap
         self._siblings.confirm()
@@ -263,16 +259,51 @@ def new_edge_id() -> EdgeId:
     return EdgeId(f"edge-{secrets.token_hex(6)}")
 
 
-def _binding(touching: list[Entry]) -> set[Budget | None]:
-    """Return the operator's budgets and those that something was charged under: a welcome alone binds no other run."""
-    return {entry.account.budget for entry in touching if entry.charges or entry.account.own_budget}
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """The budget that binds an account, and the releases that it permits beyond what was spent."""
+
+    budget: Budget
+    releases: int  # on the terms of this account, as messages; whole epochs with the shuffled sampler
+
+    @classmethod
+    def of(cls, now: Standing, ledger: Iterable[Standing], others: Iterable[Standing]) -> Remainder | None:
+        """Find what `open` would permit; None: no budget is in force. `others` are the standings of sibling ledgers."""
+        shard, kind = now.account.shard, now.account.kind
+        touching = [one for one in ledger if one != now and one.account.shard.overlaps(shard)]
+        near = [one for one in others if one.account.shard.overlaps(shard)]
+        kept = frozenset(b for one in near if (b := one.account.operator_budget) is not None)
+        budgeted = bool(kept) or any(one.account.operator_budget for one in (now, *touching))
+        beside = Neighbours(kept, tuple(one.of_shard for one in near if one.charges) if budgeted else ())
+        budgets = _in_force(now.account, touching, beside)
+        if not budgets:
+            return None
+        try:
+            cap = _cap(now.account, touching, beside, _ask_here) or 0
+        except ConfigurationError:  # nothing more can be released on such terms
+            cap = 0
+        left = max(cap - now.charges, 0) * kind.batches_per_epoch // kind.mechanism.steps
+        if (most := now.account.most_releases) is not None:
+            left = max(min(left, most - now.releases), 0)
+        return cls(min(budgets, key=lambda budget: budget.epsilon), left)
+
+
+def _in_force(account: Account, touching: Iterable[Standing], beside: Neighbours) -> set[Budget]:
+    """Return the budgets that bind a run: its own, the operator's, and those that something was charged under.
+
+    A welcome alone binds no other run.
+    """
+    kept = (one.account.budget for one in touching if one.charges or one.account.own_budget)
+    return {budget for budget in (account.budget, *kept, *beside.budgets) if budget is not None}
 
 
 def _cap(
-    account: Account, budgets: Set[Budget | None], spent: tuple[Spent, ...], accountant: Accountant
+    account: Account, touching: list[Standing], beside: Neighbours, accountant: Accountant
 ) -> int | None:
-    """Return the charges that every budget permits in this run, found once."""
-    in_force = [budget for budget in budgets if budget is not None]
+    """Return the charges that every budget permits in this run, beside what was spent on the same records."""
+    ledgers = (*(one.spent for one in touching), *(one.spent for one in beside.spent))
+    check_together(account.run, account.kind, ledgers)
+    in_force = _in_force(account, touching, beside)
     if not in_force:
         return None
     guarantee = account.kind.guarantee(Adjacency.ZERO_OUT)
@@ -280,6 +311,7 @@ def _cap(
         raise ConfigurationError(
             f"run {account.run}: total_epsilon = {min(b.epsilon for b in in_force)} cannot be kept: {guarantee.reason}"
         )
+    spent = worst_record([*(one.of_shard for one in touching if one.charges), *beside.spent])
     return min(accountant(budget, account.kind, spent) for budget in in_force)
 
 

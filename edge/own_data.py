@@ -1,8 +1,8 @@
 """The records that an edge brings itself: read where they lie, and never described to anybody.
 
 What is kept of them in the state directory is its id, by which the registry knows it, and the schema that the
-data were first read by. A run with another schema could learn from a refusal what the records hold (does every
-value lie in this range?), so another one needs the owner's word.
+data were first read by, with the number of records that was asked for. A run with another one could learn from a
+refusal what the records hold (does every value lie in this range, are there a thousand?), so it needs the owner's word.
 """
 
 from __future__ import annotations
@@ -50,30 +50,40 @@ class OwnData:
     state_dir: Path
     name: str = DEFAULT_NAME
     take: bool = False  # this state directory is its account from now on
+    forget: tuple[str, ...] = ()  # names of accounts that it is no longer part of
     new_schema: bool = False  # the next schema may differ from the one kept
     edges: int = 1  # of this process, which read the same records
     _kept: tuple[DataSchema, Samples] | None = field(default=None, init=False)  # until all have read them
     _reads: int = field(default=0, init=False)
+    _claimed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
 
     def check(self) -> None:
         """Raise ConfigurationError where the data cannot be had, or belong to another account."""
-        register(Source.of(self.path), self._account(), take=self.take, keep=False)
+        self._register(keep=False)
 
-    def read(self, schema: DataSchema) -> Samples:
-        """Return the records, once for all edges of this process; the account is theirs from now on."""
+    def read(self, schema: DataSchema, least: int) -> Samples:
+        """Return the records, once for all edges of this process, for a run that asks for at least `least` of them."""
+        self._accept(schema, least)
         if self._kept is not None and self._kept[0] == schema:
             samples = self._kept[1]
         else:
-            self._accept(schema)
             with at_most(memory_limit()):  # the cloud declares how wide a record becomes
                 samples = read_samples(self.path, schema)
-            register(Source.of(self.path), self._account(), take=self.take)
         self._reads += 1
         self._kept = (schema, samples) if self._reads < self.edges else None
         return samples
+
+    def claim(self) -> None:
+        """Note that the records' account is this one: once a ledger is open for them, and before a release."""
+        if not self._claimed:
+            self._register(keep=True)
+            self._claimed = True
+
+    def _register(self, *, keep: bool) -> None:
+        register(Source.of(self.path), self._account(), take=self.take, forget=self.forget, keep=keep)
 
     def _account(self) -> Account:
         with self._book() as connection:
@@ -84,9 +94,9 @@ class OwnData:
             [(owner,)] = connection.execute("SELECT id FROM directory").fetchall()
         return Account(owner, self.state_dir.resolve(), self.name)
 
-    def _accept(self, schema: DataSchema) -> None:
+    def _accept(self, schema: DataSchema, least: int) -> None:
         """Keep the first schema, before anything is read by it; refuse another one unless the owner says so."""
-        text = described(schema)
+        text = described(schema, least)
         with self._book() as connection:
             if self.new_schema:
                 connection.execute("INSERT OR REPLACE INTO schema VALUES (?, ?)", (self.name, text))
@@ -97,7 +107,7 @@ class OwnData:
             raise ConfigurationError(
                 f"data.schema: this run describes the records of --data otherwise than the runs before it ({kept}), and"
                 f" whether they fit would tell the cloud about them. Take part with --new-schema if you want to"
-                f" follow this one: {text}"
+                f" follow this one: {text} (records_at_least is the larger of the schema's and batch_size)"
             )
 
     @contextmanager
@@ -118,6 +128,6 @@ class OwnData:
             ) from error
 
 
-def described(schema: DataSchema) -> str:
-    """Return all of a schema that a record could break, in one form."""
-    return json.dumps(asdict(replace(schema, records_at_least=0)), sort_keys=True)
+def described(schema: DataSchema, least: int) -> str:
+    """Return all that a welcome asks of the records, in one form."""
+    return json.dumps(asdict(replace(schema, records_at_least=least)), sort_keys=True)

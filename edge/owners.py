@@ -1,6 +1,6 @@
-"""Which state directory keeps the account of which file: one book for all edges of a user on a machine.
+"""Which state directory and data name keep the account of which file: one book for all edges of a user on a machine.
 
-Two state directories do not know of each other, so the same records in both would be paid for twice. A file is
+Two accounts do not know of each other, so the same records in both would be paid for twice. A file is
 known again by its path, by its place on the disk (a hard link, a bind mount, another name), or by its content (a
 copy). Containers and users with books of their own are not covered: docs/privacy.md says so.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,12 +86,18 @@ def book_path(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def register(
-    source: Source, account: Account, *, take: bool = False, keep: bool = True, book: Path | None = None
+    source: Source,
+    account: Account,
+    *,
+    take: bool = False,
+    forget: Collection[str] = (),
+    keep: bool = True,
+    book: Path | None = None,
 ) -> None:
     """Note that this account is kept for the source; ConfigurationError where another one is.
 
-    `take` is the word of whoever owns the data that this state directory is its account from now on. Without `keep`
-    it is only asked.
+    `take` is the owner's word that this state directory is its account from now on, `forget` names accounts in this
+    state directory that it is no longer part of. Without `keep` it is only asked.
     """
     path = book_path() if book is None else book
     try:
@@ -104,12 +110,12 @@ def register(
             if not take:
                 _refuse_copy(connection, account)
             for known in _known(connection, source):
-                if known.account.owner == account.owner and known.account.name == account.name:
+                other = known.account
+                if (other.owner, other.name) == (account.owner, account.name):
                     continue
-                if take and known.account.owner != account.owner:
-                    _strike(connection, known.source)
-                else:
-                    _refuse(source, account, known)
+                if not (other.name in forget if other.owner == account.owner else take):
+                    raise _refusal(source, account, known)
+                _move(connection, known.source, account)
             connection.execute(
                 "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (*_columns(source), account.owner, str(account.directory), account.name),
@@ -177,10 +183,10 @@ def same_records(now: Source, claimed: Source) -> str:
     A place on the disk is used again after its file is gone. It counts while the claimed path still leads there (a
     hard link, a bind mount), and where that path leads nowhere: the file may have been renamed.
     """
-    if now.digest == claimed.digest:
-        return "content"
     if now.path == claimed.path or now.path in claimed.path.parents or claimed.path in now.path.parents:
         return "path"
+    if now.digest == claimed.digest:
+        return "content"
     if (now.device, now.inode) == (claimed.device, claimed.inode):
         try:
             found = claimed.path.stat()
@@ -206,27 +212,31 @@ def _refuse_copy(connection: sqlite3.Connection, account: Account) -> None:
             )
 
 
-def _refuse(source: Source, account: Account, known: Known) -> None:
+def _refusal(source: Source, account: Account, known: Known) -> ConfigurationError:
     other, how = known.account, {"path": "", "place": " by another name", "content": " with the same content"}
     told = (
         f"--data {str(source.path)!r}: known{how[known.by]} as {str(known.source.path)!r}, whose privacy is"
     )
     if other.owner != account.owner:
-        raise ConfigurationError(
+        return ConfigurationError(
             f"{told} accounted in state directory {str(other.directory)!r} (data name {other.name!r}); use"
             f" --state-dir {other.directory} --data-name {other.name}, or, where nothing was released of these records"
             " there or its ledgers were moved here, take the account over once with --take-data"
         )
-    if known.by == "content":
-        raise ConfigurationError(
-            f"{told} accounted in this state directory under --data-name {other.name}: the same records cannot have"
-            " two accounts; use that name"
-        )
+    return ConfigurationError(
+        f"{told} accounted in this state directory under --data-name {other.name}, not {account.name}: one file is"
+        f" one account, whatever is changed in it; use --data-name {other.name}. Only where these are other records"
+        f" now, add --forget-account {other.name} once: what was spent under {other.name} then no longer counts for"
+        " them, and a record that is in both pays both totals"
+    )
 
 
-def _strike(connection: sqlite3.Connection, source: Source) -> None:
+def _move(connection: sqlite3.Connection, source: Source, account: Account) -> None:
+    """Give a source to another account; it stays known by all that it was known by."""
     connection.execute(
-        "DELETE FROM owned WHERE path = ? AND device = ? AND inode = ? AND digest = ?", _columns(source)
+        "UPDATE owned SET owner = ?, directory = ?, name = ?"
+        " WHERE path = ? AND device = ? AND inode = ? AND digest = ?",
+        (account.owner, str(account.directory), account.name, *_columns(source)),
     )
 
 

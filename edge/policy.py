@@ -147,6 +147,14 @@ def check_claims(mine: Claim, others: Iterable[Claim]) -> None:
     """
     for other in others:
         if (mine.budgeted or other.budgeted) and mine.shard.overlaps(other.shard):
+            kind, _, name = mine.shard.dataset.partition(":")
+            if kind == LOCAL:
+                raise PolicyError(
+                    f"--data: the edge in slot {other.slot!r} of this state directory releases records of --data-name"
+                    f" {name}, too, and all records of one name count as the same; under --total-epsilon no two"
+                    " edges release the same records at the same time. Where these are other records, give each edge"
+                    " its own --state-dir; else take part after that edge has ended"
+                )
             raise PolicyError(
                 f"shard {mine.shard.index} ({mine.shard.partition}): the edge in slot {other.slot!r} of this state"
                 f" directory holds shard {other.shard.index} ({other.shard.partition}), and a record may lie in"

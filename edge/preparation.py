@@ -109,6 +109,8 @@ def prepare(
     model = model_for(scenario, shape, classes, target_range, data_dir)
     check_model(scenario, model, images)
     ledger.open(account, replace_budget=policy.replace_budget)
+    if own is not None:
+        own.claim()
     cache = (
         user_cache() if own is None else None
     )  # records that this edge brings itself leave no features behind
@@ -143,7 +145,7 @@ def _take(scenario: Scenario, index: int, policy: OperatorPolicy, own: OwnData) 
     schema, least = own_schema(scenario), least_records(scenario)
     assert schema is not None  # check_data, and the scenario's own check
     assert least is not None
-    samples = own.read(schema)
+    samples = own.read(schema, least)
     check_number(len(samples), at_least=least)
     rows = np.arange(len(samples), dtype=np.int64)
     called = own_records(policy, index)

@@ -22,6 +22,13 @@ from mapa.output import is_verbose
 _ROWS = 24  # edges shown one by one
 _BARS = 10  # of the staleness histogram
 _BLOCKS = " ▁▂▃▄▅▆▇█"
+_LEFT = {  # what an edge said when it went
+    "budget": "budget spent",
+    "refused": "refused the run",
+    "failed": "failed",
+    "shutdown": "ended by its operator",
+    "away": "away",
+}
 
 
 class View(Protocol):
@@ -140,7 +147,10 @@ def describe(service: CloudService, scenario: Scenario) -> str:
     """Return the run in one line."""
     server, tally = service.server, service.tally
     present = sum(account.present for account in server.edges.values())
-    parts = [f"t {server.updates:,}/{scenario.iterations:,}", f"{rate(service):,.0f}/s", f"edges {present}"]
+    left = Counter(_LEFT.get(account.left, "other") for account in server.edges.values() if account.left)
+    gone = ", ".join(f"{count} {reason}" for reason, count in sorted(left.items()))
+    edges = f"edges {present} (left: {gone})" if gone else f"edges {present}"
+    parts = [f"t {server.updates:,}/{scenario.iterations:,}", f"{rate(service):,.0f}/s", edges]
     if server.schedule is not None:
         parts.append(f"stage {server.stage}")
         if server.schedule.sensitivity:

@@ -70,8 +70,11 @@ def progress_console(*, quiet: bool = False) -> Console:
 
 
 def console(**options: Any) -> Console:
-    """Return a console that shows control characters of a text as one sign each: texts may come from any file."""
-    return _safe_console()(**options)
+    """Return a console that prints texts as they are, since they may come from any file.
+
+    No markup, no emoji for a `:name:`; control characters are shown as one sign each.
+    """
+    return _safe_console()(**{"markup": False, "emoji": False, **options})
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from common.accounting import gaussian
 from common.accounting.gaussian import GaussianReleases
 from common.accounting.overlap import ShardSpent, total_of_records
-from common.accounting.releases import ReleaseKind, Spent
+from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import Total, total
 from common.noise.mechanism import Adjacency
 
@@ -25,9 +25,9 @@ _RATES = 32
 _ROWS = 20  # edges in the printed table
 SHARED = "they draw from the same records"
 OWN = (
-    "Edges bring records of their own, and their numbers are not known here: each edge is accounted for {least}"
-    " records, the least that takes part. Its own ledger has the exact figure. A record that several edges bring"
-    " adds up what each of them released."
+    "Edges do not tell how many records they bring: this bound is for {least}, the fewest that take part, and with"
+    " more of them ε is smaller. Each edge's own ledger states its own ε, and by that its budget is kept. A record"
+    " that several edges bring adds up what each of them released."
 )
 LITTLE = 10.0  # from this ε on, say that it protects little
 
@@ -46,6 +46,8 @@ class EdgeReleases:
     shards: tuple[ShardSpent, ...] = ()  # all that its ledger spent, by shard; (): no ledger was asked
     notes: tuple[str, ...] = ()  # how it was counted, in sentences
     at_least: bool = False  # the kind's n_k is a bound: the edge's own number is not known here
+    budget: Budget | None = None  # that its ledger keeps; None: none, or no ledger was asked
+    left: int | None = None  # messages that it still permits; None: not asked
 
     @property
     def spent(self) -> tuple[Spent, ...]:
@@ -83,7 +85,7 @@ class Statement:
 
     def words(self) -> list[str]:
         """Return the statement in sentences, the worst first."""
-        return list(_words(self))
+        return [*_words(self), *_budget_words([edge.of for edge in self.edges])]
 
     def as_dict(self) -> dict[str, object]:
         """Return the statement for JSON; an infinite ε is null, with its reason."""
@@ -113,7 +115,8 @@ class Statement:
         for heading in ("edge", "id", "n_k", "releases", "noise", "clipping", "scope", "sampler"):
             table.add_column(heading, justify="right" if heading in ("edge", "n_k", "releases") else "left")
         methods = [m for m in Total.METHODS if any(m in e.total.by_method() for e in shown)]
-        for heading in (*(f"ε {method}" for method in methods), "ε replace-one"):
+        kept = ("budget", "left") if any(edge.of.budget for edge in shown) else ()
+        for heading in (*(f"ε {method}" for method in methods), "ε replace-one", *kept):
             table.add_column(heading, justify="right")
         for edge in shown:
             figures = edge.total.by_method()
@@ -126,6 +129,7 @@ class Statement:
                 *(row[key] for key in ("release", "clipping", "scope", "sampler")),
                 *(_cell(figures.get(method), edge) for method in methods),
                 _cell(edge.total.replace_one, edge),
+                *(_budget_cells(edge.of) if kept else ()),
             )
         return table
 
@@ -148,7 +152,7 @@ def state_privacy(
         raise ValueError("a statement needs at least one edge")
     keys = {edge.spent for edge in edges}
     costly = {key for key in keys if _needs_pld(key)}
-    totals = {key: (total(key, delta, quick=quick, several_runs=len(key) > 1), True) for key in keys - costly}
+    totals = {key: (total(key, delta, quick=quick), True) for key in keys - costly}
     if len(costly) <= MOST_PLDS:
         totals |= {key: (total(key, delta, quick=quick), True) for key in costly}
     else:
@@ -157,7 +161,7 @@ def state_privacy(
     overlap = overlapping(edges)
     if shared:
         everything = [spent for edge in edges for spent in edge.spent]
-        whole = total(everything, delta, quick=quick, several_runs=any(edge.earlier for edge in edges))
+        whole = total(everything, delta, quick=quick)
     elif overlap:
         whole = total_of_records([one for edge in edges for one in edge.shards], delta, quick=quick)
     else:
@@ -275,9 +279,16 @@ def _words(statement: Statement) -> Iterator[str]:
         seen = f"that all edges released{when}, composed since {statement.composed}"
     elif bare:
         subject = "Each record of the other edges' shards"
+    verb = "would, with secure randomness, be" if statement.reproducible else "is"
+    bound = ""
+    if worst.of.at_least:
+        other = "each other" if bare else "an"
+        subject = f"For {other} edge with at least {worst.of.kind.shard_size} records: each of them"
+        bound = "at most "
     yield (
-        f"{subject} is protected with (ε = {_number(whole.epsilon)}, δ = {whole.delta:g})-DP under zero-out adjacency"
-        f" (its contribution set to zero; shard sizes are public), against anyone who sees all gradients {seen}."
+        f"{subject} {verb} protected with {bound}(ε = {_number(whole.epsilon)}, δ = {whole.delta:g})-DP under zero-out"
+        f" adjacency (its contribution set to zero; shard sizes are public), against anyone who sees all gradients"
+        f" {seen}."
     )
     if whole.epsilon >= LITTLE:
         yield f"An ε of {LITTLE:g} or more gives little protection."
@@ -300,6 +311,25 @@ def _words(statement: Statement) -> Iterator[str]:
     yield f"{source}, by {_NAMES[whole.method]}{beside}."
 
 
+def _budget_words(edges: Sequence[EdgeReleases]) -> Iterator[str]:
+    """Say what is left of each budget that the ledgers keep."""
+    for budget in dict.fromkeys(edge.budget for edge in edges if edge.budget is not None):
+        left = {edge.left for edge in edges if edge.budget == budget and edge.left is not None}
+        told = f"Budget: ε = {budget.epsilon:g} at δ = {budget.delta:g}"
+        if not left:
+            yield f"{told}."
+        elif left == {0}:
+            yield f"{told}. It is spent: it permits no further release on the terms of the last run."
+        else:
+            least, most = min(left), max(left)
+            number = f"{most:,}" if least == most else f"{least:,} to {most:,} (by edge)"
+            yield f"{told}. It permits {number} more releases on the terms of the last run."
+
+
+def _budget_cells(of: EdgeReleases) -> tuple[str, str]:
+    return "–" if of.budget is None else f"{of.budget.epsilon:g}", "–" if of.left is None else f"{of.left:,}"
+
+
 _NAMES = {
     "rdp": "RDP",
     "pld": "PLD",
@@ -308,7 +338,7 @@ _NAMES = {
     "optimal": "optimal composition",
     "heterogeneous": "heterogeneous composition",
     "bound": "a bound for many edges at once",
-    "odometer": "an RDP odometer, valid however the terms of later runs were chosen",
+    "odometer": "an RDP odometer, valid however the terms of later releases were chosen",
 }
 
 
@@ -333,8 +363,13 @@ def _edge_dict(edge: EdgeStatement) -> dict[str, object]:
         **({"parameters": parameters} if parameters else {}),
         "reproducible_noise": of.reproducible,
         "exact": edge.exact,
+        **({} if of.budget is None else _budget_dict(of.budget, of.left)),
         **_figures(edge.total),
     }
+
+
+def _budget_dict(budget: Budget, left: int | None) -> dict[str, object]:
+    return {"budget": {"epsilon": budget.epsilon, "delta": budget.delta}, "releases_left": left}
 
 
 def _messages(of: EdgeReleases) -> str:
@@ -374,7 +409,7 @@ def _cell(figure: float | None, edge: EdgeStatement) -> str:
         return "∞"
     if figure is None:
         return "–"
-    return _number(figure) if edge.exact else f"≤ {_number(figure)}"
+    return f"≤ {_number(figure)}" if edge.of.at_least or not edge.exact else _number(figure)
 
 
 def _number(epsilon: float) -> str:

@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from common.metrics import Metric
+from mapa import output
 
 
 def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
     """Print the result, the staleness, the privacy cost, and where the records are."""
-    console = console or Console()
+    console = console or output.console()
     table = Table(title=f"{summary['name']}: {summary['algorithm']} {summary['model']} on {summary['data']}")
     table.add_column("")
     table.add_column("", justify="right")
@@ -20,9 +21,9 @@ def print_summary(summary: dict[str, Any], console: Console | None = None) -> No
         table.add_row(label, text)
     console.print(table)
     if "rate" in summary:
-        console.print(f"rate: {summary['rate']}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"rate: {summary['rate']}", soft_wrap=True, highlight=False)
     for line in summary.get("privacy", {}).get("words", []):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(line, soft_wrap=True, highlight=False)
     if "warning" in summary:
         console.print(summary["warning"], style="yellow", soft_wrap=True)
     console.print(f"records: {summary['path']}", soft_wrap=True, highlight=False)

@@ -43,9 +43,7 @@ def max_charges(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...] = ()
 
     def epsilon(charges: int, *, quick: bool) -> float:
         everything = (*spent, Spent(kind, charges))
-        return total(
-            everything, budget.delta, quick=quick, replace_one=False, several_runs=bool(spent)
-        ).epsilon
+        return total(everything, budget.delta, quick=quick, replace_one=False).epsilon
 
     # RDP costs a sum per question, so it finds its own number first; PLD permits a little more.
     low = _last(lambda charges: epsilon(charges, quick=True), budget.epsilon, 0, 1)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.accounting.pure import PureReleases
 from common.errors import ConfigurationError
 from common.noise.mechanism import Adjacency
 
@@ -111,12 +110,7 @@ def rdp(groups: Sequence[GaussianReleases], delta: float) -> float:
     return float(dp_accounting().rdp.compute_epsilon(orders, total, delta)[0])
 
 
-def pld(
-    groups: Sequence[GaussianReleases],
-    delta: float,
-    adjacency: Adjacency,
-    pure: Sequence[PureReleases] = (),
-) -> float:
+def pld(groups: Sequence[GaussianReleases], delta: float, adjacency: Adjacency) -> float:
     """Return ε at δ by privacy loss distributions, tight up to their discretisation; ∞ where δ is too small.
 
     On a grid the library rounds losses up, but its transforms round either way: with many releases and a tiny δ
@@ -129,7 +123,6 @@ def pld(
     If not, the release is as sampled. If so, the record takes the place of another one, and both versions of the
     release lie within twice the sensitivity of the release without it, which is the library's replace-one pair for
     twice the sensitivity, whichever adjacency is asked for. docs/privacy.md has the argument for zero-out.
-    Pure releases enter as randomised response, which dominates every ε-DP release.
     """
     if delta == 0:
         return math.inf
@@ -140,9 +133,9 @@ def pld(
     # Gaussians compose to a Gaussian whose precision is the sum of theirs.
     combined = math.fsum(group.count / group.noise_multiplier**2 for group in plain) ** -0.5 if plain else 0.0
     with np.errstate(all="ignore"):  # log 0 = −∞ is meant in the closed form
-        if not sampled and not pure:  # a Gaussian's PLD has a closed form (Balle and Wang 2018)
+        if not sampled:  # a Gaussian's PLD has a closed form (Balle and Wang 2018)
             return _upwards(float(library.get_epsilon_gaussian(combined, delta)))
-        left = delta - rounding(groups, pure)
+        left = delta - rounding(groups)
         if left < delta / 2:
             return math.inf
         total = loss.identity()
@@ -154,16 +147,12 @@ def pld(
             )
         if plain:
             total = total.compose(loss.from_gaussian_mechanism(combined))
-        for release in pure:
-            parameters = library.pld.common.DifferentialPrivacyParameters(release.epsilon, 0.0)
-            total = total.compose(loss.from_privacy_parameters(parameters).self_compose(release.count))
         return float(total.get_epsilon_for_delta(left))
 
 
-def rounding(groups: Sequence[GaussianReleases], pure: Sequence[PureReleases] = ()) -> float:
+def rounding(groups: Sequence[GaussianReleases]) -> float:
     """Return the δ that rounding may hide where these releases are composed on a grid."""
-    composed = [group.count for group in groups] + [release.count for release in pure]
-    return _ROUNDING * (sum(composed) + len(composed))
+    return _ROUNDING * (sum(group.count for group in groups) + len(groups))
 
 
 def _upwards(epsilon: float) -> float:

@@ -25,7 +25,6 @@ class ShardSpent:
     cut: str  # all that fixes the cut, the data set's checksum included
     shard: int | None  # None: shards of this cut share records
     spent: Spent
-    run: str = ""
 
 
 def worst_record(spent: Iterable[ShardSpent]) -> tuple[Spent, ...]:
@@ -43,14 +42,10 @@ def total_of_records(spent: Iterable[ShardSpent], delta: float, *, quick: bool =
 
     everything = [item for item in spent if item.spent.charges]
     cuts = _by_cut(everything)
-    several = len({item.run for item in everything}) > 1
     bounds = []
     for anchor, own in cuts.items():
         others = worst_record(item for item in everything if item.cut != anchor)
-        figures = [
-            total((*others, *shard), delta, quick=quick, several_runs=several)
-            for shard in _largest(_costs(own))
-        ]
+        figures = [total((*others, *shard), delta, quick=quick) for shard in _largest(_costs(own))]
         bounds.append(max(figures, key=lambda figure: figure.epsilon))
     return min(bounds, key=lambda figure: figure.epsilon, default=total((), delta))
 

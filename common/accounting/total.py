@@ -29,9 +29,9 @@ class Total:
     pld: float | None = None
     basic: float | None = None
     advanced: float | None = None
-    optimal: float | None = None  # KOV, all releases alike
-    heterogeneous: float | None = None  # KOV, releases differ
-    odometer: float | None = None  # several runs of different kinds: holds however they were chosen
+    optimal: float | None = None  # KOV Theorem 3.3
+    heterogeneous: float | None = None  # KOV Theorem 3.5
+    odometer: float | None = None  # releases of different kinds: holds however they were chosen
     bound: float | None = (
         None  # for many edges at once: RDP at a rate rounded up, or the largest edge's ε if less
     )
@@ -61,18 +61,11 @@ class Total:
         return math.isfinite(self.epsilon)
 
 
-def total(
-    spent: Sequence[Spent],
-    delta: float,
-    *,
-    quick: bool = False,
-    replace_one: bool = True,
-    several_runs: bool = False,
-) -> Total:
+def total(spent: Sequence[Spent], delta: float, *, quick: bool = False, replace_one: bool = True) -> Total:
     """Compose everything spent on one record; `quick` leaves PLD out, and replace-one with it.
 
-    `several_runs` says that kinds were not all chosen before the first release: where they differ, whoever
-    chose the later ones may have looked at the earlier releases, and only bounds that allow it are given.
+    Where kinds differ, the later ones may have been chosen after a look at the earlier releases, and nothing that is
+    on record shows that they were not: only bounds that allow it are given.
     """
     check_delta(delta)
     groups: dict[ReleaseKind, int] = {}
@@ -80,26 +73,24 @@ def total(
         if item.charges:
             groups[item.kind] = groups.get(item.kind, 0) + item.charges
     merged = tuple(Spent(kind, charges) for kind, charges in groups.items())
-    if several_runs and len(merged) > 1:
+    if not merged:
+        return Total(delta=delta, basic=0.0, replace_one=0.0, reason="nothing released")
+    if reason := _not_private(merged):
+        return Total(delta=delta, reason=reason)
+    if len(merged) > 1:
         return _adaptive_total(merged, delta)
-    return _total(merged, delta, quick, replace_one and not quick)
+    return _total(merged[0], delta, quick, replace_one and not quick)
 
 
 @functools.lru_cache(maxsize=4096)
-def _total(spent: tuple[Spent, ...], delta: float, quick: bool, replace_one: bool) -> Total:
-    if not spent:
-        return Total(delta=delta, basic=0.0, replace_one=0.0, reason="nothing released")
-    if reason := _not_private(spent):
-        return Total(delta=delta, reason=reason)
-    if _all_pure(spent):
+def _total(spent: Spent, delta: float, quick: bool, replace_one: bool) -> Total:
+    if _all_pure([spent]):
         return _pure_total(spent, delta)
     return _gaussian_total(spent, delta, quick, replace_one)
 
 
 @functools.lru_cache(maxsize=4096)
 def _adaptive_total(spent: tuple[Spent, ...], delta: float) -> Total:
-    if reason := _not_private(spent):
-        return Total(delta=delta, reason=reason)
     pure_groups = _pure_groups(spent, Adjacency.ZERO_OUT)
     if _all_pure(spent):
         replaced = _pure_groups(spent, Adjacency.REPLACE_ONE)
@@ -130,25 +121,23 @@ def _all_pure(spent: Sequence[Spent]) -> bool:
     return all(item.kind.guarantee(Adjacency.ZERO_OUT).epsilon is not None for item in spent)
 
 
-def _pure_total(spent: Sequence[Spent], delta: float) -> Total:
-    groups = _pure_groups(spent, Adjacency.ZERO_OUT)
-    replaced = _pure_groups(spent, Adjacency.REPLACE_ONE)
+def _pure_total(spent: Spent, delta: float) -> Total:
+    groups = _pure_groups([spent], Adjacency.ZERO_OUT)
+    replaced = _pure_groups([spent], Adjacency.REPLACE_ONE)
     return Total(
         delta=delta,
         basic=pure.basic(groups),
         advanced=pure.advanced(groups, delta) if delta else None,
-        optimal=_optimal(groups, delta),
+        optimal=_optimal(groups[0], delta),
         heterogeneous=pure.heterogeneous(groups, delta) if delta else None,
         replace_one=min(
-            filter(None, (_optimal(replaced, delta), pure.heterogeneous(replaced, delta))), default=None
+            filter(None, (_optimal(replaced[0], delta), pure.heterogeneous(replaced, delta))), default=None
         ),
     )
 
 
-def _optimal(groups: Sequence[PureReleases], delta: float) -> float | None:
-    if len({group.epsilon for group in groups}) > 1 or sum(g.count for g in groups) > pure.EXACT_RELEASES:
-        return None
-    return pure.optimal(groups[0].epsilon, sum(group.count for group in groups), delta)
+def _optimal(group: PureReleases, delta: float) -> float | None:
+    return None if group.count > pure.EXACT_RELEASES else pure.optimal(group.epsilon, group.count, delta)
 
 
 def _pure_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[PureReleases]:
@@ -168,21 +157,18 @@ def _pure_groups(spent: Sequence[Spent], adjacency: Adjacency) -> list[PureRelea
     return groups
 
 
-def _gaussian_total(spent: Sequence[Spent], delta: float, quick: bool, replace_one: bool) -> Total:
+def _gaussian_total(spent: Spent, delta: float, quick: bool, replace_one: bool) -> Total:
     if delta == 0:
         return Total(delta=delta, reason=_NO_DELTA)
-    groups = _gaussian_groups(spent, Adjacency.ZERO_OUT)
-    pure_groups = _pure_groups(spent, Adjacency.ZERO_OUT)
+    groups = _gaussian_groups([spent], Adjacency.ZERO_OUT)
     if any(group.truncation for group in groups):
-        return _truncated_total(spent, groups, pure_groups, delta, quick, replace_one)
-    # An ε-DP release has a Rényi divergence of at most ε at every order, so pure releases just add up.
-    by_rdp = gaussian.rdp(groups, delta) + pure.basic(pure_groups)
+        return _truncated_total(spent, groups, delta, quick, replace_one)
+    by_rdp = gaussian.rdp(groups, delta)
     if quick:
         return Total(delta=delta, rdp=by_rdp, reason="PLD was left out for speed")
-    on_a_grid = bool(pure_groups) or any(group.rate < 1 for group in groups)
-    if on_a_grid and by_rdp > PLD_CEILING:
+    if any(group.rate < 1 for group in groups) and by_rdp > PLD_CEILING:
         return Total(delta=delta, rdp=by_rdp, reason=f"PLD was left out: ε is beyond {PLD_CEILING:g}")
-    by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT, pure_groups)
+    by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT)
     if math.isinf(by_pld):
         reason = f"PLD was left out: with so many releases, δ = {delta:g} is too small for its arithmetic"
         return Total(delta=delta, rdp=by_rdp, reason=reason)
@@ -195,20 +181,14 @@ def _gaussian_total(spent: Sequence[Spent], delta: float, quick: bool, replace_o
 
 
 def _truncated_total(
-    spent: Sequence[Spent],
-    groups: Sequence[GaussianReleases],
-    pure_groups: Sequence[PureReleases],
-    delta: float,
-    quick: bool,
-    replace_one: bool,
+    spent: Spent, groups: Sequence[GaussianReleases], delta: float, quick: bool, replace_one: bool
 ) -> Total:
     """Return PLD's figure or none at all: no other method has a bound for truncated batches."""
     if quick:
         return Total(delta=delta, reason=f"{_TRUNCATED}, which was left out for speed")
-    untruncated = gaussian.rdp([replace(group, truncation=None) for group in groups], delta)
-    if untruncated + pure.basic(pure_groups) > PLD_CEILING:
+    if gaussian.rdp([replace(group, truncation=None) for group in groups], delta) > PLD_CEILING:
         return Total(delta=delta, reason=f"{_TRUNCATED}, which was left out: ε is beyond {PLD_CEILING:g}")
-    by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT, pure_groups)
+    by_pld = gaussian.pld(groups, delta, Adjacency.ZERO_OUT)
     if math.isinf(by_pld):
         reason = f"{_TRUNCATED}: with so many releases, δ = {delta:g} is too small for its arithmetic"
         return Total(delta=delta, reason=reason)
@@ -219,10 +199,9 @@ def _truncated_total(
     )
 
 
-def _replace_one_by_pld(spent: Sequence[Spent], delta: float) -> float | None:
-    groups = _gaussian_groups(spent, Adjacency.REPLACE_ONE)
-    pure_groups = _pure_groups(spent, Adjacency.REPLACE_ONE)
-    by_pld = gaussian.pld(groups, delta, Adjacency.REPLACE_ONE, pure_groups)
+def _replace_one_by_pld(spent: Spent, delta: float) -> float | None:
+    groups = _gaussian_groups([spent], Adjacency.REPLACE_ONE)
+    by_pld = gaussian.pld(groups, delta, Adjacency.REPLACE_ONE)
     return by_pld if math.isfinite(by_pld) else None
 
 

@@ -69,7 +69,7 @@ def edge_command(
         str | None,
         typer.Option(
             help="account of --data in the ledger: all data of one name in a --state-dir count as the same records,"
-            " however they change; another name is another account, and a record in both pays both totals"
+            " however they change; one file has one name, and a record in data of two names pays both totals"
         ),
     ] = None,
     take_data: Annotated[
@@ -80,10 +80,18 @@ def edge_command(
             " there does not count here, unless its ledgers were moved along",
         ),
     ] = False,
+    forget_account: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="former --data-name of --data in this --state-dir, once: what was spent under it no longer counts"
+            " for these records, and a record in both pays both totals; repeatable"
+        ),
+    ] = None,
     new_schema: Annotated[
         bool,
         typer.Option(
-            "--new-schema", help="read --data by this run's schema, although earlier runs had another"
+            "--new-schema",
+            help="read --data by this run's schema and number of records, although earlier runs had another",
         ),
     ] = False,
     data_dir: options.DataDir = None,
@@ -142,6 +150,7 @@ def edge_command(
     for option, given in (
         ("--data-name", data_name is not None),
         ("--take-data", take_data),
+        ("--forget-account", forget_account is not None),
         ("--new-schema", new_schema),
     ):
         if given and edge_data is None:
@@ -153,6 +162,7 @@ def edge_command(
             state_dir,
             data_name or DEFAULT_NAME,
             take=take_data,
+            forget=tuple(forget_account or ()),
             new_schema=new_schema,
             edges=count,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +22,7 @@ from common.noise.registry import noise_law
 from common.records.regular import regular_object
 from common.scenario.scenario import Scenario, parse_scenario
 from edge.account import Standing
+from edge.ledger import Remainder
 from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
 from mapa import output
@@ -29,6 +32,7 @@ from mapa.statement import OWN, EdgeReleases, Statement, state_privacy
 from mapa.unfinished import releases_on_record, unfinished
 
 _PLACES = Decimal("1e-6")  # of a printed z
+_MOST_BUDGETS = 4  # kinds of release whose remainder is computed
 
 
 def ledger_command(
@@ -50,7 +54,7 @@ def ledger_command(
     if left is not None:
         output.console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
     try:
-        statements = statements_of(path, delta)
+        statements = statements_of(path, delta, budgets=True)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{path}: not records that mapa wrote ({error!r:.200})") from error
     if as_json:
@@ -130,10 +134,10 @@ def _find(run: str, runs: Path) -> Path:
     return chosen(run, runs)
 
 
-def statements_of(path: Path, delta: float | None) -> dict[str, Statement]:
+def statements_of(path: Path, delta: float | None, *, budgets: bool = False) -> dict[str, Statement]:
     """Return the statements of an edge's own ledgers where they are here, else that of what the cloud was told.
 
-    One for each data set that has records of its own, by its checksum.
+    One for each data set that has records of its own, by its checksum. `budgets`: with what is left of the ledgers'.
     """
     ledgers = sorted(
         {*path.glob(FILE_NAME), *path.glob(f"*/{FILE_NAME}"), *path.glob(f"state/*/{FILE_NAME}")}
@@ -143,7 +147,7 @@ def statements_of(path: Path, delta: float | None) -> dict[str, Statement]:
     if manifest.is_file():
         scenario = parse_scenario(_json(manifest)["scenario"])
     if ledgers:
-        return _of_ledgers(ledgers, scenario, delta)
+        return _of_ledgers(ledgers, scenario, delta, budgets=budgets)
     if scenario is None:
         raise ConfigurationError(f"run = {str(path)!r}: contains neither records of a run nor a ledger")
     if not (path / "summary.json").is_file():
@@ -159,7 +163,9 @@ def _document(statements: dict[str, Statement]) -> dict[str, object]:
     return {"statements": [{"dataset": key, **one.as_dict()} for key, one in statements.items()]}
 
 
-def _of_ledgers(ledgers: list[Path], scenario: Scenario | None, delta: float | None) -> dict[str, Statement]:
+def _of_ledgers(
+    ledgers: list[Path], scenario: Scenario | None, delta: float | None, *, budgets: bool
+) -> dict[str, Statement]:
     """Account what the ledgers hold, one statement for all runs on the same records, oldest records first."""
     books: dict[str, list[tuple[str, list[Standing]]]] = {}
     for path in ledgers:
@@ -171,7 +177,7 @@ def _of_ledgers(ledgers: list[Path], scenario: Scenario | None, delta: float | N
     charged = {records: book for records, book in books.items() if any(_charged(s) for _, s in book)}
     fallback = 1e-5 if scenario is None else scenario.privacy.total_delta
     return {
-        records: statement_of_book(book, delta, fallback)
+        records: statement_of_book(book, delta, fallback, budgets=budgets)
         for records, book in (charged or dict([*books.items()][-1:])).items()
     }
 
@@ -188,15 +194,32 @@ def _charged(standings: list[Standing]) -> list[Standing]:
 
 
 def statement_of_book(
-    book: list[tuple[str, list[Standing]]], delta: float | None, fallback: float
+    book: list[tuple[str, list[Standing]]], delta: float | None, fallback: float, *, budgets: bool = False
 ) -> Statement:
     """State what the ledgers' standings on the same records cost; without charges, the last one's terms."""
     told = [(edge_id, _charged(standings) or standings[-1:]) for edge_id, standings in book]
-    edges = sorted((_edge(*one) for one in told), key=lambda edge: edge.edge)
+    edges = [_edge(*one) for one in told]
+    if budgets:
+        edges = [replace(edge, **left) for edge, left in zip(edges, _remainders(book), strict=True)]
+    edges.sort(key=lambda edge: edge.edge)
     if delta is None:
-        budgets = (standings[-1].account.budget for _, standings in told)
-        delta = next((budget.delta for budget in budgets if budget is not None), fallback)
+        kept = (standings[-1].account.budget for _, standings in told)
+        delta = next((budget.delta for budget in kept if budget is not None), fallback)
     return state_privacy(edges, delta, of_ledgers=True)
+
+
+def _remainders(book: list[tuple[str, list[Standing]]]) -> Iterator[dict[str, Any]]:
+    """Yield the budget of each ledger and what is left of it; an accountant may take seconds, so not of too many."""
+    asked: set[object] = set()
+    for number, (_, standings) in enumerate(book):
+        now = (_charged(standings) or standings)[-1]
+        asked.add((now.account.kind, now.account.budget, *(one.spent for one in standings if one != now)))
+        others = [one for place, (_, theirs) in enumerate(book) if place != number for one in theirs]
+        left = Remainder.of(now, standings, others) if len(asked) <= _MOST_BUDGETS else None
+        if left is None:
+            yield {"budget": now.account.budget}
+        else:
+            yield {"budget": left.budget, "left": left.releases}
 
 
 def _edge(edge_id: str, standings: list[Standing]) -> EdgeReleases:

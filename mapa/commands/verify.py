@@ -89,7 +89,7 @@ def _print(found: list[Check]) -> None:
             _plain(check.part),
             _plain(check.detail),
         )
-    console = output.console()
+    console = output.console(markup=True)
     console.width = max(console.width, 140)
     console.print(table)
     counts = {status: sum(check.status is status for check in found) for status in Status}

@@ -39,6 +39,7 @@ from common.wire.codec import (
     encode_presence,
 )
 from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic
+from mapa.live import describe
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
 
@@ -471,6 +472,15 @@ def test_a_spent_run_ends_once_nobody_has_come_for_a_while(away: bool, waits: in
     assert bed.service.halted is None
     bed.broker.advance(20.0)
     assert bed.service.halted == Halt("no-budget", 0, LIFE)
+
+
+def test_the_line_of_a_run_says_why_edges_are_gone() -> None:
+    bed = Bed({"edges": 4, "iterations": 50})
+    for edge, reason in (("a", "budget"), ("b", "budget"), ("c", "refused"), ("d", "no-such-word")):
+        bed.hello(edge)
+        bed.leave(edge, reason)
+        line = describe(bed.service, bed.service.scenario)
+    assert line.startswith("t 0/50  0/s  edges 0 (left: 2 budget spent, 1 other, 1 refused the run)")
 
 
 def test_a_newcomer_keeps_a_spent_run_going() -> None:

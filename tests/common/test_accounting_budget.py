@@ -51,7 +51,7 @@ def test_what_other_runs_spent_is_not_there_to_spend() -> None:
     assert 0 < left < fresh
     for charges, within in ((left, True), (left + 1, False)):
         spent = [Spent(other, 400), Spent(this, charges)]
-        assert (total(spent, BUDGET.delta, several_runs=True).epsilon <= BUDGET.epsilon) is within
+        assert (total(spent, BUDGET.delta).epsilon <= BUDGET.epsilon) is within
     assert max_charges(BUDGET, this, (Spent(this, fresh),)) == 0
 
 

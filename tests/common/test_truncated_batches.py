@@ -174,7 +174,7 @@ def test_records_of_truncated_batches_are_released_in_no_other_way(
     ledger.open(account(first, "four"))  # the same kind goes on
     ledger.debit(RunId("four"), 1, b"g")
     ledger.close()
-    figure = total([Spent(first, 1), Spent(second, 1)], DELTA, several_runs=True)
+    figure = total([Spent(first, 1), Spent(second, 1)], DELTA)
     assert figure.epsilon == np.inf
     assert "truncated" in figure.reason
 

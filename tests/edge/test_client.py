@@ -578,6 +578,8 @@ def test_an_edge_with_a_name_takes_no_other_when_its_ledger_is_lost() -> None:
     assert (stage.edge.exit_code, stage.edge.edge_id) == (EXIT_REFUSED, name)
     assert len(stage.channels) == 1
     assert "Restore" in stage.said[-1]
+    assert f"another host takes part as {name}" in stage.said[-1]
+    assert "--accounts" in stage.said[-1]
     assert "mapa ledger charge" not in stage.said[-1]  # there is no account to charge
 
 

@@ -127,8 +127,43 @@ def test_another_schema_than_the_first_is_refused_without_a_look_at_the_records(
     follow(OwnData(mine.path, mine.state_dir, new_schema=True), run="fourth", data=other)
     with pytest.raises(ConfigurationError, match="--new-schema"):
         follow(OwnData(mine.path, mine.state_dir), run="fifth")
-    least = declared(columns=other["schema"]["columns"], records_at_least=20)  # says nothing of a record
-    follow(OwnData(mine.path, mine.state_dir), run="sixth", data=least)
+
+
+def answered(own: OwnData, **changes: Any) -> bool:
+    """Tell whether a welcome finds out if there are that many records: it is followed, or refused for their number."""
+    try:
+        follow(own, **changes)
+    except ConfigurationError as error:
+        return "--new-schema" not in str(error)
+    return True
+
+
+@pytest.mark.parametrize("processes", ["another process", "one process"])
+def test_a_cloud_cannot_search_for_the_number_of_records_by_welcomes(mine: OwnData, processes: str) -> None:
+    for key in ("records_at_least", "batch_size"):
+        name = key.replace("_", "-")
+        own = OwnData(
+            write_csv(mine.path.with_name(f"{key}.csv"), 50, seed=9), mine.state_dir, name, edges=99
+        )
+        bits, low, high = 0, 8, 1024
+        while high - low > 1:
+            middle = (low + high) // 2
+            if processes == "another process":
+                own = OwnData(own.path, own.state_dir, name)
+            asked: dict[str, Any] = {"batch_size": middle}
+            if key == "records_at_least":
+                asked = {"data": declared(records_at_least=middle)}
+            bits += answered(own, run=f"r{middle}", **asked)
+            low, high = (middle, high) if middle <= 50 else (low, middle)
+        assert bits == 1  # of the first welcome alone
+
+
+def test_a_batch_below_the_declared_number_of_records_may_change(mine: OwnData) -> None:
+    least = declared(records_at_least=20)
+    for size in (8, 16, 20):
+        follow(OwnData(mine.path, mine.state_dir), run=f"r{size}", data=least, batch_size=size)
+    with pytest.raises(ConfigurationError, match=r"--new-schema.*records_at_least"):
+        follow(OwnData(mine.path, mine.state_dir), run="more", data=least, batch_size=21)
 
 
 def test_a_schema_that_did_not_fit_is_kept_too_so_nobody_can_ask_again_with_another(mine: OwnData) -> None:
@@ -206,8 +241,11 @@ def test_two_slots_of_one_state_directory_hold_the_same_records(mine: OwnData) -
             follow(mine, ledgers[1], policy=budgeted, welcome=admission(1))
         # another file under the same name is the same account, too
         other = OwnData(write_csv(mine.path.with_name("b.csv"), 70, seed=3), mine.state_dir)
-        with pytest.raises(PolicyError, match="no two edges release the same records at the same time"):
+        with pytest.raises(PolicyError, match=r"--data-name default.*its own --state-dir"):
             follow(other, ledgers[1], welcome=admission(1))
+        # it released nothing, so it can go where the message says, with nothing to take over
+        elsewhere = OwnData(other.path, mine.state_dir.with_name("other"))
+        follow(elsewhere, policy=budgeted, welcome=admission(1))
         named = OwnData(write_csv(mine.path.with_name("c.csv"), 70, seed=4), mine.state_dir, "c")
         follow(named, ledgers[2], policy=OperatorPolicy(data_name="c"), welcome=admission(1))
     finally:

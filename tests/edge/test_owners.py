@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,13 +30,21 @@ def account(directory: str, name: str = "default") -> Account:
     return Account(f"id of {directory}", Path("/") / directory, name)
 
 
-def claim(path: Path, of: Account, book: Path, *, take: bool = False, keep: bool = True) -> None:
-    register(Source.of(path), of, take=take, keep=keep, book=book)
+def claim(
+    path: Path,
+    of: Account,
+    book: Path,
+    *,
+    take: bool = False,
+    forget: tuple[str, ...] = (),
+    keep: bool = True,
+) -> None:
+    register(Source.of(path), of, take=take, forget=forget, keep=keep, book=book)
 
 
-def refused(path: Path, of: Account, book: Path) -> str:
+def refused(path: Path, of: Account, book: Path, *, take: bool = False, forget: tuple[str, ...] = ()) -> str:
     with pytest.raises(ConfigurationError) as caught:
-        claim(path, of, book)
+        claim(path, of, book, take=take, forget=forget)
     return str(caught.value)
 
 
@@ -122,17 +132,57 @@ def test_a_question_keeps_nothing(book: Path, records: Path) -> None:
     claim(records, account("two"), book)
 
 
-def test_two_names_in_one_directory_are_two_accounts_but_not_for_the_same_content(
-    book: Path, records: Path
-) -> None:
+def changed(path: Path) -> Path:
+    path.write_text(path.read_text() + "9,0\n")
+    return path
+
+
+def linked(path: Path) -> Path:
+    os.link(path, path.with_name("link.csv"))
+    return path.with_name("link.csv")
+
+
+def copied(path: Path) -> Path:
+    return Path(shutil.copy(path, path.with_name("copy.csv")))
+
+
+# another way to the records of mine.csv, which have an account in this state directory under another name
+WAYS: dict[str, Callable[[Path], Path]] = {
+    "same content": lambda path: path,
+    "same path": changed,
+    "hard link": lambda path: linked(changed(path)),
+    "renamed": lambda path: changed(path.rename(path.with_name("renamed.csv"))),
+    "copy": copied,
+    "folder above": lambda path: changed(path).parent,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_file_is_one_account_whatever_its_data_name(book: Path, tmp_path: Path, way: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    records = folder / "mine.csv"
+    records.write_text("a,label\n1,0\n2,1\n")
     claim(records, account("one", "2025"), book)
-    assert "--data-name 2025" in refused(records, account("one", "2026"), book)
-    with pytest.raises(ConfigurationError, match="two accounts"):
-        claim(records, account("one", "2026"), book, take=True)
-    records.write_text(
-        "a,label\n8,1\n"
-    )  # next year's file in the same place: the owner says that it is another
-    claim(records, account("one", "2026"), book)
+    other = WAYS[way](records)
+    said = refused(other, account("one", "2026"), book)
+    assert "use --data-name 2025" in said
+    assert "--forget-account 2025" in said
+    refused(other, account("one", "2026"), book, take=True)  # moves an account from another state directory
+    refused(other, account("one", "2026"), book, forget=("2024",))
+    claim(other, account("one", "2025"), book, keep=False)
+    claim(other, account("one", "2026"), book, forget=("2025",))
+    claim(other, account("one", "2026"), book)
+    assert "use --data-name 2026" in refused(other, account("one", "2025"), book)
+
+
+def test_a_former_content_stays_known_when_its_account_is_given_up(book: Path, records: Path) -> None:
+    former = copied(records)
+    claim(records, account("one", "a"), book)
+    claim(changed(records), account("one", "b"), book, forget=("a",))
+    assert "use --data-name b" in refused(former, account("one", "c"), book)
+    claim(records, account("two"), book, take=True)
+    assert "--state-dir /two" in refused(former, account("one", "c"), book)
 
 
 def test_an_empty_or_missing_file_is_refused(tmp_path: Path) -> None:

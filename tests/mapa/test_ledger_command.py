@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from common.accounting.budget import max_charges
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.datasets import embedded, mnist
+from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
+from edge.ledger import BudgetExhausted
 from edge.sqlite_ledger import SqliteLedger
 from mapa.cli import main
 from mapa.commands.ledger import ledger_command
@@ -169,9 +172,11 @@ def test_a_printed_multiplier_keeps_the_budget_when_it_is_typed_in_again(
     assert 0.99 * epsilon < spent <= epsilon
 
 
-def ledger_of(directory: Path, shard: ShardIdentity, releases: int, this: ReleaseKind = SECURE) -> None:
+def ledger_of(
+    directory: Path, shard: ShardIdentity, releases: int, this: ReleaseKind = SECURE, name: str | None = None
+) -> None:
     with SqliteLedger(directory) as ledger:
-        run = RunId(shard.partition.replace(" ", "-"))
+        run = RunId(name or shard.partition.replace(" ", "-"))
         ledger.open(Account(run=run, shard=shard, kind=this))
         for sequence in range(1, releases + 1):
             ledger.debit(run, sequence, b"gradient")
@@ -211,3 +216,98 @@ def test_disjoint_shards_of_one_cut_are_not_composed(
     document = stated(tmp_path, capsys)
     assert (document["composed_because"], document["shared_records"]) == (None, False)
     assert document["epsilon"] == total([Spent(SECURE, 9)], 1e-5).epsilon
+
+
+@pytest.mark.parametrize("partition", ["iid K=2 seed=0", "iid K=3 seed=0"])
+def test_kinds_that_differ_are_composed_alike_whatever_their_runs_are_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], partition: str
+) -> None:
+    other = kind(Gaussian(5.0))
+    for names in (("r", "r"), ("r", "r2")):
+        place = tmp_path / names[1]
+        ledger_of(place / "0", ShardIdentity(ONE, "iid K=3 seed=0", 0), 9, name=names[0])
+        ledger_of(place / "1", ShardIdentity(ONE, partition, 0), 6, other, name=names[1])
+    alike, apart = (stated(tmp_path / name, capsys) for name in ("r", "r2"))
+    assert alike["method"] == apart["method"] == "odometer"
+    assert alike["epsilon"] == apart["epsilon"]
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(("b:", "[red]x[/]")):  # an emoji and a colour to rich
+        shard = ShardIdentity(f"local:{name}", "local", 0, disjoint=False)
+        ledger_of(tmp_path / str(number), shard, 1, name="r")
+    ledger_command(str(tmp_path))
+    printed = capsys.readouterr().out
+    assert "Records of data set local:b::" in printed
+    assert "Records of data set local:[red]x[/]:" in printed
+
+
+# -- budgets -------------------------------------------------------------------------------------------
+
+PURE = ReleaseKind(GammaNorm(0.1), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 64), 800)
+EPOCHS = ReleaseKind(GammaNorm(0.1), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.SHUFFLED, 100), 800)
+STEPS = ReleaseKind(GammaNorm(0.1), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 64, 3), 800)
+
+
+def row_of(directory: Path, capsys: pytest.CaptureFixture[str], number: int = 0) -> tuple[Any, Any]:
+    row = stated(directory, capsys)["edges"][number]
+    return row.get("budget"), row.get("releases_left")
+
+
+@pytest.mark.parametrize("this", [PURE, EPOCHS, STEPS], ids=["poisson", "shuffled", "local steps"])
+def test_what_is_left_of_a_budget_is_what_the_edge_may_still_release(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], this: ReleaseKind
+) -> None:
+    shard, first, run = ShardIdentity(ONE, "iid K=5 seed=0", 0), RunId("first"), RunId("second")
+    budget = Budget(0.4, 0.0)
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(Account(run=first, shard=shard, kind=kind(GammaNorm(0.5)), budget=budget))
+        ledger.debit(first, 1, b"gradient")
+        ledger.open(Account(run=run, shard=shard, kind=this))  # a budget binds every later run
+        for sequence in range(1, this.batches_per_epoch + 1):
+            ledger.debit(run, sequence, b"gradient")
+    kept, left = row_of(tmp_path, capsys)
+    assert kept == {"epsilon": 0.4, "delta": 0.0}
+    assert left > 0
+    assert f"It permits {left:,} more releases" in stated(tmp_path, capsys)["words"][-1]
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(Account(run=run, shard=shard, kind=this))
+        for sequence in range(this.batches_per_epoch + 1, this.batches_per_epoch + left + 1):
+            ledger.debit(run, sequence, b"gradient")
+        with pytest.raises(BudgetExhausted):
+            ledger.debit(run, this.batches_per_epoch + left + 1, b"gradient")
+    assert row_of(tmp_path, capsys) == (kept, 0)
+    assert "It is spent" in stated(tmp_path, capsys)["words"][-1]
+    ledger_command(str(tmp_path))
+    assert "left" in capsys.readouterr().out
+
+
+def test_an_operators_budget_counts_what_the_other_ledgers_spent_on_the_same_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard, run = ShardIdentity(ONE, "local", 0, disjoint=False), RunId("r")
+    for slot, (budget, releases) in enumerate(((Budget(0.4, 0.0), 20), (None, 30))):
+        with SqliteLedger(tmp_path / str(slot)) as ledger:
+            ledger.open(Account(run=run, shard=shard, kind=PURE, budget=budget))
+            for sequence in range(1, releases + 1):
+                ledger.debit(run, sequence, b"gradient")
+    whole = max_charges(Budget(0.4, 0.0), PURE)
+    for number in (0, 1):
+        assert row_of(tmp_path, capsys, number) == ({"epsilon": 0.4, "delta": 0.0}, whole - 50)
+
+
+def test_a_ledger_without_a_budget_tells_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs(tmp_path, (ONE, PURE, 2))
+    assert row_of(tmp_path, capsys) == (None, None)
+    assert not any("Budget" in word for word in stated(tmp_path, capsys)["words"])
+
+
+def test_the_remainder_of_a_budget_that_the_terms_cannot_keep_is_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = ShardIdentity(ONE, "iid K=5 seed=0", 0)
+    with SqliteLedger(tmp_path) as ledger:
+        ledger.open(Account(run=RunId("a"), shard=shard, kind=BARE))
+        ledger.debit(RunId("a"), 1, b"gradient")
+        ledger.open(Account(run=RunId("b"), shard=shard, kind=PURE, budget=Budget(1.0, 0.0)))
+    assert row_of(tmp_path, capsys)[1] == 0

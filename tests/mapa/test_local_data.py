@@ -186,7 +186,7 @@ def test_the_command_line_says_what_to_do(
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"shard_sizes": []}))
     document = json.loads(mapa("ledger", run["path"], "--json").out)
     assert [row["shard_size"] for row in document["edges"]] == [8, 8]
-    assert any("numbers are not known here" in word for word in document["words"])
+    assert any("Edges do not tell how many records they bring" in word for word in document["words"])
     assert mapa("data", "get", "--scenario", scenario, "--data-dir", str(tmp_path)).code == 0
     for command in ("simulate", "run"):
         done = mapa(command, scenario, *where)

@@ -18,7 +18,7 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
-from mapa.statement import MOST_PLDS, EdgeReleases, Statement, state_privacy
+from mapa.statement import MOST_PLDS, OWN, EdgeReleases, Statement, state_privacy
 
 DELTA = 1e-5
 
@@ -90,7 +90,19 @@ def test_a_statement_of_one_run_speaks_of_that_run_alone(shared: bool) -> None:
 def test_seeded_noise_is_said_first() -> None:
     statement = state_privacy([edge(0), edge(1, reproducible=True)], DELTA)
     assert statement.words()[0].startswith("Reproducible noise: not private.")
+    assert "would, with secure randomness, be protected with (ε = " in statement.words()[1]
+    assert not any(" is protected" in sentence for sentence in statement.words())
     assert statement.as_dict()["reproducible_noise"] is True
+
+
+def test_a_bound_for_the_fewest_records_leads_with_its_condition() -> None:
+    statement = state_privacy([edge(0, at_least=True, notes=(OWN.format(least=1200),))], DELTA)
+    first, second, *_ = statement.words()
+    assert first.startswith(
+        "For an edge with at least 1200 records: each of them is protected with at most (ε = "
+    )
+    assert "Each edge's own ledger states its own ε" in second
+    assert "≤ " in printed(statement)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +144,8 @@ def test_earlier_runs_and_epochs_cut_short_are_counted() -> None:
     before = (Spent(kind(Gaussian(2.0)), 60),)
     statement = state_privacy([edge(0, earlier=before)], DELTA, of_ledgers=True)
     everything = [*before, Spent(kind(Gaussian(1.5)), 100)]
-    assert statement.whole == total(everything, DELTA, several_runs=True)
-    assert statement.whole.epsilon > total(everything, DELTA).epsilon
+    assert statement.whole == total(everything, DELTA)
+    assert statement.whole.epsilon > total([Spent(kind(Gaussian(1.5)), 130)], DELTA).epsilon
     assert any("earlier runs" in sentence for sentence in statement.words())
     assert "RDP odometer" in statement.words()[-1]
     alike = state_privacy([edge(0, earlier=(Spent(kind(Gaussian(1.5)), 60),))], DELTA)
