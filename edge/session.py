@@ -118,7 +118,7 @@ class EdgeSession:
                 return self._halt(event)
             case LeaveWanted():
                 told = self.hellos > 0  # else nobody knows of this edge
-                return self._done(EXIT_DONE, f"left: {event.reason}", event.reason if told else None)
+                return self._done(event.code, f"left: {event.reason}", event.reason if told else None)
             case WentAway():
                 return self._away()
             case CameBack():

@@ -228,7 +228,7 @@ def open_cloud(
     )
     view.attach(service)
     history = _history(setting, server.incarnation, directory, view.say) if remembers else None
-    channel.connect(connect_timeout)
+    channel.connect(connect_timeout, view.say)
     try:
         _ask_for_others(service, loop)
         _probe_size(SizeProbe(run, nonce, channel, setting.probe_bytes), channel, loop, view.say)
