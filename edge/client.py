@@ -238,9 +238,11 @@ class EdgeClient:
 
     def _unanswered(self) -> None:
         pending = self.session.pending
-        if self.patience.tries == 2 and self.session.phase is Phase.PUSHING and pending is not None:
+        if self.patience.tries == 2 and self._online is False:
+            self.say(f"{self.edge_id}: no answer from the cloud of run {self.run!r}; waiting for it")
+        elif self.patience.tries == 2 and self.session.phase is Phase.PUSHING and pending is not None:
             size = len(self._outbox.payload(pending) or b"")
-            reasons = "the connection is cut, or the cloud is away or busy"
+            reasons = "the connection is cut, or the cloud is busy"
             if not self._size_fits:
                 reasons += f", or the broker may refuse messages of that size; then {SIZE_HINT}"
             self.say(f"{self.edge_id}: no answer to a gradient of {size} bytes, sent twice: {reasons}")

@@ -217,9 +217,9 @@ def _weakness(kind: ReleaseKind) -> str:
     if not guarantee.is_private:
         return guarantee.reason
     epsilon, multiplier = guarantee.epsilon, guarantee.noise_multiplier
-    if epsilon is not None and not epsilon <= MOST_EPSILON:
+    if epsilon is not None and not epsilon <= MOST_EPSILON * (1 + _ROUNDING):
         return f"the noise is as good as none: one release costs ε = {epsilon:g}, more than {MOST_EPSILON:g}"
-    if multiplier is not None and not multiplier >= LEAST_MULTIPLIER:
+    if multiplier is not None and not multiplier >= LEAST_MULTIPLIER * (1 - _ROUNDING):
         return f"the noise is as good as none: one release has z = {multiplier:g}, less than {LEAST_MULTIPLIER:g}"
     return ""
 

@@ -244,7 +244,13 @@ def test_the_owners_records_are_in_no_seeded_run_but_by_the_owners_switch() -> N
 
 @pytest.mark.parametrize(
     ("data_set", "owned"),
-    [("local", True), ("file", True), ("my.module:Records", True), ("mnist", False), ("breast-cancer", False)],
+    [
+        ("local", True),
+        ("file", True),
+        ("my.module:Records", True),
+        ("mnist", False),
+        ("breast-cancer", False),
+    ],
 )
 def test_files_and_classes_are_the_owners_and_a_known_name_is_public(data_set: str, owned: bool) -> None:
     assert is_owned(data_set) is owned
