@@ -173,7 +173,7 @@ class EdgeClient:
             return f"waiting for the welcome of run {self.run!r}"
         if self.session.phase is Phase.AWAY:
             return f"away for a while; {self.spending}"
-        if self.session.phase is Phase.WAITING:
+        if self.session.phase in (Phase.GREETING, Phase.WAITING):
             return f"waiting for a model; {self.spending}"
         return self.spending
 

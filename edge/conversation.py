@@ -83,6 +83,9 @@ class Prepared:
 
     rerouted: bool = False  # the scenario gives this edge a link: it must connect through it first
     slow: bool = False  # the scenario gives it a device that takes its time over a gradient
+    announced: bool = (
+        True  # False: the hello said that this edge was not ready, and the next one says that it is
+    )
 
 
 @dataclass(frozen=True, slots=True)

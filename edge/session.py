@@ -132,8 +132,9 @@ class EdgeSession:
     def _outcome(self, event: Outcome) -> list[SessionEffect]:
         """Go on after an effect whose outcome only the shell can know."""
         match event, self._phase:
-            case Prepared(rerouted=rerouted, slow=slow), Phase.PREPARING:
+            case Prepared(rerouted=rerouted, slow=slow, announced=announced), Phase.PREPARING:
                 self.slow = slow
+                self.overtaken = self.overtaken or not announced
                 return self._reroute() if rerouted else self._settled()
             case OtherShardHeld(), Phase.PREPARING:
                 return self._greet_now()
