@@ -129,7 +129,8 @@ def test_the_user_of_an_edges_container_reads_what_is_mounted_and_no_other_user_
         inside = host / "container"
         inside.mkdir()
         as_the_image = "setpriv --reuid 10001 --regid 10001 --clear-groups"
-        script = f"mount --bind {lab}/accounts {inside} && {as_the_image} cat {inside}/lab-0 && ! {as_the_image} cat {lab}/accounts/lab-0"
+        script = f"mount --bind {lab}/accounts {inside} && {as_the_image} cat {inside}/lab-0"
+        script += f" && ! {as_the_image} cat {lab}/accounts/lab-0"
         done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout == (lab / "accounts" / "lab-0").read_text()
