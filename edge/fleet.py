@@ -233,11 +233,14 @@ class EdgeFleet:
 
     # -- progress -------------------------------------------------------------------------------------
 
-    def _report_after(self, wait: float) -> None:
+    def _report_after(self, wait: float, before: float = 0.0) -> None:
+        """Say in `wait` seconds, and ever again, what the edges do; they have been at it for `before` seconds."""
+
         def report() -> None:
             if self._running > 0:
-                self.note(self._progress())
-                self._report_after(self.settings.report_every or min(2 * wait, _LONGEST_REPORT))
+                self.note(f"after {before + wait:.0f} s: {self._progress()}")
+                longer = self.settings.report_every or min(2 * wait, _LONGEST_REPORT)
+                self._report_after(longer, before + wait)
 
         self.loop.call_later(wait, report)
 
