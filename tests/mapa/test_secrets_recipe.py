@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="no openssl on PATH (Debian: apt install openssl)"
+)
 RECIPE = Path(__file__).parents[2] / "docker" / "mosquitto" / "secrets.sh"
 
 
@@ -65,9 +68,7 @@ def with_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
 
 
-@pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="no openssl on PATH (Debian: apt install openssl)"
-)
+@needs_openssl
 def test_names_that_the_old_certificate_lacks_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_names_that_the_old_certificate_lacks_are_named(
     assert (folder / "broker/server.pem").read_bytes() == certificate
 
 
+@needs_openssl
 def test_no_other_user_gets_through_to_a_password_here_or_where_it_is_copied_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +117,7 @@ def test_no_other_user_gets_through_to_a_password_here_or_where_it_is_copied_to(
 
 
 @pytest.mark.slow
+@needs_openssl
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user and mount")
 def test_the_user_of_an_edges_container_reads_what_is_mounted_and_no_other_user_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
