@@ -193,7 +193,7 @@ class CloudServer:
                 self.schedule = self.schedule.with_moment(self.moment, self.t)
                 yield from self._stage_opened(reopened=True)
             yield self._send(account)
-        elif len(self.edges) >= self.terms.edges_at_least:
+        elif sum(not edge.preparing for edge in self.edges.values()) >= self.terms.edges_at_least:
             yield from self._first_stage()
 
     def _first_stage(self) -> Iterator[Effect]:

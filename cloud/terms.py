@@ -43,7 +43,9 @@ class Terms:
     limits: Mapping[str, float] = field(
         default_factory=dict
     )  # `epsilon_floor` and the like, those that are set
-    edges_at_least: int = 1  # hellos to wait for before the first model is sent
+    edges_at_least: int = (
+        1  # edges that can train, by their hellos, to wait for before the first model is sent
+    )
     evaluate_every: int = 0  # 0: never
     fifo_capacity: int = 1024
     most_samples: float = (
@@ -146,6 +148,7 @@ class EdgeAccount:
     left: str = ""  # why it went on purpose; only the hello of another process takes it back
     nonce: str = ""  # of the process that speaks for it
     number: int = 0  # of the newest hello of that process
+    preparing: bool = False  # by that hello: it cannot train yet
     former: dict[str, int] = field(
         default_factory=dict
     )  # nonce → newest hello, of processes that were replaced
@@ -172,4 +175,4 @@ class EdgeAccount:
             while len(self.former) > _REMEMBERED:
                 del self.former[next(iter(self.former))]
         self.nonce, self.number, self.announced = hello.nonce, hello.number, hello.last_sequence
-        self.present, self.left = True, ""
+        self.present, self.left, self.preparing = True, "", hello.preparing

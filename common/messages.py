@@ -33,6 +33,7 @@ class Hello:
     nonce: str = ""  # of the process that says it
     number: int = 1  # of this hello among those of its process
     incarnation: int = 0  # of the run that it is meant for
+    preparing: bool = False  # it has its records still to read: it says hello again when it can train
 
 
 @dataclass(frozen=True, slots=True)

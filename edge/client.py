@@ -20,6 +20,7 @@ from common.wire.topics import EdgeTopic, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.account import Standing
 from edge.conversation import (
+    EXIT_DONE,
     Connected,
     Disconnected,
     DropOutbox,
@@ -72,6 +73,7 @@ class EdgeClient:
     connect: Callable[[EdgeClient, LinkProfile | None], Channel]
     say: Callable[[str], None]
     on_stop: Callable[[int], None]
+    note: Callable[[str], None] = lambda _text: None  # what an operator may ask not to hear
     data_dir: Path | None = None  # where a model may find weights
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     state_dir: Path = Path("state")  # where the operator finds this ledger
@@ -95,6 +97,8 @@ class EdgeClient:
     _farewell: float = 5.0  # seconds for what is still owed at the end
     _leave: bytes | None = None  # that the broker was away for
     _introduced: bool = False  # its device was named
+    _joined: bool = False  # the operator was told what this edge takes part with
+    _size_fits: bool = False  # a gradient was answered: the broker takes messages of that size
 
     def __post_init__(self) -> None:
         self.patience = Patience(self.loop, self._unanswered)
@@ -142,6 +146,38 @@ class EdgeClient:
         return None if preparation is None else preparation.scenario.privacy.total_delta
 
     @property
+    def spending(self) -> str:
+        """What this run has spent, and of what budget, in words."""
+        standing = self.standing
+        if standing is None:
+            return "no account"
+        budget, cap, most = standing.account.budget, standing.cap, standing.account.most_releases
+        made = f"{standing.releases:,}{'' if most is None else f' of {most:,}'} releases made"
+        if budget is None or cap is None:
+            return f"{made}, no budget (--total-epsilon sets one)"
+        return (
+            f"{made}, budget ε = {budget.epsilon:g} at δ = {budget.delta:g}: {standing.charges:,} of {cap:,} charges"
+            " spent"
+        )
+
+    @property
+    def progress(self) -> str:
+        """What this edge waits for, or what it has spent, in words."""
+        if not self._line.connected:
+            return "waiting for a connection to the broker"
+        if self._online is None:
+            return f"waiting for the cloud of run {self.run!r}: none has been there yet; is the name right?"
+        if not self._online:
+            return f"waiting for the cloud of run {self.run!r} to come back"
+        if self.preparation is None:
+            return f"waiting for the welcome of run {self.run!r}"
+        if self.session.phase is Phase.AWAY:
+            return f"away for a while; {self.spending}"
+        if self.session.phase in (Phase.GREETING, Phase.WAITING):
+            return f"waiting for a model; {self.spending}"
+        return self.spending
+
+    @property
     def channel(self) -> Channel | None:
         return self._line.channel
 
@@ -167,9 +203,9 @@ class EdgeClient:
         if self.session.phase is not Phase.DONE:
             self.say(f"{self.edge_id}: {reason}; reconnecting")
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: str, code: int = EXIT_DONE) -> None:
         """Go on purpose."""
-        self._tell(LeaveWanted(reason))
+        self._tell(LeaveWanted(reason, code))
 
     def give_up(self, code: int, text: str) -> None:
         """End since no connection can be had; so nobody can be told."""
@@ -201,15 +237,15 @@ class EdgeClient:
         return None if presence is None else presence.online
 
     def _unanswered(self) -> None:
-        phase, pending = self.session.phase, self.session.pending
-        if self.patience.tries == 2 and self._online is not True:
+        pending = self.session.pending
+        if self.patience.tries == 2 and self._online is False:
             self.say(f"{self.edge_id}: no answer from the cloud of run {self.run!r}; waiting for it")
-        elif self.patience.tries == 2 and phase is Phase.PUSHING and pending is not None:
+        elif self.patience.tries == 2 and self.session.phase is Phase.PUSHING and pending is not None:
             size = len(self._outbox.payload(pending) or b"")
-            self.say(
-                f"{self.edge_id}: no answer to a gradient of {size} bytes, sent twice: the cloud is busy,"
-                f" or the broker may refuse messages of that size; {SIZE_HINT}"
-            )
+            reasons = "the connection is cut, or the cloud is busy"
+            if not self._size_fits:
+                reasons += f", or the broker may refuse messages of that size; then {SIZE_HINT}"
+            self.say(f"{self.edge_id}: no answer to a gradient of {size} bytes, sent twice: {reasons}")
         self._tell(Unanswered())
 
     # -- effects --------------------------------------------------------------------------------------
@@ -257,6 +293,7 @@ class EdgeClient:
                 self._take_time(effect)
             case MakeGradient():
                 assert self.preparation is not None  # the session makes none before Prepared
+                self._size_fits = self._size_fits or effect.received.acknowledged > 0
                 worker = self.preparation.worker
                 self._tell(self._outbox.make(worker, effect.sequence, effect.received))
             case PushOutbox():
@@ -281,12 +318,23 @@ class EdgeClient:
             self.patience.first = self.preparation.scenario.testbed.resend_after
             self._line.link = self.preparation.link
             self._line.allow(_largest_packet(self.preparation))
+        self._announce()
         self._tell(outcome)
         device = None if self.preparation is None else self.preparation.device
         if device is not None and self._rota.attendance is None and not self._introduced:
             self._introduced = True
             self.say(f"{self.edge_id}: {device}")
             self._rota.start(device.attendance())
+
+    def _announce(self) -> None:
+        """Tell the operator, once, what this edge takes part with, and plainly where that is not protected."""
+        if self._joined or self.preparation is None:
+            return
+        self._joined = True
+        records = len(self.preparation.worker.shard)
+        self.note(f"{self.edge_id}: joined run {self.run!r}: {records:,} records, {self.spending}")
+        if self.preparation.exposure:
+            self.say(f"{self.edge_id}: NOT PROTECTED: {self.preparation.exposure}")
 
     def _take_time(self, effect: TakeTime) -> None:
         assert self.preparation is not None  # the session waits for nothing before Prepared
@@ -309,6 +357,7 @@ class EdgeClient:
                 f"{old}: its ledger was lost (the cloud knows of {known} releases in this run, the ledger of none);"
                 f" continuing as {self.edge_id} on an unused shard"
             )
+            self._joined = False
             self._outbox.forget()
             self.inbox.forget()
         self._tell(outcome)

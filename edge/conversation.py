@@ -11,7 +11,7 @@ from enum import Enum
 from common.messages import Halt, ModelReceived, Refuse
 from common.wire.codec import Admission, Presence
 
-EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_FULL = 0, 1, 2, 4
+EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_FULL, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
 
 
 class Phase(Enum):
@@ -52,6 +52,7 @@ class LeaveWanted:
     """The operator ends this edge."""
 
     reason: str
+    code: int = EXIT_DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ class Prepared:
 
     rerouted: bool = False  # the scenario gives this edge a link: it must connect through it first
     slow: bool = False  # the scenario gives it a device that takes its time over a gradient
+    announced: bool = (
+        True  # False: the hello said that this edge was not ready, and the next one says that it is
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,13 @@ from common.randomness import Purpose, streams_for
 from common.telemetry.family import Readings
 from common.telemetry.publishing import published
 from common.transport.channel import Channel, Will
-from common.transport.connection import BrokerAddress, MqttOptions, TlsFiles
+from common.transport.connection import (
+    BrokerAddress,
+    MqttOptions,
+    TlsFiles,
+    still_trying,
+    unreachable,
+)
 from common.transport.link import LinkProfile
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
@@ -33,7 +39,7 @@ from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import epsilons_apart, max_charges_apart
 from edge.claims import ClaimsBook
 from edge.client import FAREWELL, EdgeClient
-from edge.conversation import EXIT_FAILED, EXIT_REFUSED
+from edge.conversation import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
 from edge.memory import memory_limit
 from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
 
 _FIRST_LOOK = 0.2  # seconds between two looks at a first connection
 _CLOSING = 10.0  # seconds for the last messages on a slow link
+_FIRST_REPORT, _LONGEST_REPORT = 10.0, 600.0  # seconds between two lines of progress, doubled each time
 _COMPLAINTS = 5  # hostile messages that get a line each; the rest are counted
 
 
@@ -67,18 +74,24 @@ class FleetSettings:
     accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
     own: OwnData | None = None  # records that these edges bring themselves
     metrics: socket.socket | None = None  # None: nobody is told
+    report_every: float | None = None  # seconds between two lines of progress; None: ever more of them
 
 
 class EdgeFleet:
     """`count` edges on one loop; with one of them it is simply an edge."""
 
-    def __init__(self, settings: FleetSettings, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: FleetSettings,
+        say: Callable[[str], None],
+        note: Callable[[str], None] = lambda _text: None,  # progress, which an operator may ask not to hear
+    ) -> None:
         memory_limit()  # a wrong one is the operator's to fix, before anything starts
         user_cache()
         if settings.own is not None:
             settings.own.check()
         self.settings = settings
-        self.say = say
+        self.say, self.note = say, note
         self.loop = SelectorLoop()
         self.relays: RelayLoop | None = None
         self.clients: list[EdgeClient] = []
@@ -88,6 +101,7 @@ class EdgeFleet:
         self._datasets: dict[Source, Dataset] = {}
         self._running = settings.count
         self._complaints = 0
+        self._told_waiting = False  # for a first connection
         self._spending = Spending(epsilons_apart)
 
     def serve(self) -> int:
@@ -100,8 +114,10 @@ class EdgeFleet:
 
     def _take_part(self) -> int:
         try:
+            self.note(f"waiting for run {self.settings.run!r} at {self.settings.broker}")
             for _ in range(self.settings.count):
                 self._enlist()
+            self._report_after(self.settings.report_every or _FIRST_REPORT)
             beat(self.loop, self._healthy)
             former = {n: signal.signal(n, self._signalled) for n in (signal.SIGTERM, signal.SIGINT)}
             try:
@@ -133,6 +149,7 @@ class EdgeFleet:
             loop=self.loop,
             connect=self._connect,
             say=self.say,
+            note=self.note,
             on_stop=self._stopped,
             renewable=named is None,
             state_dir=self.settings.state_dir,
@@ -166,24 +183,26 @@ class EdgeFleet:
         self.channels = [known for known in self.channels if not known.closed]
         self.channels.append(channel)
         channel.open()
-        self.loop.call_later(
-            _FIRST_LOOK, partial(self._mind_first_connection, client, channel, self.loop.now())
-        )
+        began = self.loop.now()
+        self.loop.call_later(_FIRST_LOOK, lambda: self._mind_first_connection(client, channel, began))
         return channel
 
     def _mind_first_connection(self, client: EdgeClient, channel: MqttChannel, began: float) -> None:
         """Give up where the first connection fails for too long; after it, lost connections are always retried."""
         if channel.connected or channel.closed or client.exit_code is not None:
             return
+        timeout = self.settings.connect_timeout
         if channel.refusal is not None:
             client.give_up(EXIT_REFUSED, f"broker {self.settings.broker}: {channel.refusal}")
-        elif self.loop.now() - began > self.settings.connect_timeout:
-            timeout, error = self.settings.connect_timeout, channel.last_error
-            client.give_up(
-                EXIT_FAILED, f"broker {self.settings.broker}: no connection within {timeout:g} s ({error})"
-            )
-        else:
-            self.loop.call_later(_FIRST_LOOK, partial(self._mind_first_connection, client, channel, began))
+            return
+        if self.loop.now() - began > timeout:
+            reason = unreachable(self.settings.broker, timeout, channel.last_error)
+            client.give_up(EXIT_FAILED, reason)
+            return
+        if channel.failed and not self._told_waiting:
+            self._told_waiting = True
+            self.say(still_trying(self.settings.broker, timeout, channel.last_error))
+        self.loop.call_later(_FIRST_LOOK, lambda: self._mind_first_connection(client, channel, began))
 
     def _relay(self, client: EdgeClient, link: LinkProfile) -> BrokerAddress:
         if self.relays is None:
@@ -212,6 +231,31 @@ class EdgeFleet:
         verdicts = [client.healthy() for client in self.clients]  # all are asked: each keeps the answer
         return all(verdicts)
 
+    # -- progress -------------------------------------------------------------------------------------
+
+    def _report_after(self, wait: float, before: float = 0.0) -> None:
+        """Say in `wait` seconds, and ever again, what the edges do; they have been at it for `before` seconds."""
+
+        def report() -> None:
+            if self._running > 0:
+                self.note(f"after {before + wait:.0f} s: {self._progress()}")
+                longer = self.settings.report_every or min(2 * wait, _LONGEST_REPORT)
+                self._report_after(longer, before + wait)
+
+        self.loop.call_later(wait, report)
+
+    def _progress(self) -> str:
+        """Say in one line what the edges do, however many they are."""
+        working = [client for client in self.clients if client.exit_code is None]
+        if len(self.clients) == 1:
+            return f"{working[0].edge_id}: {working[0].progress}"
+        released = sum(0 if client.standing is None else client.standing.releases for client in working)
+        least = min(working, key=lambda client: client.session.last_sequence)
+        return (
+            f"{len(working)} of {len(self.clients)} edges take part, {released:,} releases made;"
+            f" {least.edge_id}, with the fewest: {least.progress}"
+        )
+
     # -- ends -----------------------------------------------------------------------------------------
 
     def _stopped(self, code: int) -> None:  # noqa: ARG002 - serve() reads it from the client
@@ -227,13 +271,15 @@ class EdgeFleet:
             self.say(f"{client.edge_id}: dropped a message on {topic}: {error}")
 
     def _signalled(self, number: int, frame: object) -> None:  # noqa: ARG002
-        self.loop.post(self._leave)
+        """Leave: Ctrl-C interrupts, while SIGTERM is how an engine stops a container, and no failure to restart."""
+        code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_DONE
+        self.loop.post(lambda: self._leave(code))
 
-    def _leave(self) -> None:
+    def _leave(self, code: int) -> None:
         """End all edges; those that have ended already wait no longer for their broker."""
         for client in self.clients:
             client.hurry()
-            client.leave("shutdown")
+            client.leave("shutdown", code)
 
     def _all_closed(self) -> bool:
         return all(channel.closed for channel in self.channels)

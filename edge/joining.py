@@ -59,6 +59,7 @@ class Joining:
             nonce=nonce,
             number=effect.number,
             incarnation=effect.incarnation,
+            preparing=self.own is not None and self.preparation is None,
         )
 
     def follow(self, admission: Admission) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
@@ -79,7 +80,9 @@ class Joining:
         except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others go on
             return WelcomeDeclined(str(error) or "not enough memory for what the welcome asks for")
         self._admission = admission
-        return Prepared(rerouted=self.preparation.link is not None, slow=self._slow)
+        return Prepared(
+            rerouted=self.preparation.link is not None, slow=self._slow, announced=self.own is None
+        )
 
     def renew(self, known: int) -> IdentityRenewed | IdentityKept:
         """Join as a newcomer: the old id has released `known` gradients, more than this ledger has.

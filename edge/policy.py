@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from common.accounting.releases import Budget, ReleaseKind
-from common.datasets.source import LOCAL
+from common.datasets.source import DECLARED, LOCAL
+from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import MOST_STEPS, Adjacency
@@ -18,6 +19,9 @@ from common.transport.link import LinkProfile
 from edge.account import ShardIdentity
 
 _ROUNDING = 1e-9  # z·(1/b)·b is not z to the last bit
+# Of one release: weaker noise counts as none, or a cloud could ask for z = 1e-9 instead. At either bound a single
+# release may show, with an error below 1e-6, whether a record of its batch is in it.
+LEAST_MULTIPLIER, MOST_EPSILON = 0.1, 20.0
 _REMEDY = (
     "privacy.clipping = 'per-sample' with data.sampler = 'poisson' or 'shuffled' gives what was asked for"
 )
@@ -43,6 +47,7 @@ class OperatorPolicy:
     link: LinkProfile | None = None
     allowed: frozenset[str] = field(default_factory=frozenset)  # dotted paths that a run may name
     allow_seed: bool = False  # the run may be seeded, and is then not private
+    allow_unprotected: bool = False  # releases of the owner's records may have no noise that protects them
     most_steps: int = MOST_STEPS  # local steps that a run may ask for: so long this edge works on one message
     data_name: str | None = None  # of the records that this edge brings itself; None: it brings none
 
@@ -63,6 +68,7 @@ class Proposal:
 
     kind: ReleaseKind  # its law is None where the run neither clips nor noises
     shard: ShardIdentity
+    owned: bool  # the records are the owner's (`is_owned`), not a public data set that is known by its name
     seed: int | None = None
 
 
@@ -96,7 +102,22 @@ def permit(policy: OperatorPolicy, proposal: Proposal, *, budget_kept: bool) -> 
     """
     _check_steps(policy, proposal)
     _check_noise(policy, proposal)
+    _check_protection(policy, proposal)
     _check_seed(policy, proposal, budget_kept=budget_kept)
+
+
+def exposure(proposal: Proposal) -> str:
+    """Say why what leaves this edge would not be protected; '' where noise protects it."""
+    if reason := _weakness(proposal.kind):
+        return reason
+    if proposal.seed is not None:
+        return f"seed = {proposal.seed}: anyone who knows it, the cloud for one, can subtract the noise"
+    return ""
+
+
+def is_owned(data_set: str) -> bool:
+    """Tell whether a data.set is of records that only their owner may release: files and classes, not a known name."""
+    return data_set in DECLARED or is_dotted(data_set)
 
 
 def check_code(policy: OperatorPolicy, key: str, name: str) -> None:
@@ -198,6 +219,29 @@ def _check_noise(policy: OperatorPolicy, proposal: Proposal) -> None:
             _check_floor(asked, promise.noise_multiplier, "z", multiplier, kind, at_most=False)
 
 
+def _weakness(kind: ReleaseKind) -> str:
+    """Say why one release has no noise that protects it, before amplification; '' where it has."""
+    guarantee = kind.guarantee(Adjacency.ZERO_OUT)
+    if not guarantee.is_private:
+        return guarantee.reason
+    epsilon, multiplier = guarantee.epsilon, guarantee.noise_multiplier
+    if epsilon is not None and not epsilon <= MOST_EPSILON * (1 + _ROUNDING):
+        return f"the noise is as good as none: one release costs ε = {epsilon:g}, more than {MOST_EPSILON:g}"
+    if multiplier is not None and not multiplier >= LEAST_MULTIPLIER * (1 - _ROUNDING):
+        return f"the noise is as good as none: one release has z = {multiplier:g}, less than {LEAST_MULTIPLIER:g}"
+    return ""
+
+
+def _check_protection(policy: OperatorPolicy, proposal: Proposal) -> None:
+    """Refuse to release the owner's records without protection, unless the owner has said so."""
+    reason = _weakness(proposal.kind)
+    if proposal.owned and reason and not policy.allow_unprotected:
+        raise PolicyError(
+            f"this run would release this edge's own records without protection: {reason}; permit it with"
+            " --allow-unprotected"
+        )
+
+
 def _option(name: str, value: float) -> str:
     """Return the option of `mapa edge` that sets a parameter."""
     if name in ("epsilon", "noise_multiplier"):
@@ -224,9 +268,10 @@ def _check_floor(
 
 
 def _check_seed(policy: OperatorPolicy, proposal: Proposal, *, budget_kept: bool) -> None:
-    """Refuse noise that anybody can subtract where the operator asks for protection, now or in an earlier run.
+    """Refuse noise that anybody can subtract from the owner's records, or where the operator asks for protection.
 
-    A budget that only a scenario set does not: a seeded run says by itself that it is not private.
+    The operator's budget may be of an earlier run. One that only a scenario set does not count: a seeded run says
+    by itself that it is not private.
     """
     if proposal.seed is None or policy.allow_seed:
         return
@@ -234,6 +279,8 @@ def _check_seed(policy: OperatorPolicy, proposal: Proposal, *, budget_kept: bool
         reason = "this edge's operator set a budget or asked for noise"
     elif budget_kept:
         reason = "this edge's operator has set a budget for these records before"
+    elif proposal.owned and proposal.kind.law is not None:
+        reason = "these records are this edge's own"
     else:
         return
     raise PolicyError(

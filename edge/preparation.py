@@ -35,6 +35,8 @@ from edge.policy import (
     check_code,
     check_data,
     check_number,
+    exposure,
+    is_owned,
     law_for,
     own_records,
     permit,
@@ -50,6 +52,7 @@ class Preparation:
     scenario: Scenario
     link: LinkProfile | None
     device: EmulatedDevice | None = None
+    exposure: str = ""  # why what this edge releases is not protected; '': it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,9 @@ def prepare(
     cap = own_pace(scenario)
     law = law_for(policy, scenario.law(index), paced=cap is not None)
     kind = ReleaseKind(law, scenario.mechanism, len(rows))
-    proposal = Proposal(kind=kind, shard=dealt.identity, seed=admission.seed)
+    proposal = Proposal(
+        kind=kind, shard=dealt.identity, owned=is_owned(scenario.data.set), seed=admission.seed
+    )
     permit(policy, proposal, budget_kept=admission.seed is not None and ledger.keeps_budget(dealt.identity))
     account = Account(
         run=run,
@@ -128,7 +133,8 @@ def prepare(
     link = policy.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
     profile = scenario.device(index)  # the welcome holds this edge's alone
     device = None if profile is None else emulated(profile, worker)
-    return Preparation(worker, scenario, None if link is None or link.is_free else link, device)
+    taken = None if link is None or link.is_free else link
+    return Preparation(worker, scenario, taken, device, exposure(proposal))
 
 
 def _deal(scenario: Scenario, shards: int, index: int, load: Callable[[Source], Dataset]) -> Dealt:

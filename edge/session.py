@@ -118,7 +118,7 @@ class EdgeSession:
                 return self._halt(event)
             case LeaveWanted():
                 told = self.hellos > 0  # else nobody knows of this edge
-                return self._done(EXIT_DONE, f"left: {event.reason}", event.reason if told else None)
+                return self._done(event.code, f"left: {event.reason}", event.reason if told else None)
             case WentAway():
                 return self._away()
             case CameBack():
@@ -132,8 +132,9 @@ class EdgeSession:
     def _outcome(self, event: Outcome) -> list[SessionEffect]:
         """Go on after an effect whose outcome only the shell can know."""
         match event, self._phase:
-            case Prepared(rerouted=rerouted, slow=slow), Phase.PREPARING:
+            case Prepared(rerouted=rerouted, slow=slow, announced=announced), Phase.PREPARING:
                 self.slow = slow
+                self.overtaken = self.overtaken or not announced
                 return self._reroute() if rerouted else self._settled()
             case OtherShardHeld(), Phase.PREPARING:
                 return self._greet_now()

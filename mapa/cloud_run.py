@@ -20,7 +20,7 @@ from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from cloud.snapshot import ValueCodec
 from common.datasets.catalogue import load_dataset
-from common.errors import ConfigurationError, RecordsError, RemoteProtocolError
+from common.errors import BrokerUnavailableError, ConfigurationError, RecordsError, RemoteProtocolError
 from common.health import beat
 from common.own_code import allowing
 from common.quantities import RunId
@@ -228,14 +228,14 @@ def open_cloud(
     )
     view.attach(service)
     history = _history(setting, server.incarnation, directory, view.say) if remembers else None
-    channel.connect(connect_timeout)
     try:
+        channel.connect(connect_timeout, view.say)
         _ask_for_others(service, loop)
         _probe_size(SizeProbe(run, nonce, channel, setting.probe_bytes), channel, loop, view.say)
         if history is not None:
             go_on = begin_history if incarnation is None else revive
             go_on(service, history, type(algorithm_for(scenario)), directory)
-    except (ConfigurationError, RecordsError):
+    except (BrokerUnavailableError, ConfigurationError, RecordsError):
         channel.close()  # with a goodbye: our last will would say that the run's cloud is away
         loop.close()
         raise

@@ -15,7 +15,7 @@ EXIT_CODES = {  # every code of every command, and what it means; each command's
     2: "wrong configuration or usage: nothing was started",
     3: "no edge has budget left",
     4: "an edge found no free shard",
-    130: "interrupted by Ctrl-C or SIGTERM; records are kept",
+    130: "interrupted by Ctrl-C or SIGTERM (of an edge that takes part: by Ctrl-C); records are kept",
 }
 
 HELP = {
@@ -30,7 +30,8 @@ HELP = {
     "cloud": ("mapa cloud quickstart --broker vm.example.org --run first --edges-at-least 3", _TRAINED),
     "edge": (
         "mapa edge --broker vm.example.org --run first --total-epsilon 2",
-        "0 run ended or budget spent, 1 failed, 2 refused or wrong configuration, 4 no free shard",
+        "0 run ended, budget spent or SIGTERM, 1 failed, 2 refused or wrong configuration, 4 no free shard,"
+        " 130 interrupted by Ctrl-C",
     ),
     "containers": ("mapa containers quickstart --edges 5 --fault 'kill edge-3 at t=500 for 2s'", _TRAINED),
     "chaos": (

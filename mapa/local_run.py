@@ -18,6 +18,7 @@ from common.quantities import RunId
 from common.scenario.scenario import Scenario
 from common.transport.connection import BrokerAddress
 from common.transport.loop import SelectorLoop
+from edge.policy import is_owned
 from mapa.children import ends_with_parent
 from mapa.environment import without_options
 from mapa.threads import one_thread
@@ -115,7 +116,14 @@ def edge_arguments(
     arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
     for name in own_code(scenario):
         arguments += ["--allow", name]
-    return arguments
+    return [*arguments, *permitted(scenario)]
+
+
+def permitted(scenario: Scenario) -> list[str]:
+    """Return the options by which edges release their owner's records as the scenario says: one person starts both."""
+    if not is_owned(scenario.data.set):
+        return []
+    return ["--allow-unprotected", *([] if scenario.seed is None else ["--allow-seed"])]
 
 
 def own_code(scenario: Scenario) -> list[str]:

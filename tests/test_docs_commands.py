@@ -103,13 +103,6 @@ ONE_SIDE = Why(
     "trains with another process only, at a broker of the reader's own",
     ("tests/broker/test_testbed.py::test_twenty_edges_train_to_T_with_every_gradient_applied_exactly_once",),
 )
-OWN_FILES = Why(
-    "trains with another process only, at a broker of the reader's own",
-    (
-        "tests/broker/test_local_data.py"
-        "::test_two_edges_with_two_files_of_different_length_train_and_their_ledgers_are_exact",
-    ),
-)
 METRICS = Why(
     "trains with another process only, at a broker of the reader's own",
     ("tests/broker/test_metrics_endpoints.py::test_a_run_tells_both_sides_and_no_scraper_stops_it",),
@@ -170,8 +163,6 @@ NOT_RUN: dict[str, dict[str, Why]] = {
         "make engine-stop": ENGINE,
         "docker compose -f docker/cloud.yml up": HOSTS,
         "docker compose -f docker/edge.yml up": HOSTS,
-        "mapa cloud clinic.toml …": OWN_FILES,
-        "mapa edge --broker vm.example.org …": OWN_FILES,
         "docker swarm init": SWARM,
         "docker stack deploy -c docker/stack.yml mapa": SWARM,
         "docker service scale mapa_edge=50": SWARM,

@@ -54,8 +54,8 @@ def load_files(source: FileSource, data_dir: Path) -> Dataset:
     The checksum is that of the training file's bytes, whatever is declared of them: another declaration must
     not open another account for the same records.
     """
-    train = data_dir / check_path("data.train_path", source.train)
-    test = None if source.test is None else data_dir / check_path("data.test_path", source.test)
+    train = _find("data.train_path", source.train, data_dir)
+    test = None if source.test is None else _find("data.test_path", source.test, data_dir)
     schema = source.schema
     return Dataset(
         FILE,
@@ -66,6 +66,17 @@ def load_files(source: FileSource, data_dir: Path) -> Dataset:
         bytes_checksum(train),
         schema.target_range,
     )
+
+
+def _find(key: str, text: str, data_dir: Path) -> Path:
+    path = data_dir / check_path(key, text)
+    if not path.exists():
+        raise fault(
+            path,
+            f"does not exist; {key} = {text!r} is relative to the data directory {data_dir}: put it there, or name"
+            " another one with --data-dir or MAPA_DATA_DIR",
+        )
+    return path
 
 
 def bytes_checksum(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 import ssl
@@ -26,6 +27,16 @@ class BrokerAddress:
     @property
     def is_unix(self) -> bool:
         return self.host.startswith("/")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nothing that is sent there leaves this machine; names are not looked up, but for localhost."""
+        if self.is_unix or self.host.lower() == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+        except ValueError:
+            return False
 
     def __str__(self) -> str:
         if self.is_unix:
@@ -83,6 +94,37 @@ class Credentials:
 
     def __repr__(self) -> str:  # never the password
         return f"Credentials(username={self.username!r})"
+
+
+def still_trying(address: BrokerAddress, timeout: float, reason: str) -> str:
+    """Say what is waited for, and for how long."""
+    return f"broker {address}: {reason}; trying again for up to {timeout:g} s (--connect-timeout)"
+
+
+def unreachable(address: BrokerAddress, timeout: float, reason: str) -> str:
+    """Say that no connection came about, and why."""
+    return f"broker {address}: no connection within {timeout:g} s ({reason})"
+
+
+def advised(error: OSError | ValueError, *, tls: bool) -> str:
+    """Return why a connection failed, with what an operator can do about it."""
+    said = str(error) or type(error).__name__
+    match error:
+        case socket.gaierror():
+            advice = "this host does not know the name; check the address, or give an IP address"
+        case ConnectionRefusedError():
+            advice = "nothing listens there; is the broker running, and is this its port (HOST:PORT)?"
+        case FileNotFoundError():
+            advice = "there is no such socket; is the broker running?"
+        case ssl.SSLError() | ConnectionResetError() if tls:
+            advice = (
+                "TLS failed; does the broker use TLS at this port? Without it leave out --tls and --tls-ca"
+            )
+        case TimeoutError() | OSError():
+            advice = "no answer from there; check the address, the network and firewalls on the way"
+        case _:
+            return said
+    return f"{said}: {advice}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,14 @@ from typing import Any
 
 from common.errors import BrokerUnavailableError, ConfigurationError, LocalProtocolError, RemoteProtocolError
 from common.transport.channel import Timer
-from common.transport.connection import SIZE_HINT, MqttOptions, open_socket
+from common.transport.connection import (
+    SIZE_HINT,
+    MqttOptions,
+    advised,
+    open_socket,
+    still_trying,
+    unreachable,
+)
 from common.transport.loop import READ, WRITE, SelectorLoop
 from common.transport.mqtt_client import MQTTMessage, ReasonCode, StreamClient, is_denial, is_unexplained
 from common.transport.routing import UNREAD, OnMessage, OnViolation, Routes, ignore_violation
@@ -40,7 +47,7 @@ class MqttChannel:
     ) -> None:
         self.options = options
         self.connected = False
-        self.last_error = "never connected"
+        self.last_error = "not tried yet"
         self._loop = loop
         self._on_connected, self._on_lost = on_connected, on_lost
         self._routes = Routes(on_violation)
@@ -49,6 +56,7 @@ class MqttChannel:
         self._in_paho = False  # its callbacks hold locks that its writing takes
         self._greeted = False  # CONNACK came, on_connected is still to be told
         self._was_connected = False
+        self._explained = False  # why the attempt under way fails is known
         self._refusal: str | None = None  # what the operator must fix
         self._attempts = 0
         self._retry: Timer | None = None
@@ -72,14 +80,18 @@ class MqttChannel:
         """Messages that violated the protocol."""
         return self._routes.violations
 
-    def connect(self, timeout: float) -> None:
-        """Connect within `timeout` seconds, retrying; later losses are repaired by the loop."""
+    def connect(self, timeout: float, say: Callable[[str], None] | None = None) -> None:
+        """Connect within `timeout` seconds, retrying, which is said; later losses are repaired by the loop."""
         if self._loop.here:
             raise LocalProtocolError("connect waits for the loop; a callback must use open")
         until = self._loop.now() + timeout
         arrived = threading.Event()
 
+        untold = [] if say is None else [say]
+
         def settled() -> bool:
+            if untold and self.failed and self._refusal is None:
+                untold.pop()(still_trying(self.options.address, timeout, self.last_error))
             if self.connected or self._refusal is not None:
                 arrived.set()
             return arrived.is_set()
@@ -101,9 +113,7 @@ class MqttChannel:
             raise ConfigurationError(f"broker {self.options.address}: {self._refusal}")
         if not self.connected:
             self.close(0)
-            raise BrokerUnavailableError(
-                f"broker {self.options.address}: no connection within {timeout:g} s ({self.last_error})"
-            )
+            raise BrokerUnavailableError(unreachable(self.options.address, timeout, self.last_error))
 
     def open(self) -> None:
         """Start connecting and keep trying, without waiting; `refusal` says what no retry can fix."""
@@ -113,6 +123,11 @@ class MqttChannel:
     def refusal(self) -> str | None:
         """What the operator must fix: credentials or certificates; None: nothing."""
         return self._refusal
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last attempt to connect failed; `last_error` says why."""
+        return not self.connected and self._attempts > 0
 
     @property
     def closed(self) -> bool:
@@ -204,6 +219,7 @@ class MqttChannel:
         self._retry = None
         if self._ending or self._stream is not None:
             return
+        self._explained = False
         try:
             self._client.reconnect()  # blocks for TCP and TLS, at most connect_timeout each
         except ssl.SSLCertVerificationError as error:
@@ -211,7 +227,7 @@ class MqttChannel:
             self._later(str(error))
             return
         except (OSError, ValueError) as error:
-            self._later(str(error) or type(error).__name__)
+            self._later(advised(error, tls=self.options.tls is not None))
             return
         stream = self._client.socket()
         assert isinstance(stream, PacketStream)
@@ -235,18 +251,20 @@ class MqttChannel:
         self._retry = self._loop.call_later(ceiling * random.uniform(0.5, 1.0), self._attempt)
 
     def _no_greeting(self) -> None:
-        self._drop(f"no MQTT CONNACK within {self.options.connect_timeout:g} s")
+        self._drop(
+            f"no MQTT CONNACK within {self.options.connect_timeout:g} s: is this port an MQTT broker's?{self._tls_hint}"
+        )
 
     def _drop(self, reason: str) -> None:
         stream = self._stream
         if stream is not None:
             stream.ended = True
-            self.last_error = reason
+            self.last_error, self._explained = reason, True
             self._read_paho()  # paho reads the end, and closes
 
     def _greet(self, _client: Any, _userdata: Any, _flags: Any, code: ReasonCode, _properties: Any) -> None:
         if code.is_failure:
-            self.last_error = f"refused: {code}"
+            self.last_error, self._explained = f"refused: {code}", True
             if is_denial(code):
                 self._refusal = f"refused user {self.options.username!r}: {str(code).lower()}"
             return
@@ -263,8 +281,18 @@ class MqttChannel:
             )
 
     def _disconnected(self, _client: Any, _userdata: Any, _flags: Any, code: ReasonCode, *_: Any) -> None:
-        if not self._closing and self._was_connected:
+        if self._closing:
+            return
+        if self._was_connected:
             self.last_error = self._loss(code)
+        elif not self._explained:
+            self.last_error = f"the other side ended the connection before MQTT's CONNACK{self._tls_hint}"
+
+    @property
+    def _tls_hint(self) -> str:
+        """What a failure may mean where this side speaks no TLS."""
+        plain = self.options.tls is None and not self.options.address.is_unix
+        return "; if it is a TLS port, connect with --tls-ca CA (or --tls)" if plain else ""
 
     def _loss(self, code: ReasonCode) -> str:
         """Describe why the connection was lost; an MQTT 3.1.1 broker gives no reason.
@@ -281,6 +309,11 @@ class MqttChannel:
                 f" it may refuse messages of that size; {SIZE_HINT}"
             )
         return "disconnected by the broker: it has stopped, or another client uses this client id"
+
+    def _note_answer(self) -> None:
+        """Blame no message's size for a loss where the broker went on after one of that size."""
+        if self._last_size >= _LARGE:
+            self._lost_behind = (0, 0)
 
     def _socket_closing(self) -> None:
         if self._stream is not None:
@@ -308,6 +341,7 @@ class MqttChannel:
                 while True:
                     packet = stream.take_publish()
                     if packet is not None:
+                        self._note_answer()
                         self._routes.deliver(*packet, retained=stream.retained)
                         if self._stream is not stream:
                             return

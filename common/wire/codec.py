@@ -151,6 +151,7 @@ def encode_hello(hello: Hello) -> bytes:
         nonce=hello.nonce,
         number=hello.number,
         incarnation=hello.incarnation,
+        preparing=hello.preparing or None,
     )
 
 
@@ -166,6 +167,7 @@ def decode_hello(edge_id: EdgeId, payload: bytes) -> Hello:
         nonce=wire.nonce,
         number=wire.number,
         incarnation=wire.incarnation,
+        preparing=wire.preparing is not None,
     )
 
 

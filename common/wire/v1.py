@@ -11,7 +11,16 @@ import math
 import struct
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 INTEGER_LIMIT = 2**63  # sequences, versions and incarnations lie in [0, 2^63)
 COLD_LIMIT = 4096  # bytes of hello, refuse, leave, halt, presence
@@ -78,6 +87,14 @@ class HelloV1(_Message):
     nonce: Nonce  # of the edge's process: a reconnect keeps it, a second process has another
     number: Number
     incarnation: Count  # of the run that it is meant for, by the presence that was heard
+    preparing: Literal[True] | None = None  # left out where it is ready to train
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = dump(self)
+        if self.preparing is None:
+            del fields["preparing"]
+        return fields
 
 
 class WelcomeV1(_Message):

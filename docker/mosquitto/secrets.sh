@@ -3,10 +3,10 @@
 #   secrets.sh FOLDER NAME[,NAME...] [GROUP=COUNT...]
 #   secrets.sh secrets vm.example.org,192.0.2.7 lab=10 desk=2
 # NAME: how the hosts call the broker (DNS or IP). GROUP=COUNT: edges GROUP-0, GROUP-1, … with a password each.
-#   FOLDER/broker/     for the VM: certificate, key, password file
+#   FOLDER/broker/     for the VM: certificate, key, password file; mosquitto.conf for a broker without a container
 #   FOLDER/cloud/      for the VM: the cloud's password, ca.pem
 #   FOLDER/edges/GROUP/  to copy to the workstations of that group: accounts/, ca.pem
-# Run it again to add groups: what is there stays. FOLDER/ca.key signs: keep it away from the hosts.
+# Run it again to add groups: what is there stays, and the broker must read its passwords again. FOLDER/ca.key signs: keep it away from the hosts.
 set -eu
 [ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 folder=$1 names=$2
@@ -25,6 +25,7 @@ command -v mosquitto_passwd >/dev/null || command -v docker >/dev/null || {
   exit 2
 }
 umask 077
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 mkdir -p "$folder" && cd "$folder"
 days=${DAYS:-825}
 
@@ -69,6 +70,14 @@ for group in "$@"; do
 done
 cp ca.pem broker/ && cp ca.pem cloud/
 
+# For a broker without a container, which the user who runs this starts: tls.conf with the places of the files.
+[ -f broker/acl ] || cp "$here/acl" broker/acl
+if [ ! -f broker/mosquitto.conf ]; then
+  place=$(printf '%s' "$PWD/broker" | sed 's/[&|\\]/\\&/g')
+  { echo "user $(id -un)" && sed "s|/mosquitto/secrets|$place|" "$here/tls.conf"; } >broker/mosquitto.conf
+fi
+
+[ ! -f broker/passwords ] || again=1
 # Mosquitto keeps hashes; its own tool makes them, from this machine or from its image.
 printf 'cloud:%s\n' "$(cat cloud/password)" >broker/passwords
 for account in edges/*/accounts/*; do
@@ -79,6 +88,9 @@ if command -v mosquitto_passwd >/dev/null; then
 else
   docker run --rm --user 0 --volume "$PWD/broker:/work" --entrypoint mosquitto_passwd "${BROKER_IMAGE:-eclipse-mosquitto:2}" -U /work/passwords
 fi
-# The folder itself is the caller's alone; below it the users inside the containers must be able to read.
+# Other users of a host get through neither FOLDER nor a group's folder, which stays closed where it is copied to.
+# Below them the users inside the containers must be able to read what is mounted: accounts/ and ca.pem, cloud/.
 find cloud edges -type d -exec chmod 755 {} + && find cloud edges -type f -exec chmod 644 {} +
+chmod 700 . broker edges && find edges -mindepth 1 -maxdepth 1 -type d -exec chmod 700 {} +
 echo "secrets in $PWD: broker/ and cloud/ for the VM, edges/GROUP/ for the workstations"
+[ -z "${again:-}" ] || echo "a running broker knows none of the new accounts yet: docker compose -f docker/cloud.yml restart broker, or without a container kill -HUP its process"

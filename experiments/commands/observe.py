@@ -15,6 +15,7 @@ from common.wire.codec import new_nonce
 from experiments.attack.observer import record_payloads
 from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection
+from mapa.output import note
 
 
 @with_groups()
@@ -35,7 +36,7 @@ def observe_command(
     with SelectorLoop() as loop:
         channel = MqttChannel(options, loop)
         recorder = record_payloads(channel, run, out, limit, on_full=loop.stop)
-        channel.connect(connection.connect_timeout)
+        channel.connect(connection.connect_timeout, note)
         try:
             loop.run()
         except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from common.own_code import only_code
 from mapa import output
 
 # Commands that show how far they are, beside their result.
-REPORTING = ("simulate", "run", "cloud", "containers", "reproduce", "audit", "data get")
+REPORTING = ("simulate", "run", "cloud", "edge", "containers", "reproduce", "audit", "data get")
 # Commands that run a scenario with the code that it names, which is what they are called for, or take a dotted path as
 # an argument; an edge asks its policy. All others read files of unknown origin, and import only what --allow names.
 RUNNING = (

@@ -16,7 +16,7 @@ from common.transport.link import LinkProfile, link_profile
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.own_data import DEFAULT_NAME, OwnData
 from edge.policy import OperatorPolicy
-from mapa import environment
+from mapa import environment, output
 from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection, Metrics
@@ -110,6 +110,14 @@ def edge_command(
         bool,
         typer.Option("--allow-seed", help="allow seeded (non-private) runs"),
     ] = False,
+    allow_unprotected: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unprotected",
+            help="release your own records (--data, files in --data-dir) also where a run's noise is none, or does not"
+            " protect them",
+        ),
+    ] = False,
     most_local_steps: Annotated[
         int,
         typer.Option(
@@ -135,6 +143,7 @@ def edge_command(
         link=_link(link),
         allowed=frozenset(allow or ()),
         allow_seed=allow_seed,
+        allow_unprotected=allow_unprotected,
         most_steps=most_local_steps,
         data_name=None if edge_data is None else data_name or DEFAULT_NAME,
     )
@@ -166,7 +175,7 @@ def edge_command(
             new_schema=new_schema,
             edges=count,
         )
-    introduced = connection.credentials()
+    introduced = connection.credentials(accounts=accounts is not None)
     settings = FleetSettings(
         run=connection.run_id,
         broker=connection.address,
@@ -181,9 +190,14 @@ def edge_command(
         accounts=None if accounts is None else options.account_passwords(accounts),
         own=own,
         metrics=metrics.listener(),
+        report_every=1.0 if output.is_verbose() else None,
     )
-    fleet = EdgeFleet(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
+    fleet = EdgeFleet(settings, _say, note=(lambda _text: None) if output.is_quiet() else _say)
     raise typer.Exit(fleet.serve())
+
+
+def _say(text: str) -> None:
+    print(output.visible(text), file=sys.stderr, flush=True)
 
 
 def _parameters(

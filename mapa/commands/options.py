@@ -77,6 +77,13 @@ class Connection:
     tls_ca: Annotated[Path | None, typer.Option(help="use TLS with this CA certificate")] = None
     tls_cert: Annotated[Path | None, typer.Option("--cert", help="client certificate")] = None
     tls_key: Annotated[Path | None, typer.Option("--key", help="key of the client certificate")] = None
+    plain_password: Annotated[
+        bool,
+        typer.Option(
+            "--plain-password",
+            help="send the password without TLS, to a broker on another host: all who see the traffic can read it",
+        ),
+    ] = False
     connect_timeout: Annotated[float, typer.Option(help="seconds to wait for the first connection")] = 60.0
 
     def __post_init__(self) -> None:
@@ -91,8 +98,8 @@ class Connection:
     def run_id(self) -> RunId:
         return run_id(self.run)
 
-    def credentials(self) -> Credentials:
-        """Return user, password and TLS files, read and checked."""
+    def credentials(self, *, accounts: bool = False) -> Credentials:
+        """Return user, password and TLS files, read and checked; `accounts`: each edge has a password of its own."""
         password = None
         if self.broker_password_file is not None:
             if self.broker_username is None:
@@ -100,6 +107,13 @@ class Connection:
             password = _first_line(self.broker_password_file, "--password-file")
         wanted = self.tls or any(path is not None for path in (self.tls_ca, self.tls_cert, self.tls_key))
         files = TlsFiles(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) if wanted else None
+        exposed = files is None and not self.address.is_loopback
+        if exposed and (accounts or password is not None) and not self.plain_password:
+            raise ConfigurationError(
+                f"{'--accounts' if accounts else '--password-file'}: broker {self.address} is on another host, and"
+                " without TLS all who see the traffic can read the password; give --tls-ca CA (or --tls), or"
+                " --plain-password to send it all the same"
+            )
         return Credentials(username=self.broker_username, password=password, tls=files)
 
 

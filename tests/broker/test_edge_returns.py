@@ -210,6 +210,21 @@ def test_an_edge_that_is_told_to_end_while_its_broker_is_away_says_leave_when_it
         bed.wait(lambda: left(bed) == ["shutdown"])
 
 
+def test_ctrl_c_on_an_edge_says_leave_and_exits_with_130(mosquitto: Broker, tmp_path: Path) -> None:
+    with open_testbed(mosquitto.address, tmp_path, scenario(edges=2, iterations=10**6)) as bed:
+        edge = bed.edge("--verbose")
+        bed.wait(lambda: bed.updates > 5)
+        eventually(
+            lambda: "releases made, no budget" in log(bed, 0).partition("joined")[2], "a line of progress"
+        )
+        edge.send_signal(signal.SIGINT)
+        assert edge.wait(PATIENCE) == 130
+        bed.wait(lambda: left(bed) == ["shutdown"])
+        first, joined, *_ = log(bed, 0).splitlines()
+        assert first == f"waiting for run 'test' at {mosquitto.address}"
+        assert "joined run 'test': 2,000 records" in joined
+
+
 def test_an_edge_that_is_told_twice_waits_no_longer(mosquitto: Broker, tmp_path: Path) -> None:
     with open_testbed(mosquitto.address, tmp_path, scenario(edges=2, iterations=10**6)) as bed:
         edge = bed.edge()

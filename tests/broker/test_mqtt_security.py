@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,12 @@ import pytest
 
 from common.errors import BrokerUnavailableError, ConfigurationError
 from common.quantities import EdgeId, RunId
-from common.transport.connection import MqttOptions, TlsFiles
+from common.transport.connection import BrokerAddress, MqttOptions, TlsFiles
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic
-from mapa.brokers import Broker, MosquittoOptions, find_mosquitto, private_mosquitto
-from tests.program_support import PATIENCE
+from mapa.brokers import Broker, MosquittoOptions, find_mosquitto, free_port, private_mosquitto
+from tests.program_support import PATIENCE, ROOT, eventually
 
 pytestmark = [
     pytest.mark.broker,
@@ -104,12 +105,14 @@ def test_a_certificate_of_another_ca_is_refused_clearly(tls_broker: Broker, cert
 
 
 def test_plain_mqtt_to_a_tls_listener_ends_in_a_clear_error(tls_broker: Broker) -> None:
-    with pytest.raises(BrokerUnavailableError, match=str(tls_broker.address)):
+    with pytest.raises(BrokerUnavailableError, match=f"{tls_broker.address}.*TLS port.*--tls-ca"):
         try_connect(tls_broker, 1)
 
 
 def test_tls_to_a_plain_listener_ends_in_a_clear_error(mosquitto: Broker, certificates: Path) -> None:
-    with pytest.raises(BrokerUnavailableError, match=str(mosquitto.address)):
+    with pytest.raises(
+        BrokerUnavailableError, match=f"{mosquitto.address}.*does the broker use TLS at this port"
+    ):
         try_connect(mosquitto, 1, tls=TlsFiles(ca=certificates / "ca.pem"))
 
 
@@ -131,8 +134,6 @@ def test_a_wrong_password_is_refused_clearly(tmp_path: Path, connect: Connect) -
 
 
 def test_the_password_is_never_shown() -> None:
-    from common.transport.connection import BrokerAddress
-
     options = MqttOptions(address=BrokerAddress("h"), client_id="c", username="u", password="secret")
     assert "secret" not in repr(options)
 
@@ -161,3 +162,46 @@ def test_an_acl_by_user_name_keeps_each_edge_to_its_own_branch(tmp_path: Path, c
         cloud.channel.publish(edge_topic(run, one, EdgeTopic.MODEL), b"for e1", qos=1)
         edge.wait(lambda: len(edge.seen) > 0)
         assert edge.seen == [(edge_topic(run, one, EdgeTopic.MODEL), b"for e1")]
+
+
+@pytest.mark.slow
+def test_the_recipes_broker_without_a_container_knows_a_new_account_after_a_sighup(tmp_path: Path) -> None:
+    folder, port = tmp_path / "secrets", free_port()
+
+    def recipe(*groups: str) -> None:
+        words = [ROOT / "docker" / "mosquitto" / "secrets.sh", folder, "localhost", *groups]
+        subprocess.run(words, check=True, capture_output=True)
+
+    def enter(name: str) -> bool:
+        path = next(folder.glob(f"*/*/accounts/{name}"))
+        tls = TlsFiles(ca=path.parents[1] / "ca.pem")
+        options = MqttOptions(
+            address=BrokerAddress("localhost", port),
+            client_id=name,
+            username=name,
+            password=path.read_text().strip(),
+            tls=tls,
+        )
+        with SelectorLoop() as loop:
+            channel = MqttChannel(options, loop)
+            try:
+                channel.connect(PATIENCE)
+            except ConfigurationError:
+                return False
+            channel.close()
+            return True
+
+    recipe("lab=1")
+    configuration = folder / "broker" / "mosquitto.conf"
+    configuration.write_text(configuration.read_text().replace("listener 8883", f"listener {port}"))
+    broker = subprocess.Popen([str(find_mosquitto()), "-c", str(configuration)], stderr=subprocess.DEVNULL)
+    try:
+        assert enter("lab-0")
+        recipe("desk=1")
+        assert f"listener {port}" in configuration.read_text(), "what is there stays"
+        assert not enter("desk-0")
+        broker.send_signal(signal.SIGHUP)
+        eventually(lambda: enter("desk-0"), "the new account is known")
+    finally:
+        broker.kill()
+        broker.wait()

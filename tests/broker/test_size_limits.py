@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -71,7 +72,7 @@ def test_an_edge_names_the_size_that_gets_no_answer_and_goes_on_when_it_passes(t
             configure(SMALL)
             channel.subscribe(gradients, service.on_gradient)
             log = tmp_path / "edge-0.log"
-            bed.wait(lambda: "may refuse messages of that size; raise its limit" in log.read_text())
+            bed.wait(lambda: "may refuse messages of that size; then raise its limit" in log.read_text())
             assert bed.updates == 0
             configure(replace(SMALL, max_payload=1 << 16))
             assert bed.finish()["reason"] == "finished"
@@ -91,6 +92,24 @@ def test_a_connection_that_ends_behind_one_size_again_and_again_is_named(
         assert "refuse messages of that size" in edge.channel.last_error
         assert "5000 bytes" in edge.channel.last_error
         edge.channel.close(0)
+
+
+def test_a_size_that_was_answered_before_is_not_blamed_for_a_cut_connection(
+    tmp_path: Path, connect: Connect
+) -> None:
+    with private_mosquitto(tmp_path / "broker") as broker:
+        edge = connect(broker, "edge", "up")
+        for count in (1, 2, 3):
+            edge.channel.publish("up", b"x" * 5000)
+            edge.wait(lambda count=count: len(edge.seen) == count)
+            edge.channel.publish("elsewhere", b"x" * 5000)
+            broker.stop(
+                signal.SIGKILL
+            )  # the connection ends without a word, behind a message of the same size
+            edge.wait(lambda count=count: edge.losses == count)
+            assert "refuse" not in edge.channel.last_error
+            broker.start()
+            edge.wait(lambda count=count: edge.connections == count + 1)
 
 
 def test_a_client_id_that_another_takes_is_explained(tmp_path: Path, connect: Connect) -> None:

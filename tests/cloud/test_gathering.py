@@ -46,6 +46,23 @@ def test_those_here_get_the_model_once_and_the_rest_as_they_come() -> None:
     assert [effect.edge_id for effect in late if isinstance(effect, SendModel)] == ["c"]
 
 
+def test_an_edge_that_still_prepares_is_waited_for_and_one_that_never_can_is_not_counted() -> None:
+    server = waiting_cloud()
+    server.terms = replace(TERMS, edges_at_least=2)
+
+    def models(edge: str, number: int, *, preparing: bool) -> list[str]:
+        hello = Hello(edge_id=EdgeId(edge), nonce=edge, number=number, preparing=preparing)
+        return [effect.edge_id for effect in server.receive(hello) if isinstance(effect, SendModel)]
+
+    assert models("a", 1, preparing=True) == []
+    assert models("b", 1, preparing=True) == []  # two are here, and neither can train
+    assert models("a", 2, preparing=False) == []  # alone it would spend its budget by itself
+    server.receive(Leave(EdgeId("b"), "refused", "b"))  # its records do not fit
+    assert models("c", 1, preparing=True) == []
+    assert models("c", 2, preparing=False) == ["a", "b", "c"]
+    assert models("d", 1, preparing=True) == ["d"]  # the run goes on, and its model waits for it
+
+
 def test_the_run_is_spent_when_those_who_began_it_are_but_a_newcomer_may_still_come() -> None:
     server = waiting_cloud()
     server.receive(Hello(edge_id=EdgeId("a")))

@@ -111,6 +111,7 @@ def event_of(step: tuple[Any, ...], server: CloudServer) -> Event | str:
                 last_sequence=last,
                 number=number,
                 incarnation=LIFE,
+                preparing=number == 3,
                 **given_law,
             )
         case ("gradient", edge, ahead, late, factor, size, incarnation):

@@ -100,5 +100,12 @@ def test_what_is_not_declared_soundly_is_refused(data: dict[str, Any], words: st
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"train\.csv: does not exist"):
+    with pytest.raises(ConfigurationError, match=r"train\.csv: does not exist") as caught:
         load_dataset(scenario().data.source, tmp_path)
+    for words in (
+        "data.train_path = ",
+        f"relative to the data directory {tmp_path}",
+        "--data-dir",
+        "MAPA_DATA_DIR",
+    ):
+        assert words in str(caught.value)

@@ -132,6 +132,7 @@ def test_a_hello_arrives_as_it_was_sent(
         nonce=nonce,
         number=number,
         incarnation=last,
+        preparing=number % 2 == 0,
     )
     assert codec.decode_hello(EDGE, codec.encode_hello(sent)) == sent
 
@@ -298,6 +299,8 @@ def test_sequence_zero_is_refused() -> None:
 
 
 WRONG_FIELDS: list[tuple[str, dict[str, object]]] = [
+    ("hello", {"preparing": False}),
+    ("hello", {"preparing": "yes"}),
     ("hello", {"v": 2}),
     ("hello", {"v": True}),
     ("hello", {"kind": "leave"}),

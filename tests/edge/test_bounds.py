@@ -301,3 +301,36 @@ def test_before_its_welcome_an_edge_reads_no_packet_beyond_one(tmp_path: Path) -
         assert WELCOME_LIMIT <= fleet.channels[0].options.max_packet <= WELCOME_LIMIT + 1024
     finally:
         fleet._release()
+
+
+def test_lines_of_progress_become_rare_and_are_one_however_many_edges_there_are(tmp_path: Path) -> None:
+    settings = FleetSettings(
+        run=RunId("r"), broker=BrokerAddress("127.0.0.1", 1), data_dir=tmp_path, state_dir=tmp_path, count=3
+    )
+    notes: list[str] = []
+    fleet = EdgeFleet(settings, lambda _text: None, notes.append)
+    waits: list[float] = []
+    due: list[Callable[[], None]] = []
+
+    class Clock:
+        def call_later(self, wait: float, callback: Callable[[], None]) -> None:
+            waits.append(wait)
+            due.append(callback)
+
+    for _ in range(3):
+        fleet._enlist()
+    loop, fleet.loop = fleet.loop, Clock()  # type: ignore[assignment]
+    fleet._report_after(10.0)
+    for _ in range(9):
+        due.pop()()
+    assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600, 600]
+    assert len(notes) == 9
+    assert notes[1].startswith("after 30 s: 3 of 3 edges take part, 0 releases made; ")
+    assert notes[1].endswith("waiting for a connection to the broker")
+    fleet._running = 0
+    due.pop()()
+    assert len(notes) == 9, "nothing is said of edges that have ended"
+    fleet.loop = loop
+    for client in fleet.clients:
+        client.leave("shutdown")
+    fleet._release()

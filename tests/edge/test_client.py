@@ -65,6 +65,7 @@ class Stage:
     renewable: bool = True
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     said: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     channels: list[MemoryChannel] = field(default_factory=list)
     failure: BaseException | None = None  # what loading the data set ends with
     started: bool = True
@@ -79,6 +80,7 @@ class Stage:
             loop=self.broker,
             connect=self._connect,
             say=self.said.append,
+            note=self.notes.append,
             on_stop=self.stops.append,
             renewable=self.renewable,
         )
@@ -782,6 +784,81 @@ def test_no_effect_is_performed_inside_another(monkeypatch: pytest.MonkeyPatch) 
     made = ["MakeGradient", "PushOutbox"]
     joined = ["SayHello", "RenewIdentity", "Reroute", "SayHello", "Prepare"]
     assert performed == [*joined, *made, *made, "SayLeave", "Stop"]
+
+
+# -- what the operator is told ------------------------------------------------------------------------
+
+
+def test_an_edge_says_once_what_it_joins_with() -> None:
+    stage = Stage(
+        private_scenario(seed=None),
+        MemoryLedger(accountant=plenty),
+        OperatorPolicy(budget=Budget(2.0, 1e-5)),
+    )
+    assert stage.edge.progress == f"waiting for the welcome of run {RUN!r}"
+    stage.welcome()
+    stage.welcome()  # of a cloud that came back: the same terms
+    assert stage.notes == [
+        f"{stage.edge.edge_id}: joined run {RUN!r}: 60 records, 0 releases made, budget ε = 2 at δ = 1e-05: 0 of 500"
+        " charges spent"
+    ]
+    assert stage.said == []
+    stage.release(3)
+    assert stage.edge.progress == stage.edge.spending
+    assert "3 releases made" in stage.edge.spending
+    assert "3 of 500 charges" in stage.edge.spending
+
+
+def test_an_edge_without_a_budget_names_the_option_that_sets_one() -> None:
+    stage = Stage(private_scenario(seed=None))
+    stage.welcome()
+    assert "no budget (--total-epsilon sets one)" in stage.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm": {"name": "asgd"}}, "no noise: gradients leave as they are"),
+        ({"privacy": {"noise": "exponential-norm", "epsilon": 1.0}}, "singular at 0"),
+        ({"privacy": {"noise": "gaussian", "noise_multiplier": 1e-6}}, "as good as none"),
+        ({"seed": 7}, "seed = 7"),
+        ({}, None),
+    ],
+)
+def test_an_edge_says_plainly_where_what_it_releases_is_not_protected(
+    changes: dict[str, Any], words: str | None
+) -> None:
+    stage = Stage(private_scenario(**{"seed": None, **changes}))
+    stage.welcome()
+    stage.release(2)
+    told = [line for line in stage.said if "NOT PROTECTED" in line]
+    assert len(told) == (0 if words is None else 1)
+    assert words is None or words in told[0]
+
+
+def test_a_cloud_that_is_away_or_was_never_there_is_waited_for_in_words() -> None:
+    stage = Stage(started=False)
+    stage.broker.retained.clear()
+    stage.edge.start()
+    stage.broker.settle()
+    assert "none has been there yet; is the name right?" in stage.edge.progress
+    for online, words in ((True, "waiting for the welcome"), (False, "to come back")):
+        stage.broker.route(presence_topic(RUN), encode_presence(Presence(online, CLOUD, LIFE)), retain=True)
+        stage.broker.settle()
+        assert words in stage.edge.progress
+    stage.channels[0].lose()
+    assert stage.edge.progress == "waiting for a connection to the broker"
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+def test_only_a_size_that_never_passed_is_blamed_for_silence(answered: int) -> None:
+    stage = Stage(private_scenario(seed=None))
+    stage.welcome()
+    stage.release(1 + answered)
+    stage.broker.advance(60.0)
+    (silence,) = [line for line in stage.said if "no answer to a gradient" in line]
+    assert "the connection is cut" in silence
+    assert ("refuse messages of that size" in silence) == (answered == 0)
 
 
 # -- sizes --------------------------------------------------------------------------------------------

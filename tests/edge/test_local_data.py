@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from common.accounting.overlap import total_of_records
 from common.accounting.releases import Budget
+from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
+from common.datasets.source import Source
 from common.errors import ConfigurationError
 from common.messages import Welcome
 from common.quantities import EdgeId, RunId
@@ -364,3 +367,41 @@ def test_a_schema_cannot_make_an_edge_take_more_memory_than_its_limit(
 def test_a_device_is_no_file_of_records(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="must be a file or a folder"):
         OwnData(Path("/dev/zero"), tmp_path / "state").check()
+
+
+# -- what leaves unprotected ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "switch", "words"),
+    [
+        ({"algorithm": {"name": "asgd"}}, "allow_unprotected", "no noise"),
+        ({"privacy": {"noise_multiplier": 1e-6}}, "allow_unprotected", "as good as none"),
+        ({"privacy": {"clipping": "batch-mean", "noise_multiplier": 1.0}}, "allow_unprotected", "z = 0.0625"),
+        ({"seed": 3}, "allow_seed", "seed = 3"),
+    ],
+)
+def test_a_welcome_gets_no_record_of_the_owners_unprotected_but_by_the_owners_switch(
+    mine: OwnData, tmp_path: Path, changes: dict[str, Any], switch: str, words: str
+) -> None:
+    known = local_values(**changes)
+    of_edge = of_scenario(parse_scenario(known))
+    known["data"] = {
+        "set": "file",
+        "train_path": "payroll.csv",
+        "schema": SCHEMA,
+    }  # any file of the data directory
+    of_directory = of_scenario(parse_scenario(known))
+    write_csv(tmp_path / "data" / "payroll.csv", 50)
+
+    def load(source: Source) -> Dataset:
+        return load_dataset(source, tmp_path / "data")
+
+    for welcome, policy, own in ((of_edge, MINE, mine), (of_directory, OperatorPolicy(), None)):
+        ledger = MemoryLedger(EdgeId("edge-a"))
+        with pytest.raises(PolicyError, match="--" + switch.replace("_", "-")) as refused:
+            prepare(welcome, RunId("r"), policy, ledger, load, own)
+        assert words in str(refused.value)
+        assert ledger.account(RunId("r")) is None
+        permitted = replace(policy, **{switch: True})
+        assert words in prepare(welcome, RunId("r"), permitted, ledger, load, own).exposure

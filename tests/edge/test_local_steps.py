@@ -140,7 +140,7 @@ def test_a_kind_without_local_steps_is_written_as_ever_and_read_with_one() -> No
 
 
 def test_an_operator_permits_no_more_local_steps_than_said() -> None:
-    proposal = Proposal(kind=kind(8), shard=SHARD)
+    proposal = Proposal(kind=kind(8), shard=SHARD, owned=False)
     permit(OperatorPolicy(), proposal, budget_kept=False)
     permit(OperatorPolicy(most_steps=8), proposal, budget_kept=False)
     with pytest.raises(PolicyError, match=r"local\.steps = 8: .*at most 7.*--most-local-steps 8"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from common.accounting.releases import Budget, ReleaseKind
@@ -21,6 +23,8 @@ from edge.policy import (
     check_code,
     check_data,
     check_number,
+    exposure,
+    is_owned,
     law_for,
     own_records,
     permit,
@@ -42,7 +46,7 @@ def proposed(
     seed: int | None = None,
 ) -> Proposal:
     kind = ReleaseKind(law_for(policy, of_run), Mechanism(clipping, scope, sampling, b), 1000)
-    return Proposal(kind=kind, shard=SHARD, seed=seed)
+    return Proposal(kind=kind, shard=SHARD, owned=False, seed=seed)
 
 
 Z1, E1 = OperatorPolicy(parameters={"noise_multiplier": 1.0}), OperatorPolicy(parameters={"epsilon": 0.1})
@@ -115,7 +119,7 @@ def test_every_release_guarantees_what_the_operator_asked_for(
 ) -> None:
     n = max(1000, b)
     kind = ReleaseKind(law_for(policy, of_run), Mechanism(clipping, scope, sampling, b), n)
-    proposal = Proposal(kind=kind, shard=SHARD)
+    proposal = Proposal(kind=kind, shard=SHARD, owned=False)
     if says is None:
         permit(policy, proposal, budget_kept=True)
         given = kind.guarantee(Adjacency.ZERO_OUT)
@@ -189,6 +193,67 @@ def test_a_seed_is_refused_where_the_operator_asks_for_protection(
     with pytest.raises(PolicyError, match=r"seed = 7: .*--allow-seed") as refused:
         permit(policy, proposal, budget_kept=kept)
     assert says in str(refused.value)
+
+
+# (the run's law, clipping, sampler, b, scope) -> why what leaves is not protected; None: it is
+UNPROTECTED = [
+    (None, EACH, POISSON, 10, ALL, "no noise"),
+    (ExponentialNorm(0.001), EACH, POISSON, 10, ALL, "singular at 0"),
+    (ExponentialNorm(0.1), MEAN, REPLACED, 10, ALL, "singular at 0"),  # the paper's replica
+    (Gaussian(9.0), EACH, POISSON, 10, FIRST, "in the clear"),
+    (Gaussian(1e-9), EACH, POISSON, 10, ALL, "z = 1e-09, less than 0.1"),  # as good as no noise
+    (Gaussian(0.0999), EACH, POISSON, 10, ALL, "less than 0.1"),
+    (Gaussian(1.0), MEAN, POISSON, 10, ALL, "z = 0.05, less than 0.1"),
+    (GammaNorm(1e6), EACH, POISSON, 10, ALL, "more than 20"),
+    (GammaNorm(3.0), MEAN, POISSON, 10, ALL, "ε = 30, more than 20"),
+    (Gaussian(0.1), EACH, POISSON, 10, ALL, None),
+    (Gaussian(4.0), MEAN, POISSON, 10, ALL, None),
+    (GammaNorm(40.0), EACH, POISSON, 10, ALL, None),  # ε/2 under zero-out
+]
+
+
+@pytest.mark.parametrize(("law", "clipping", "sampling", "b", "scope", "says"), UNPROTECTED)
+def test_the_owners_records_leave_unprotected_only_by_the_owners_switch(
+    law: NoiseLaw | None, clipping: Clipping, sampling: Sampling, b: int, scope: Scope, says: str | None
+) -> None:
+    public = proposed(OperatorPolicy(), law, clipping, sampling, b, scope)
+    owned = replace(public, owned=True)
+    permit(OperatorPolicy(), public, budget_kept=False)
+    permit(OperatorPolicy(allow_unprotected=True), owned, budget_kept=False)
+    if says is None:
+        assert exposure(owned) == exposure(public) == ""
+        permit(OperatorPolicy(), owned, budget_kept=False)
+        return
+    assert says in exposure(owned)
+    assert exposure(public) == exposure(owned), "whose records they are does not make a release protected"
+    with pytest.raises(PolicyError, match="--allow-unprotected") as refused:
+        permit(OperatorPolicy(), owned, budget_kept=False)
+    assert says in str(refused.value)
+
+
+def test_the_owners_records_are_in_no_seeded_run_but_by_the_owners_switch() -> None:
+    owned = replace(proposed(OperatorPolicy(), RUN, seed=7), owned=True)
+    assert "seed = 7" in exposure(owned)
+    assert "seed = 7" in exposure(proposed(OperatorPolicy(), RUN, seed=7))
+    with pytest.raises(PolicyError, match=r"seed = 7: .*this edge's own; allow it with --allow-seed"):
+        permit(OperatorPolicy(allow_unprotected=True), owned, budget_kept=False)
+    permit(OperatorPolicy(allow_seed=True), owned, budget_kept=False)
+    nothing = replace(proposed(OperatorPolicy(), None, seed=7), owned=True)  # no noise to subtract
+    permit(OperatorPolicy(allow_unprotected=True), nothing, budget_kept=False)
+
+
+@pytest.mark.parametrize(
+    ("data_set", "owned"),
+    [
+        ("local", True),
+        ("file", True),
+        ("my.module:Records", True),
+        ("mnist", False),
+        ("breast-cancer", False),
+    ],
+)
+def test_files_and_classes_are_the_owners_and_a_known_name_is_public(data_set: str, owned: bool) -> None:
+    assert is_owned(data_set) is owned
 
 
 def shard(index: int, cut: str = "iid K=5 seed=0", dataset: str = "d") -> ShardIdentity:

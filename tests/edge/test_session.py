@@ -280,6 +280,13 @@ def test_a_hello_that_falls_due_while_a_welcome_is_followed_is_said_after_it(new
     assert follow(made, welcome(2)) == []  # and once only
 
 
+def test_an_edge_that_had_still_to_prepare_says_once_that_it_can_train() -> None:
+    made = session()
+    made.receive(welcome(1))
+    assert names(made.receive(Prepared(announced=False))) == ["SayHello"]
+    assert follow(made, welcome(2)) == []
+
+
 @pytest.mark.parametrize("news", NEWS)
 def test_a_gradient_made_meanwhile_is_debited_and_pushed_after_the_next_welcome(news: SessionEvent) -> None:
     made = making()

@@ -18,6 +18,9 @@ from mapa.local_run import edge_arguments
 from mapa.scenario_files import load_scenario
 from tests.program_support import PATIENCE, SIGINT_IGNORED
 
+FILE = ["data.set=file", "data.train_path=train.npz", "data.schema={kind='array', shape=[4], classes=2}"]
+FILE += ["algorithm.name=constant", "algorithm.rate=0.1", "algorithm.first_clip=1"]
+
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -47,6 +50,24 @@ def test_edges_of_a_local_run_may_import_what_its_scenario_names(elsewhere: Path
         scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
     )
     assert command[command.index("--allow") + 1] == law
+
+
+@pytest.mark.parametrize(
+    ("changes", "switches"),
+    [
+        (["seed=1"], set()),  # public records
+        (FILE, {"--allow-unprotected"}),
+        ([*FILE, "seed=1"], {"--allow-unprotected", "--allow-seed"}),
+    ],
+)
+def test_edges_of_a_local_run_release_the_records_of_the_one_who_starts_them(
+    elsewhere: Path, changes: list[str], switches: set[str]
+) -> None:
+    _, scenario = load_scenario("quickstart", changes)
+    command = edge_arguments(
+        scenario, RunId("r"), BrokerAddress("127.0.0.1", 1), elsewhere / "state", elsewhere / "data", 1
+    )
+    assert {word for word in command if word.startswith("--allow-")} == switches
 
 
 @pytest.mark.slow

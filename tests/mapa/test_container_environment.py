@@ -169,6 +169,8 @@ GIVEN = {
     "ALLOW": ("a.b:C d.e:F", "allow", ["a.b:C", "d.e:F"]),
     "CODE": ("/code", "code", [Path("/code")]),
     "ALLOW_SEED": ("1", "allow_seed", True),
+    "ALLOW_UNPROTECTED": ("1", "allow_unprotected", True),
+    "PLAIN_PASSWORD": ("1", "plain_password", True),
     "MOST_LOCAL_STEPS": ("4", "most_local_steps", 4),
     "ACCOUNTS": ("/secrets/accounts", "accounts", Path("/secrets/accounts")),
     "STATE_DIR": ("/ledgers", "state_dir", Path("/ledgers")),
@@ -188,7 +190,7 @@ def test_a_variable_reaches_its_option(started: Started, command: str, name: str
     assert (read if isinstance(read, (list, bool, Path)) else type(wanted)(read)) == wanted
     if name != "RUN":  # without one the cloud makes it up, and an edge ends
         assert started(command, {**base, name: ""})[option] == started(command, base)[option]
-    other = {"ALLOW_SEED": "0", "TLS": "0"}.get(name, value)
+    other = "0" if wanted is True else value
     twice = started(command, {**base, name: other, f"MAPA_{name}": value})[option]
     assert twice == read, "the longer name wins"
 

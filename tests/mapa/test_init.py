@@ -112,6 +112,7 @@ def test_containers_get_the_projects_code_and_a_broker_of_its_models_size(tmp_pa
     _, folder = for_a_container(str(file))
     assert own_code(scenario, folder) == {
         "ALLOW": "experiments.examples.own:SquaredHinge experiments.examples.own:TwoRings",
+        "ALLOW_UNPROTECTED": "true",
         "CODE": "/scenarios",
     }
     assert edge_code(scenario) == ["--code", str(Path(__file__).parents[2])]

@@ -1,0 +1,197 @@
+"""docs/deploy.md, "Edges with data of their own", followed word for word: on one machine and on three hosts.
+
+A host is a network namespace, so that the page's ports and names mean what they say whatever else this machine does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.blocks_support import Block, blocks_of
+from tests.local_support import write_csv
+from tests.program_support import PATIENCE, ROOT, environment, eventually
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
+PAGE = ROOT / "docs" / "deploy.md"
+BUDGET = 2.0
+
+
+def block_of(test: str) -> Block:
+    """Return the block that the page says this test runs."""
+    (block,) = (one for one in blocks_of(PAGE) if one.run_by.endswith(f"::{test}"))
+    return block
+
+
+def commands_by_host(block: Block) -> dict[str, list[str]]:
+    """Return the block's lines as they stand, by the host that the remark behind them names."""
+    found: dict[str, list[str]] = {}
+    for line in block.text.replace("\\\n", " ").splitlines():
+        command, _, remark = line.partition(" # ")
+        found.setdefault(remark.strip(), []).append(" ".join(command.split()))
+    return found
+
+
+@dataclass
+class Host:
+    """A network namespace with a folder in which commands of the page are typed into a shell."""
+
+    name: str
+    folder: Path
+    hosts: dict[str, str] = field(default_factory=dict)  # names that it knows, beside localhost
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def words(self, command: str) -> list[str]:
+        known = self.folder / ".hosts"
+        known.write_text(
+            "".join(f"{at} {name}\n" for name, at in {"localhost": "127.0.0.1", **self.hosts}.items())
+        )
+        inside = f"mount --bind {known} /etc/hosts && exec {command}"  # `ip netns exec` has mounts of its own
+        return ["ip", "netns", "exec", self.name, "sh", "-c", inside]
+
+    def start(self, command: str) -> subprocess.Popen[bytes]:
+        """Type a command into a terminal of its own."""
+        log = (self.folder / f"{len(self.children)}.log").open("wb")
+        with log:
+            child = subprocess.Popen(
+                self.words(command), cwd=self.folder, env=self.environment, stdout=log, stderr=log
+            )
+        self.children.append(child)
+        return child
+
+    def log(self, number: int) -> str:
+        return (self.folder / f"{number}.log").read_text()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {
+            name: value for name, value in environment().items() if not name.startswith(("XDG_", "MAPA_"))
+        }
+        path = os.pathsep.join((str(Path(sys.executable).parent), "/usr/sbin", os.environ["PATH"]))
+        return {**kept, "PATH": path, "HOME": str(self.folder), "MAPA_EDGES_AT_LEAST": "2"}
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Any]:
+    """Make hosts; remove them, and what runs on them, afterwards."""
+    for tool in ("ip", "mosquitto", "openssl", "mosquitto_passwd"):
+        if shutil.which(tool, path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None:
+            pytest.skip(f"no {tool} on PATH (Debian: apt install iproute2 mosquitto openssl)")
+    token, made = secrets.token_hex(3), []
+
+    def host(name: str, **hosts: str) -> Host:
+        folder = tmp_path / name
+        folder.mkdir()
+        one = Host(f"mapa-{token}-{name}", folder, hosts)
+        done = subprocess.run(["ip", "netns", "add", one.name], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"no network namespace can be made here (root can): {done.stderr.strip()}")
+        made.append(one)
+        ip("-n", one.name, "link", "set", "lo", "up")
+        return one
+
+    try:
+        yield host
+    finally:
+        for one in made:
+            for child in one.children:
+                if child.poll() is None:
+                    child.send_signal(signal.SIGKILL)
+                child.wait()
+            subprocess.run(["ip", "netns", "del", one.name], check=False)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def cable(one: Host, other: Host, network: str) -> None:
+    """Connect two hosts: the first is network.1, the second network.2."""
+    name = f"to-{network.rpartition('.')[2]}"
+    ip("link", "add", name, "netns", one.name, "type", "veth", "peer", "name", name, "netns", other.name)
+    for number, end in enumerate((one, other), start=1):
+        ip("-n", end.name, "addr", "add", f"{network}.{number}/24", "dev", name)
+        ip("-n", end.name, "link", "set", "dev", name, "up")
+
+
+def write_files(cloud: Path, north: Path, south: Path) -> None:
+    (scenario,) = (one.text for one in blocks_of(PAGE) if one.language == "toml" and '"local"' in one.text)
+    (cloud / "clinic.toml").write_text(scenario, encoding="utf-8")
+    for seed, path in enumerate((cloud / "public.csv", north / "north.csv", south / "south.csv")):
+        write_csv(path, 150, seed)
+
+
+def assert_both_trained(vm: Host, cloud: int, edges: list[tuple[Host, int, Path]]) -> None:
+    """The run has finished, and each hospital has trained, within its own budget and by its own ledger."""
+    (path,) = (vm.folder / "runs").glob("*/summary.json")
+    summary = json.loads(path.read_text())
+    said = [host.log(number) for host, number, _ in edges]
+    assert (summary["reason"], summary["updates"]) == ("finished", 200), (vm.log(cloud), said)
+    assert len(summary["edges"]) == 2
+    assert min(row["applied"] for row in summary["edges"]) > 0
+    for (host, number, state), log in zip(edges, said, strict=True):
+        first, joined, *_ = log.splitlines()
+        assert first.startswith("waiting for run 'first' at ")
+        assert re.search(
+            r"joined run 'first': 150 records, 0 releases made, budget ε = 2 at δ = 1e-05: 0 of", joined
+        )
+        assert "NOT PROTECTED" not in log
+        done = subprocess.run(
+            ["mapa", "ledger", str(state), "--json"],
+            capture_output=True,
+            env=host.environment,
+            timeout=PATIENCE,
+        )
+        assert 0 < json.loads(done.stdout)["epsilon"] <= BUDGET, (number, done.stderr)
+
+
+def test_on_one_machine_both_hospitals_train_within_their_budgets(network: Any) -> None:
+    block = block_of("test_on_one_machine_both_hospitals_train_within_their_budgets")
+    here = network("here")
+    write_files(here.folder, here.folder, here.folder)
+    broker, cloud, *edges = [line.partition(" # ")[0] for line in block.text.splitlines()]
+    north, server, served = (here.start(one) for one in (edges[0], broker, cloud))  # in any order
+    eventually(lambda: "joined" in here.log(0), "the north has joined")
+    south = here.start(edges[1])
+    assert [child.wait(PATIENCE) for child in (served, north, south)] == [0, 0, 0], here.log(2)
+    assert server.poll() is None
+    assert_both_trained(here, 2, [(here, 0, here.folder / "north"), (here, 3, here.folder / "south")])
+
+
+def test_on_three_hosts_both_hospitals_train_within_their_budgets(network: Any) -> None:
+    block = block_of("test_on_three_hosts_both_hospitals_train_within_their_budgets")
+    by_host = commands_by_host(block)
+    assert by_host.keys() == {"the VM, once", "the VM", "north", "south"}
+    vm = network("vm", **{"vm.example.org": "127.0.0.1"})
+    north = network("north", **{"vm.example.org": "10.77.1.1"})
+    south = network("south", **{"vm.example.org": "10.77.2.1"})
+    cable(vm, north, "10.77.1")
+    cable(vm, south, "10.77.2")
+    write_files(vm.folder, north.folder, south.folder)
+    (vm.folder / "docker").symlink_to(ROOT / "docker")
+    (once,), (serve, lead) = by_host["the VM, once"], by_host["the VM"]
+    assert vm.start(once).wait(PATIENCE) == 0, vm.log(0)
+    for host in (north, south):
+        name = host.folder.name
+        subprocess.run(
+            ["cp", "-r", vm.folder / "secrets" / "edges" / name, host.folder / "secrets"], check=True
+        )
+    vm.start(serve)
+    cloud = vm.start(lead)
+    ((first,), (second,)) = by_host["north"], by_host["south"]
+    edges = [north.start(first), south.start(second)]
+    assert cloud.wait(PATIENCE) == 0, (vm.log(1), vm.log(2), north.log(0))
+    assert [edge.wait(PATIENCE) for edge in edges] == [0, 0], (north.log(0), south.log(0))
+    assert_both_trained(vm, 2, [(host, 0, host.folder / "state") for host in (north, south)])
