@@ -44,7 +44,7 @@ class Terms:
         default_factory=dict
     )  # `epsilon_floor` and the like, those that are set
     edges_at_least: int = 1  # hellos to wait for before the first model is sent
-    evaluate_every: int = 0  # 0: never
+    evaluate_every: int = 0  # 0: never, else x₁ too
     fifo_capacity: int = 1024
     most_samples: float = (
         math.inf

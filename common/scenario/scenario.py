@@ -37,6 +37,8 @@ from common.scenario.tables import (
     WorkTable,
 )
 
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # updates between evaluations
+
 
 class Scenario(Table):
     """One TOML file."""
@@ -136,6 +138,13 @@ class Scenario(Table):
         return min(self.iterations, sum(self.privacy.cap(k) or 0 for k in range(self.workers)))
 
     @property
+    def evaluate_every(self) -> int:
+        """Updates between evaluations, 0: only the last; where the scenario does not say, a round number by T."""
+        if self.evaluation.every is not None:
+            return self.evaluation.every
+        return next((step for step in _STEPS if self.updates <= 40 * step), _STEPS[-1])
+
+    @property
     def problem(self) -> Problem:
         """The constants in the core's own form."""
         a = self.algorithm
@@ -228,6 +237,7 @@ class Scenario(Table):
         """Return what a record holds: every value, and of the algorithm's own options those not at their default."""
         values = self.model_dump(mode="json")
         values["algorithm"] = self.algorithm.recorded() | self.described.recorded(self.algorithm.options)
+        values["evaluation"] = {"every": self.evaluate_every}
         values["records"] = self.records.recorded()
         if not self.local.given:
             del values["local"]
@@ -240,7 +250,7 @@ class Scenario(Table):
 
     def resolved(self) -> dict[str, Any]:
         """Return every value, the algorithm's own options included."""
-        return self.model_dump(mode="json")
+        return {**self.model_dump(mode="json"), "evaluation": {"every": self.evaluate_every}}
 
     @property
     def digest(self) -> str:

@@ -55,9 +55,12 @@ def simulate_synchronously(
     x = first_model(model, world.streams)
     records, now = Recorder(journal), 0.0
     _joined(records, workers)
-    due = scenario.evaluation.every or scenario.iterations
+    every = scenario.evaluate_every
+    due = every or scenario.iterations
     r, reason, limit = 0, "finished", scenario.time_limit or math.inf
     with interrupt_between_events() as interrupted, quiet_overflow():
+        if every:
+            _evaluate(world, records, schedule.result(x), 0, schedule.stage, now)
         while r < rounds and is_finite(x) and not interrupted():
             r += 1
             total = np.zeros(model.dimension, np.float32)
@@ -73,7 +76,7 @@ def simulate_synchronously(
             x, following = _update(schedule, x, total, r, count)
             if r * count >= due or r == rounds:
                 _evaluate(world, records, following.result(x), r * count, schedule.stage, now)
-                due += scenario.evaluation.every or scenario.iterations
+                due += every or scenario.iterations
             schedule = following
             if progress is not None:
                 progress(records.tally)
