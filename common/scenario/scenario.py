@@ -237,7 +237,6 @@ class Scenario(Table):
         """Return what a record holds: every value, and of the algorithm's own options those not at their default."""
         values = self.model_dump(mode="json")
         values["algorithm"] = self.algorithm.recorded() | self.described.recorded(self.algorithm.options)
-        values["evaluation"] = {"every": self.evaluate_every}
         values["records"] = self.records.recorded()
         if not self.local.given:
             del values["local"]

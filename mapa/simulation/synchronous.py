@@ -67,6 +67,8 @@ def simulate_synchronously(
             for worker in workers:
                 sent = SendModel(worker.edge_id, r, schedule.sensitivity, r - 1, x)
                 total += worker.receive(sent).gradient
+                if progress is not None:
+                    progress(records.tally)
             ends = now + max(sum(trip(k, r)) for k in range(count))
             if ends > limit:  # its gradients were released all the same, and are counted
                 r, now, reason = r - 1, limit, "time-limit"

@@ -56,8 +56,8 @@ def test_every_zero_evaluates_the_last_model_alone(engine: str) -> None:
 def test_the_beat_follows_the_length_of_the_run(iterations: int, every: int) -> None:
     scenario = parse_scenario({**small_scenario().canonical(), "iterations": iterations, "evaluation": {}})
     assert scenario.evaluate_every == every
-    assert scenario.canonical()["evaluation"] == scenario.resolved()["evaluation"] == {"every": every}
-    assert parse_scenario(scenario.canonical()).digest == scenario.digest
+    assert scenario.resolved()["evaluation"] == {"every": every}
+    assert parse_scenario(scenario.canonical()) == scenario
 
 
 def test_where_budgets_end_a_run_before_t_the_beat_follows_them() -> None:
