@@ -56,12 +56,13 @@ def simulate(
     with given_objects(asked.objects):
         scenario_asked = asked.scenario()
         check_engine(scenario_asked, engine)
-        world = World.of(scenario_asked, _data_dir(data_dir), own, say=note if progress is True else None)
+        say = note if progress is True else None
+        world = World.of(scenario_asked, _data_dir(data_dir), own, say=say)
         resolved = world.scenario
         title = f"{resolved.algorithm.name} {resolved.model.name}"
         with interrupt_between_events(), bar_for(title, resolved.iterations, progress) as bar:
             summary = record_simulation(
-                world, name=asked.name, runs=Path(runs_dir), engine=engine, progress=shown_on(bar)
+                world, name=asked.name, runs=Path(runs_dir), engine=engine, progress=shown_on(bar), say=say
             )
             bar.show(summary["updates"], _last(summary))
     return _ended(summary)

@@ -15,9 +15,11 @@ from cloud.averaging import first_of_tail
 from cloud.lives import Lives
 from cloud.service import CloudService
 from cloud.terms import EdgeAccount
+from common.accounting.kept import kept_in
 from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError, RecordsError
+from common.models.feature_cache import user_cache
 from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Sampling
@@ -27,7 +29,7 @@ from common.records.tally import Tally
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
 from common.transport.link import link_profile
-from mapa.budget import release_caps
+from mapa.budget import Say, release_caps
 from mapa.cloud_run import CloudRun
 from mapa.simulation import blocks
 from mapa.simulation.simulator import check_world, simulate
@@ -88,6 +90,7 @@ def record_simulation(
     runs: Path,
     engine: str = "events",
     progress: Callable[[Tally], None] | None = None,
+    say: Say | None = None,
 ) -> dict[str, Any]:
     """Simulate, write the run's directory, return its summary. An interrupted run has both all the same."""
     scenario = world.scenario
@@ -128,13 +131,16 @@ def record_simulation(
         summary["virtual_seconds"] = outcome.virtual_seconds
         _write_model(directory, scenario, world.model, outcome.x, outcome.tally.updates)
         directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
-        summary["privacy"] = privacy_of(
-            scenario,
-            [
-                (k, f"edge-{k}", scenario.law(k), len(world.rows[k]), releases)
-                for k, releases in enumerate(outcome.releases)
-            ],
-        )
+        if say is not None and scenario.private and scenario.privacy.described.made.calibrated is not None:
+            say(f"accounting ε of {sum(outcome.releases):,} releases")
+        with kept_in(user_cache()):
+            summary["privacy"] = privacy_of(
+                scenario,
+                [
+                    (k, f"edge-{k}", scenario.law(k), len(world.rows[k]), releases)
+                    for k, releases in enumerate(outcome.releases)
+                ],
+            )
         directory.summary(summary)
     return summary
 
@@ -181,15 +187,16 @@ def record_cloud(
             releases if (cap := caps[a.index]) is None else max(a.last_sequence, min(releases, cap))
             for a, releases in zip(accounts, summary["releases"], strict=True)
         ]
-    summary["privacy"] = privacy_of(
-        setting.scenario,
-        [
-            (a.index, a.edge_id, a.law, setting.shard_sizes[a.index], releases)
-            for a, releases in zip(accounts, summary["releases"], strict=True)
-        ],
-        service.lives,
-        least_records(setting.scenario),
-    )
+    with kept_in(user_cache()):
+        summary["privacy"] = privacy_of(
+            setting.scenario,
+            [
+                (a.index, a.edge_id, a.law, setting.shard_sizes[a.index], releases)
+                for a, releases in zip(accounts, summary["releases"], strict=True)
+            ],
+            service.lives,
+            least_records(setting.scenario),
+        )
     with _kept(failures):
         directory.summary(summary)
     if failures:
@@ -363,6 +370,8 @@ def summarise(
         "iterations_per_second": tally.updates / seconds if seconds > 0 else None,
         "diagnostics": scenario.records.diagnostics,
     }
+    if scenario.private:  # z, or z_k of each edge, as it was given or found for the budget
+        summary["noise"] = {"law": scenario.privacy.noise, **scenario.privacy.given}
     if rate := explained(scenario, model):
         summary["rate"] = rate
     if warnings := warnings_of(scenario, tally.updates, engine):

@@ -48,6 +48,8 @@ def simulate_command(
     # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
     bar = bar_on(progress_console(), f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations)
     with interrupt_between_events(), bar:
-        summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=shown_on(bar))
+        summary = record_simulation(
+            world, name=name, runs=runs, engine=engine, progress=shown_on(bar), say=note
+        )
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary["reason"], 1))

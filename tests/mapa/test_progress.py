@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from common.accounting import budget as budgets
+from common.accounting import total as totals
+from common.accounting.releases import Budget, ReleaseKind
 from common.records.tally import Tally
 from mapa import progress
+from mapa.budget import calibrated
 from mapa.progress import Bar, LineBar, TerminalBar, bar_on, shown_on
+from mapa.recording import record_simulation
 from mapa.simulation.simulator import simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_rounds
-from tests.core_support import small_world
+from mapa.simulation.world import World
+from tests.core_support import small_dataset, small_scenario, small_world
 
 ENGINES: dict[str, Callable[..., Any]] = {
     "events": simulate,
@@ -93,3 +101,44 @@ def test_quiet_is_quiet_with_and_without_a_terminal(clock: list[float]) -> None:
 
 def test_a_terminal_gets_a_bar() -> None:
     assert isinstance(bar_on(Console(file=io.StringIO(), force_terminal=True), "mapa lr", 20), TerminalBar)
+
+
+# -- noise, which takes longest -----------------------------------------------------------------------------
+
+
+def test_a_run_says_what_noise_it_looks_for_and_its_summary_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAPA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("MAPA_CACHE_MB", "1")
+    monkeypatch.setattr("common.accounting.kept._WORTH", 0.0)
+    searched: list[int] = []
+    of = budgets._least_multiplier
+
+    def search(budget: Budget, unit: ReleaseKind, charges: int) -> float:
+        searched.append(charges)
+        return of(budget, unit, charges)
+
+    monkeypatch.setattr(budgets, "_least_multiplier", search)
+    scenario = small_scenario(batch_size=60, data={"sampler": "poisson"}, privacy={"total_epsilon": 3.0})
+    stated = []
+    for _process in range(2):
+        for function in (budgets._calibrated, budgets.max_charges, totals._total):
+            function.cache_clear()
+        said: list[str] = []
+        found = calibrated(scenario, [60] * 4, said.append)
+        z = found.privacy.noise_multiplier
+        assert said[0] == (
+            "finding z: the least noise for ε = 3, δ = 1e-05 with 16 releases of 60 of 60 records (poisson)"
+        )
+        assert re.fullmatch(r"z = [\d.]+, found in \d+\.\d s", said[1])
+        stated.append(z)
+    assert stated[0] == stated[1]
+    assert searched == [16]
+    world = World.on(scenario, small_dataset())
+    summary = record_simulation(world, name="budgeted", runs=tmp_path, say=said.append)
+    assert summary["noise"] == {
+        "law": "gaussian",
+        "noise_multiplier": world.scenario.privacy.noise_multiplier,
+    }
+    assert said[-1].startswith("accounting ε of ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_rounds
 from tests.core_support import small_scenario, small_world
 
-ENGINES = {
+ENGINES: dict[str, Callable[..., Any]] = {
     "events": simulate,
     "vectorised": simulate_rounds,
     "block": lambda world, journal: simulate_rounds(world, journal, blocks=True),
@@ -30,7 +31,7 @@ def evaluated(engine: str, **changes: Any) -> tuple[list[int], list[dict[str, An
     if engine == "synchronous":
         changes["delays"] = {"kind": "constant"}
     stream = io.StringIO()
-    outcome = ENGINES[engine](small_world(**changes), Journal(stream))  # type: ignore[operator]
+    outcome = ENGINES[engine](small_world(**changes), Journal(stream))
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     return [one.updates for one in outcome.tally.evaluations], events
 
