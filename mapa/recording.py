@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -131,9 +132,8 @@ def record_simulation(
         summary["virtual_seconds"] = outcome.virtual_seconds
         _write_model(directory, scenario, world.model, outcome.x, outcome.tally.updates)
         directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
-        if say is not None and scenario.private and scenario.privacy.described.made.calibrated is not None:
-            say(f"accounting ε of {sum(outcome.releases):,} releases")
-        with kept_in(user_cache()):
+        waited_for = f"accounting ε of {sum(outcome.releases):,} releases"
+        with said_if_slow(say, waited_for), kept_in(user_cache()):
             summary["privacy"] = privacy_of(
                 scenario,
                 [
@@ -143,6 +143,18 @@ def record_simulation(
             )
         directory.summary(summary)
     return summary
+
+
+@contextlib.contextmanager
+def said_if_slow(say: Say | None, text: str, after: float = 1.0) -> Iterator[None]:
+    """Say what is waited for once it takes longer than that many seconds."""
+    timer = threading.Timer(after, say or (lambda _: None), [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def record_cloud(
@@ -187,7 +199,8 @@ def record_cloud(
             releases if (cap := caps[a.index]) is None else max(a.last_sequence, min(releases, cap))
             for a, releases in zip(accounts, summary["releases"], strict=True)
         ]
-    with kept_in(user_cache()):
+    waited_for = f"accounting ε of {sum(summary['releases']):,} releases"
+    with said_if_slow(service.say, waited_for), kept_in(user_cache()):
         summary["privacy"] = privacy_of(
             setting.scenario,
             [

@@ -71,6 +71,9 @@ class Scenario(Table):
     def _resolve(self, info: ValidationInfo) -> Self:
         """Learn from the algorithm, or from a welcome, what edges do; without either there is no scenario."""
         self._work = (info.context or {}).get("work") or self._resolve_algorithm()
+        if self.evaluation.every is None:  # a round number of updates, by T
+            step = next((one for one in _STEPS if self.iterations <= 40 * one), _STEPS[-1])
+            object.__setattr__(self, "evaluation", EvaluationTable(every=step))
         if self.testbed.edges_at_least > self.edges:
             raise ValueError(
                 f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
@@ -139,10 +142,9 @@ class Scenario(Table):
 
     @property
     def evaluate_every(self) -> int:
-        """Updates between evaluations, 0: only the last; where the scenario does not say, a round number by T."""
-        if self.evaluation.every is not None:
-            return self.evaluation.every
-        return next((step for step in _STEPS if self.updates <= 40 * step), _STEPS[-1])
+        """Updates between evaluations; 0: only the last."""
+        assert self.evaluation.every is not None  # filled in
+        return self.evaluation.every
 
     @property
     def problem(self) -> Problem:
@@ -249,7 +251,7 @@ class Scenario(Table):
 
     def resolved(self) -> dict[str, Any]:
         """Return every value, the algorithm's own options included."""
-        return {**self.model_dump(mode="json"), "evaluation": {"every": self.evaluate_every}}
+        return self.model_dump(mode="json")
 
     @property
     def digest(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from common.records.tally import Tally
 from mapa import progress
 from mapa.budget import calibrated
 from mapa.progress import Bar, LineBar, TerminalBar, bar_on, shown_on
-from mapa.recording import record_simulation
+from mapa.recording import record_simulation, said_if_slow
 from mapa.simulation.simulator import simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_rounds
@@ -136,9 +137,23 @@ def test_a_run_says_what_noise_it_looks_for_and_its_summary_holds_it(
     assert stated[0] == stated[1]
     assert searched == [16]
     world = World.on(scenario, small_dataset())
-    summary = record_simulation(world, name="budgeted", runs=tmp_path, say=said.append)
+    summary = record_simulation(world, name="budgeted", runs=tmp_path)
     assert summary["noise"] == {
         "law": "gaussian",
         "noise_multiplier": world.scenario.privacy.noise_multiplier,
     }
-    assert said[-1].startswith("accounting ε of ")
+
+
+def test_what_takes_long_is_said_and_what_does_not_is_not() -> None:
+    said: list[str] = []
+    heard = threading.Event()
+
+    def say(text: str) -> None:
+        said.append(text)
+        heard.set()
+
+    with said_if_slow(say, "accounting", after=0.0):
+        assert heard.wait(60)
+    with said_if_slow(say, "not this", after=3600.0), said_if_slow(None, "nor this", after=0.0):
+        pass
+    assert said == ["accounting"]
