@@ -55,7 +55,7 @@ def bar_on(console: Console, title: str, total: int) -> Bar:
 def shown_on(bar: Bar) -> Callable[[Tally], None]:
     """Return what an engine may call as often as it likes: the bar is shown ten times a second, by the clock.
 
-    A look at the clock takes a tenth of a microsecond, the least update sixty.
+    A call takes a quarter of a microsecond, the least update thirty.
     """
     due = -math.inf
 
