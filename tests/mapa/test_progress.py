@@ -16,6 +16,7 @@ from rich.console import Console
 from common.accounting import budget as budgets
 from common.accounting import total as totals
 from common.accounting.releases import Budget, ReleaseKind
+from common.errors import ConfigurationError
 from common.records.tally import Tally
 from mapa import progress
 from mapa.budget import calibrated
@@ -157,3 +158,9 @@ def test_what_takes_long_is_said_and_what_does_not_is_not() -> None:
     with said_if_slow(say, "not this", after=3600.0), said_if_slow(None, "nor this", after=0.0):
         pass
     assert said == ["accounting"]
+
+
+def test_a_wrong_size_of_the_cache_is_refused_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAPA_CACHE_MB", "lots")
+    with pytest.raises(ConfigurationError, match="MAPA_CACHE_MB = 'lots'"):
+        calibrated(small_scenario(), [60] * 4)
