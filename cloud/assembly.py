@@ -42,7 +42,7 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         noised_dimension=noised_dimension(scenario, model),
         limits=privacy.limits,
         edges_at_least=edges_at_least,
-        evaluate_every=scenario.evaluation.every,
+        evaluate_every=scenario.evaluate_every,
         fifo_capacity=fifo_capacity(scenario.workers, model.dimension),
         most_samples=most_samples(scenario.mechanism),
         regularization=scenario.model.regularization,

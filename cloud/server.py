@@ -199,6 +199,8 @@ class CloudServer:
     def _first_stage(self) -> Iterator[Effect]:
         self.schedule = self.begin(self.moment)
         yield from self._stage_opened(reopened=False)
+        if self.terms.evaluate_every:
+            yield EvaluationDue(0, self.stage, self.result)
         for waiting in self.edges.values():
             yield self._send(waiting)
         yield from self._drain()

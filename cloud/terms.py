@@ -46,7 +46,7 @@ class Terms:
     edges_at_least: int = (
         1  # edges that can train, by their hellos, to wait for before the first model is sent
     )
-    evaluate_every: int = 0  # 0: never
+    evaluate_every: int = 0  # 0: never, else x₁ too
     fifo_capacity: int = 1024
     most_samples: float = (
         math.inf

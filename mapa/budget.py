@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
+from common.accounting.kept import kept_in
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
+from common.models.feature_cache import user_cache
 from common.noise.mechanism import Clipping, Sampling
 from common.scenario.pacing import planned_releases
 from common.scenario.parts import own_schema
@@ -20,8 +23,10 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None =
 
     z is found for the smallest shard, whose records are sampled most often; with truncated batches for every size.
     `releases` has done its work then and goes: beside z no scenario may say it, and the cap of an edge is what the
-    budget permits at this z. `say` hears how far it is: with a pace it may take half a minute for each edge.
+    budget permits at this z. `say` hears what is looked for and how long it took: half a minute for one z, where no
+    run before has asked for the same.
     """
+    user_cache()  # the statement at the end uses it, too: a wrong MAPA_CACHE_MB is refused before anything starts
     privacy = scenario.privacy
     law = privacy.described.made
     total_epsilon = privacy.total_epsilon
@@ -37,57 +42,61 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None =
             "data.schema.records_at_least: needed to compute the noise from privacy.total_epsilon with"
             f" data.set = {LOCAL!r}: how often a record is used depends on the number of an edge's records"
         )
-    from common.accounting.budget import calibrate  # scipy and the accountant: only where they are needed
-
     if privacy.pace == "own":
         return _paced(scenario, shard_sizes, say)
-
-    def for_shard(size: int) -> float:
-        return calibrate(
-            Budget(total_epsilon, privacy.total_delta),
-            releases=privacy.releases or releases_of_an_edge(scenario),
-            batch_size=scenario.batch_size,
-            shard_size=size,
-            sampling=Sampling(scenario.data.sampler),
-            clipping=Clipping(privacy.clipping),
-            largest_batch=scenario.data.largest_batch,
-            law=law,
-        )
-
+    releases = privacy.releases or releases_of_an_edge(scenario)
     # how often a batch is truncated does not rise with the rate
     sizes = {min(shard_sizes)} if scenario.data.largest_batch is None else set(shard_sizes)
-    z = max(for_shard(size) for size in sorted(sizes))
+    found = _multipliers(scenario, [(releases, size) for size in sorted(sizes)], "z", say)
+    z = max(found.values())
     filled = privacy.model_copy(update={law.calibrated: [z], "releases": None})
     return scenario.model_copy(update={"privacy": filled})
 
 
 def _paced(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None) -> Scenario:
     """Return the scenario with R_k and z_k of each edge: fixed here, before anybody has released anything."""
-    from common.accounting.budget import calibrate
-
-    privacy = scenario.privacy
+    privacy, caps = scenario.privacy, planned_releases(scenario)
     law = privacy.described.made
-    assert law.calibrated is not None  # PrivacyTable has checked both
-    assert privacy.total_epsilon is not None
-    budget = Budget(privacy.total_epsilon, privacy.total_delta)
-    caps, found = planned_releases(scenario), dict[tuple[int, int], float]()
-    different = dict.fromkeys(zip(caps, shard_sizes, strict=True))
-    for place, key in enumerate(different, start=1):
-        if say is not None:
-            say(f"computing z_k ({place} of {len(different)})")
-        found[key] = calibrate(
-            budget,
-            releases=key[0] * scenario.local.steps,
-            batch_size=scenario.batch_size,
-            shard_size=key[1],
-            sampling=Sampling(scenario.data.sampler),
-            clipping=Clipping(privacy.clipping),
-            largest_batch=scenario.data.largest_batch,
-            law=law,
-        )
-    multipliers = [found[key] for key in zip(caps, shard_sizes, strict=True)]
+    assert law.calibrated is not None  # PrivacyTable has checked it
+    keys = [(cap * scenario.local.steps, size) for cap, size in zip(caps, shard_sizes, strict=True)]
+    found = _multipliers(scenario, list(dict.fromkeys(keys)), "z_k", say)
+    multipliers = [found[key] for key in keys]
     filled = privacy.model_copy(update={law.calibrated: multipliers, "release_caps": caps})
     return scenario.model_copy(update={"privacy": filled})
+
+
+def _multipliers(
+    scenario: Scenario, wanted: Sequence[tuple[int, int]], symbol: str, say: Say | None
+) -> dict[tuple[int, int], float]:
+    """Return the least z for each (releases, n_k), kept for the next run that asks; `say` hears of each."""
+    from common.accounting.budget import calibrate  # scipy and the accountant: only where they are needed
+
+    privacy = scenario.privacy
+    assert privacy.total_epsilon is not None
+    budget = Budget(privacy.total_epsilon, privacy.total_delta)
+    found: dict[tuple[int, int], float] = {}
+    for place, (releases, size) in enumerate(wanted, start=1):
+        if say is not None:
+            which = f" ({place} of {len(wanted)})" if len(wanted) > 1 else ""
+            say(
+                f"finding {symbol}{which}: the least noise for ε = {budget.epsilon:g}, δ = {budget.delta:g} with"
+                f" {releases:,} releases of {scenario.batch_size} of {size:,} records ({scenario.data.sampler})"
+            )
+        began = time.perf_counter()
+        with kept_in(user_cache()):
+            z = found[releases, size] = calibrate(
+                budget,
+                releases=releases,
+                batch_size=scenario.batch_size,
+                shard_size=size,
+                sampling=Sampling(scenario.data.sampler),
+                clipping=Clipping(privacy.clipping),
+                largest_batch=scenario.data.largest_batch,
+                law=privacy.described.made,
+            )
+        if say is not None:
+            say(f"{symbol} = {z:.6g}, found in {time.perf_counter() - began:.1f} s")
+    return found
 
 
 def releases_of_an_edge(scenario: Scenario) -> int:
@@ -113,7 +122,8 @@ def release_caps(scenario: Scenario, shard_sizes: Sequence[int]) -> list[int | N
                     f" privacy.total_epsilon = {privacy.total_epsilon}"
                 )
         return own
-    return [
-        max_messages(budget, ReleaseKind(scenario.law(k), mechanism, size))
-        for k, size in enumerate(shard_sizes)
-    ]
+    with kept_in(user_cache()):
+        return [
+            max_messages(budget, ReleaseKind(scenario.law(k), mechanism, size))
+            for k, size in enumerate(shard_sizes)
+        ]

@@ -16,12 +16,11 @@ from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from common.metrics import Metric
 from common.own_code import given_objects
-from common.records.tally import Tally, headline
 from mapa.cloud_run import Setting
 from mapa.given import Source, given, require_importable
 from mapa.output import note
 from mapa.process_run import PROCESSES, run_in_processes
-from mapa.progress import BarView, OnProgress, bar_for
+from mapa.progress import BarView, OnProgress, bar_for, shown_on
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.run_reader import find_run
@@ -57,16 +56,13 @@ def simulate(
     with given_objects(asked.objects):
         scenario_asked = asked.scenario()
         check_engine(scenario_asked, engine)
-        world = World.of(scenario_asked, _data_dir(data_dir), own, say=note if progress is True else None)
+        say = note if progress is True else None
+        world = World.of(scenario_asked, _data_dir(data_dir), own, say=say)
         resolved = world.scenario
         title = f"{resolved.algorithm.name} {resolved.model.name}"
         with interrupt_between_events(), bar_for(title, resolved.iterations, progress) as bar:
-
-            def show(tally: Tally) -> None:
-                bar.show(tally.updates, headline(tally.evaluations[-1]) if tally.evaluations else "")
-
             summary = record_simulation(
-                world, name=asked.name, runs=Path(runs_dir), engine=engine, progress=show
+                world, name=asked.name, runs=Path(runs_dir), engine=engine, progress=shown_on(bar), say=say
             )
             bar.show(summary["updates"], _last(summary))
     return _ended(summary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,9 +16,11 @@ from cloud.averaging import first_of_tail
 from cloud.lives import Lives
 from cloud.service import CloudService
 from cloud.terms import EdgeAccount
+from common.accounting.kept import kept_in
 from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError, RecordsError
+from common.models.feature_cache import user_cache
 from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Sampling
@@ -27,7 +30,7 @@ from common.records.tally import Tally
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
 from common.transport.link import link_profile
-from mapa.budget import release_caps
+from mapa.budget import Say, release_caps
 from mapa.cloud_run import CloudRun
 from mapa.simulation import blocks
 from mapa.simulation.simulator import check_world, simulate
@@ -88,6 +91,7 @@ def record_simulation(
     runs: Path,
     engine: str = "events",
     progress: Callable[[Tally], None] | None = None,
+    say: Say | None = None,
 ) -> dict[str, Any]:
     """Simulate, write the run's directory, return its summary. An interrupted run has both all the same."""
     scenario = world.scenario
@@ -128,15 +132,29 @@ def record_simulation(
         summary["virtual_seconds"] = outcome.virtual_seconds
         _write_model(directory, scenario, world.model, outcome.x, outcome.tally.updates)
         directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
-        summary["privacy"] = privacy_of(
-            scenario,
-            [
-                (k, f"edge-{k}", scenario.law(k), len(world.rows[k]), releases)
-                for k, releases in enumerate(outcome.releases)
-            ],
-        )
+        waited_for = f"accounting ε of {sum(outcome.releases):,} releases"
+        with said_if_slow(say, waited_for), kept_in(user_cache()):
+            summary["privacy"] = privacy_of(
+                scenario,
+                [
+                    (k, f"edge-{k}", scenario.law(k), len(world.rows[k]), releases)
+                    for k, releases in enumerate(outcome.releases)
+                ],
+            )
         directory.summary(summary)
     return summary
+
+
+@contextlib.contextmanager
+def said_if_slow(say: Say | None, text: str, after: float = 1.0) -> Iterator[None]:
+    """Say what is waited for once it takes longer than that many seconds."""
+    timer = threading.Timer(after, say or (lambda _: None), [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def record_cloud(
@@ -181,15 +199,17 @@ def record_cloud(
             releases if (cap := caps[a.index]) is None else max(a.last_sequence, min(releases, cap))
             for a, releases in zip(accounts, summary["releases"], strict=True)
         ]
-    summary["privacy"] = privacy_of(
-        setting.scenario,
-        [
-            (a.index, a.edge_id, a.law, setting.shard_sizes[a.index], releases)
-            for a, releases in zip(accounts, summary["releases"], strict=True)
-        ],
-        service.lives,
-        least_records(setting.scenario),
-    )
+    waited_for = f"accounting ε of {sum(summary['releases']):,} releases"
+    with said_if_slow(service.say, waited_for), kept_in(user_cache()):
+        summary["privacy"] = privacy_of(
+            setting.scenario,
+            [
+                (a.index, a.edge_id, a.law, setting.shard_sizes[a.index], releases)
+                for a, releases in zip(accounts, summary["releases"], strict=True)
+            ],
+            service.lives,
+            least_records(setting.scenario),
+        )
     with _kept(failures):
         directory.summary(summary)
     if failures:
@@ -363,6 +383,8 @@ def summarise(
         "iterations_per_second": tally.updates / seconds if seconds > 0 else None,
         "diagnostics": scenario.records.diagnostics,
     }
+    if scenario.private:  # z, or z_k of each edge, as it was given or found for the budget
+        summary["noise"] = {"law": scenario.privacy.noise, **scenario.privacy.given}
     if rate := explained(scenario, model):
         summary["rate"] = rate
     if warnings := warnings_of(scenario, tally.updates, engine):

@@ -101,9 +101,9 @@ def read_run(path: Path, events: Iterable[dict[str, Any]] | None = None) -> RunR
                     times.popitem(last=False)
         elif event == "evaluated":
             found[record["t"]] = _values(record)
-            # the evaluation itself takes time that the training does not wait for
+            # the evaluation itself takes time that the training does not wait for; x₁ was there before any update
             if (at := times.get(record["t"], time)) is not None:
-                when[record["t"]] = at
+                when[record["t"]] = at if record["t"] else -math.inf
         elif event == "stage_opened":
             run.stages.append(record)
         if len(run.staleness) + len(found) + len(run.stages) > _MOST_KEPT:

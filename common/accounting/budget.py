@@ -10,6 +10,7 @@ from typing import Self
 
 from common.accounting import gaussian
 from common.accounting.gaussian import GaussianReleases, dp_accounting
+from common.accounting.kept import remembered
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import PLD_CEILING, total
 from common.errors import ConfigurationError
@@ -45,11 +46,21 @@ def max_charges(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...] = ()
         everything = (*spent, Spent(kind, charges))
         return total(everything, budget.delta, quick=quick, replace_one=False).epsilon
 
-    # RDP costs a sum per question, so it finds its own number first; PLD permits a little more.
-    low = _last(lambda charges: epsilon(charges, quick=True), budget.epsilon, 0, 1)
-    if low >= MANY_CHARGES:
-        return low
-    return _last(lambda charges: epsilon(charges, quick=False), budget.epsilon, low, low + low // 8 + 1)
+    def largest() -> int:
+        # RDP costs a sum per question, so it finds its own number first; PLD permits a little more.
+        low = _last(lambda charges: epsilon(charges, quick=True), budget.epsilon, 0, 1)
+        if low >= MANY_CHARGES:
+            return low
+        return _last(lambda charges: epsilon(charges, quick=False), budget.epsilon, low, low + low // 8 + 1)
+
+    def within(kept: object) -> int | None:
+        """Take a number that was kept only where the budget pays for it by an account of now."""
+        if type(kept) is not int or not 1 <= kept <= MOST_CHARGES:
+            return None
+        return kept if epsilon(kept, quick=kept >= MANY_CHARGES) <= budget.epsilon else None
+
+    kinds = (kind, *(item.kind for item in spent))
+    return remembered(largest, "max_charges", budget, kind, spent, kinds=kinds, read=within)
 
 
 def _last(epsilon: Callable[[int], float], target: float, low: int, high: int) -> int:
@@ -109,13 +120,23 @@ def _calibrated(budget: Budget, releases: int, mechanism: Mechanism, shard_size:
         return ReleaseKind(law.make({str(law.made.calibrated): z}), mechanism, shard_size)
 
     unit = kind(1.0)
-    z = _least_multiplier(budget, unit, unit.charges(releases))
-    step = 1e-9 if unit.truncation is None else 1e-6
-    # A root may lie either side by its tolerance, and PLD's last digits jump about; the budget may not be passed.
-    while not keeps(budget, kind(z), releases):
-        z *= 1 + step
-        step *= 2
-    return z
+
+    def least() -> float:
+        z = _least_multiplier(budget, unit, unit.charges(releases))
+        step = 1e-9 if unit.truncation is None else 1e-6
+        # A root may lie either side by its tolerance, and PLD's last digits jump about; the budget may not be passed.
+        while not keeps(budget, kind(z), releases):
+            z *= 1 + step
+            step *= 2
+        return z
+
+    def enough(kept: object) -> float | None:
+        """Take a z that was kept only where it keeps the budget by an account of now."""
+        if type(kept) is not float or not 0 < kept < math.inf:
+            return None
+        return kept if keeps(budget, kind(kept), releases) else None
+
+    return remembered(least, "calibrated", budget, releases, unit, kinds=(unit,), read=enough)
 
 
 def keeps(budget: Budget, kind: ReleaseKind, releases: int) -> bool:

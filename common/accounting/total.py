@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from common.accounting import gaussian, pure
 from common.accounting.gaussian import GaussianReleases
+from common.accounting.kept import remembered
 from common.accounting.odometer import odometer
 from common.accounting.pure import PureReleases
 from common.accounting.releases import ReleaseKind, Spent, check_delta
@@ -86,7 +88,36 @@ def total(spent: Sequence[Spent], delta: float, *, quick: bool = False, replace_
 def _total(spent: Spent, delta: float, quick: bool, replace_one: bool) -> Total:
     if _all_pure([spent]):
         return _pure_total(spent, delta)
-    return _gaussian_total(spent, delta, quick, replace_one)
+    if not replace_one:  # what a budget is held against is accounted there and then
+        return _gaussian_total(spent, delta, quick, replace_one)
+    return remembered(
+        lambda: _gaussian_total(spent, delta, quick, replace_one),
+        *("total", spent, delta, quick, replace_one),
+        kinds=(item.kind for item in spent),
+        read=lambda kept: _read_total(kept, spent, delta),
+        plain=asdict,
+    )
+
+
+def _read_total(kept: dict[str, Any], spent: tuple[Spent, ...], delta: float) -> Total | None:
+    """Return a total that was kept; None where it cannot be one of these releases: RDP's figure is quick to compute."""
+    found = Total(**kept)
+    figures = [*found.by_method().values(), *((found.replace_one,) if found.replace_one is not None else ())]
+    if (
+        found.delta != delta
+        or not isinstance(found.reason, str)
+        or not all(_positive(one) for one in figures)
+    ):
+        return None
+    groups = _gaussian_groups(spent, Adjacency.ZERO_OUT)
+    if any(group.truncation for group in groups):
+        return found if found.rdp is None else None
+    by_rdp = gaussian.rdp(groups, delta) + pure.basic(_pure_groups(spent, Adjacency.ZERO_OUT))
+    return found if found.rdp == by_rdp else None
+
+
+def _positive(value: object) -> bool:
+    return type(value) is float and value >= 0  # NaN fails
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 A file holds a key, a shape, a checksum and float32 numbers, nothing that could be executed. One that is torn, was
 swapped or holds what is no number is taken as absent and written again. Where no folder can be had there is no cache.
+Beside them the accountant keeps figures (common/accounting/kept.py), as short texts with a key and a checksum.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import stat
 import struct
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -29,6 +30,9 @@ SIZE_MB = 4096
 SUFFIX = ".features"
 _MAGIC = b"mapa-feature-v1\n"
 _HEADER = struct.Struct("<16s32sQQ32s")  # magic, key, rows, columns, sha256 of the numbers
+_TEXT_MAGIC = b"mapa-text-v1\n"
+TEXT_SUFFIX = ".text"
+_MOST_TEXTS, _MOST_TEXT = 4096, 1 << 16  # files, and bytes of one
 _ROWS = 2048  # read at a time
 _LEFT_OVER = 3600.0  # seconds after which an unfinished file is nobody's
 
@@ -55,6 +59,29 @@ class FeatureCache:
     def write(self, key: bytes, features: Features) -> None:
         """Write whole or not at all; a folder that cannot be written is no error."""
         size = _HEADER.size + features.nbytes
+        self._put(self._path(key), size, lambda file: _write(file, key, features))
+
+    def read_text(self, key: bytes) -> str | None:
+        """Return the text written under this key; None: none, or none that is as it was written."""
+        path = self._path(key, TEXT_SUFFIX)
+        try:
+            with _opened(path) as file:
+                content = file.read(_MOST_TEXT + 1)
+            checked, text = content[: len(_TEXT_MAGIC) + 64], content[len(_TEXT_MAGIC) + 64 :]
+            if len(content) > _MOST_TEXT or checked != _text_head(key, text):
+                return None
+            os.utime(path)
+            return text.decode()
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def write_text(self, key: bytes, text: str) -> None:
+        """Write a short text as features are written."""
+        content = _text_head(key, text.encode()) + text.encode()
+        if len(content) <= _MOST_TEXT:
+            self._put(self._path(key, TEXT_SUFFIX), len(content), lambda file: file.write(content))
+
+    def _put(self, path: Path, size: int, write: Callable[[BinaryIO], object]) -> None:
         if size > self.most_bytes:
             return
         try:
@@ -64,16 +91,16 @@ class FeatureCache:
             handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")  # mode 0600
             try:
                 with os.fdopen(handle, "wb") as file:
-                    _write(file, key, features)
-                Path(name).replace(self._path(key))
+                    write(file)
+                Path(name).replace(path)
             except BaseException:
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError:
             return
 
-    def _path(self, key: bytes) -> Path:
-        return self.folder / f"{key.hex()}{SUFFIX}"
+    def _path(self, key: bytes, suffix: str = SUFFIX) -> Path:
+        return self.folder / f"{key.hex()}{suffix}"
 
     def _ready(self) -> bool:
         """Make the folder; say whether it is this user's, and nobody else may write to it."""
@@ -88,8 +115,12 @@ class FeatureCache:
                 found = path.lstat()
                 if path.suffix == ".tmp" and found.st_mtime < time.time() - _LEFT_OVER:
                     path.unlink()
-                elif path.suffix == SUFFIX:
+                elif path.suffix in (SUFFIX, TEXT_SUFFIX):
                     kept.append((found.st_mtime, found.st_size, path))
+        texts = sorted(one for one in kept if one[2].suffix == TEXT_SUFFIX)
+        for one in texts[: max(0, len(texts) + 1 - _MOST_TEXTS)]:
+            one[2].unlink(missing_ok=True)
+            kept.remove(one)
         total = sum(length for _, length, _ in kept)
         for _, length, path in sorted(kept):
             if total + size <= self.most_bytes:
@@ -146,6 +177,10 @@ def _read(file: BinaryIO, key: bytes, rows: int, columns: int) -> Features | Non
         if not np.isfinite(part).all():
             return None
     return features.astype(np.float32, copy=False) if found.digest() == checksum else None
+
+
+def _text_head(key: bytes, text: bytes) -> bytes:
+    return _TEXT_MAGIC + key + hashlib.sha256(key + text).digest()
 
 
 def _write(file: BinaryIO, key: bytes, features: Features) -> None:

@@ -37,6 +37,8 @@ from common.scenario.tables import (
     WorkTable,
 )
 
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # updates between evaluations
+
 
 class Scenario(Table):
     """One TOML file."""
@@ -69,6 +71,9 @@ class Scenario(Table):
     def _resolve(self, info: ValidationInfo) -> Self:
         """Learn from the algorithm, or from a welcome, what edges do; without either there is no scenario."""
         self._work = (info.context or {}).get("work") or self._resolve_algorithm()
+        if self.evaluation.every is None:  # a round number of updates, by T
+            step = next((one for one in _STEPS if self.iterations <= 40 * one), _STEPS[-1])
+            object.__setattr__(self, "evaluation", EvaluationTable(every=step))
         if self.testbed.edges_at_least > self.edges:
             raise ValueError(
                 f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
@@ -134,6 +139,12 @@ class Scenario(Table):
         if self.privacy.release_caps is None:
             return self.iterations
         return min(self.iterations, sum(self.privacy.cap(k) or 0 for k in range(self.workers)))
+
+    @property
+    def evaluate_every(self) -> int:
+        """Updates between evaluations; 0: only the last."""
+        assert self.evaluation.every is not None  # filled in
+        return self.evaluation.every
 
     @property
     def problem(self) -> Problem:

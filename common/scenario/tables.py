@@ -120,11 +120,12 @@ class DelaysTable(Table):
 class EvaluationTable(Table):
     """[evaluation]"""
 
-    every: int = Field(
-        500,
+    every: int | None = Field(
+        None,
         ge=0,
         le=1_000_000_000,
-        description="updates between evaluations on the test set; 0: only the last",
+        description="updates between evaluations on the test set, from x₁ at t = 0 on; 0: only the last; absent: by T,"
+        " at most 40 in a run or every 500",
     )
 
 

@@ -73,10 +73,11 @@ def _alone(engine: str, point: Point, task: Task) -> Result:
     if engine == "synchronous":
         rounds = simulate_synchronously(world)
         _require_an_end(point, rounds.outcome)
-        return _result(point, rounds.evaluations, seconds=rounds.seconds)
+        after = len(_after_updates(rounds.evaluations))
+        return _result(point, rounds.evaluations, seconds=rounds.seconds[len(rounds.seconds) - after :])
     journal = MemoryJournal()
     outcome = simulate(world, journal=journal)
-    timed = len(journal.times) == len(outcome.tally.evaluations)
+    timed = len(journal.times) == len(_after_updates(outcome.tally.evaluations))
     return replace(
         _of_outcome(point, outcome),
         seconds=journal.times if timed else None,
@@ -145,7 +146,7 @@ class MemoryJournal(Journal):
         pass
 
     def write(self, event: str, fields: Mapping[str, object], time: float | None = None) -> None:
-        if event == "evaluated" and time is not None:
+        if event == "evaluated" and time is not None and fields["t"]:
             self.times.append(time)
         elif event == "diagnostic":
             edge, n, norm = fields["edge"], fields["sequence"], fields["gradient_norm"]
@@ -185,6 +186,11 @@ def _of_outcome(point: Point, outcome: Outcome) -> Result:
     )
 
 
+def _after_updates(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Leave out x₁, which no training has changed: the paper's windows and thresholds count updates."""
+    return [evaluation for evaluation in evaluations if evaluation.updates]
+
+
 def _result(
     point: Point,
     evaluations: Sequence[Evaluation],
@@ -192,6 +198,7 @@ def _result(
     seconds: list[float] | None = None,
     cells: list[dict[str, Any]] | None = None,
 ) -> Result:
+    evaluations = _after_updates(evaluations)
     losses = [finite_or_none(evaluation["loss"]) for evaluation in evaluations]
     return Result(
         key=point.key,

@@ -24,7 +24,7 @@ def make_tasks(points: Sequence[Point], data_dir: Path, runs: Path) -> list[Task
         if point.engine == "block":
             s = point.scenario
             data = (s.data.set, s.data.holdout)
-            shape = (data, s.model.name, s.workers, s.batch_size, s.iterations, s.evaluation.every)
+            shape = (data, s.model.name, s.workers, s.batch_size, s.iterations, s.evaluate_every)
             shapes.setdefault(shape, []).append(point)
         else:
             alone.append([point])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,15 +11,21 @@ from rich.console import Console
 from rich.table import Table
 
 from common.algorithms import Description, algorithm_names, describe
+from common.own_code import use_code_beside
 
 
 def algorithms_command(
     names: Annotated[
-        list[str] | None, typer.Argument(help="only these; package.module:Class for one of your own")
+        list[str] | None,
+        typer.Argument(
+            help="only these; package.module:Class for one of your own, installed or in the current folder"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """List the algorithms: what each does, whether its edges clip and noise, and its options."""
+    for name in names or ():  # the user's own word, not a file's
+        use_code_beside(name, Path.cwd(), "algorithm")
     found = [describe(name) for name in names or algorithm_names()]
     if as_json:
         print(json.dumps([_row(one) for one in found], indent=2, ensure_ascii=False))

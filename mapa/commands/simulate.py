@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 
 from cloud.assembly import explained
-from common.records.tally import Tally, headline
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.output import note, progress_console
-from mapa.progress import bar_on
+from mapa.progress import bar_on, shown_on
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.simulation.simulator import interrupt_between_events
@@ -49,10 +48,8 @@ def simulate_command(
     # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
     bar = bar_on(progress_console(), f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations)
     with interrupt_between_events(), bar:
-
-        def show(tally: Tally) -> None:
-            bar.show(tally.updates, headline(tally.evaluations[-1]) if tally.evaluations else "")
-
-        summary = record_simulation(world, name=name, runs=runs, engine=engine, progress=show)
+        summary = record_simulation(
+            world, name=name, runs=runs, engine=engine, progress=shown_on(bar), say=note
+        )
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary["reason"], 1))

@@ -221,7 +221,9 @@ class Gathered:
             return False
         seconds = self._times.get(t)
         time = _time(record)
-        if seconds is None and time is not None and self.first_time is not None:
+        if t == 0 and time is not None:  # x₁ was there before any update
+            seconds = 0.0
+        elif seconds is None and time is not None and self.first_time is not None:
             seconds = max(0.0, time - self.first_time)
         values = {_text(key): number(value) for key, value in record.items() if key not in RESERVED}
         self.add_evaluation(t, values, seconds)

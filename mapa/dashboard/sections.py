@@ -79,7 +79,6 @@ def fleet(
     links = table(manifest, "scenario").get("links")
     links = links if isinstance(links, list) else []
     network, counted = by_edge(summary, "network"), by_edge(summary, "edges")
-    stated = by_edge(table(summary, "privacy"), "edges")
     everyone = sorted({*gathered.lanes, *counted})
     lanes = []
     for k in everyone[:LANES]:
@@ -101,7 +100,6 @@ def fleet(
                 "link": plain(link),
                 "device": _device(lane),
                 "round_trip_ms": number(measured.get("round_trip_ms")),
-                "epsilon": number(stated.get(k, {}).get("epsilon")),
                 "strip": [] if lane is None else list(lane.strip.counts),
                 "strip_width": 1.0 if lane is None else lane.strip.width,
             }

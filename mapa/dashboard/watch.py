@@ -28,6 +28,16 @@ _AT_END = "The statement in words is written when the run has ended. Until then:
 _Maker = Callable[[Gathered, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """What an edge has spent by now."""
+
+    epsilon: float | None
+    exact: bool = True  # False: at most that
+    of: int | None = None  # releases whose ε it is
+    pending: bool = False  # it is being computed
+
+
 @dataclass(slots=True)
 class Watch:
     """A run that somebody looks at. Its methods are called by one thread at a time."""
@@ -75,7 +85,7 @@ class Watch:
         if summary and not gathered.number and not gathered.metrics:
             sections.from_summary(gathered, summary)
         makers: dict[str, _Maker] = {
-            "fleet": lambda g, m, s: self._with_epsilon(sections.fleet(state == "live", g, m, s)),
+            "fleet": lambda g, m, s: self._with_epsilon(sections.fleet(state == "live", g, m, s), s),
             "training": sections.training,
             "staleness": lambda g, _, s: sections.staleness(g, s),
             "privacy": self._privacy,
@@ -118,12 +128,8 @@ class Watch:
         caps: dict[tuple[ReleaseKind, int], None] = {}
         soon: dict[tuple[ReleaseKind, int], None] = {}
         past: dict[tuple[ReleaseKind, int], None] = {}
-        kinds: set[ReleaseKind] = set()
-        for k, lane in list(self.gathered.lanes.items())[: sections.LANES]:
-            kind = self._kind(k, lane)
-            if kind is None or (kind not in kinds and len(kinds) >= MOST_KINDS):
-                continue
-            kinds.add(kind)
+        for k, kind in self._kinds().items():
+            lane = self.gathered.lanes[k]
             if not ended and (bound := self._bound(k, kind, lane)) is not None:
                 now[kind, bound] = None
                 low, high = self._between.get(kind, (0, 0))
@@ -166,6 +172,17 @@ class Watch:
     def _privacy_table(self) -> Mapping[str, Any]:
         return sections.table(sections.table(self._manifest.value, "scenario"), "privacy")
 
+    def _kinds(self) -> dict[int, ReleaseKind]:
+        """Return how each edge releases whose ε is computed: of those shown, and of no more than so many kinds."""
+        found: dict[int, ReleaseKind] = {}
+        kinds: set[ReleaseKind] = set()
+        for k, lane in list(self.gathered.lanes.items())[: sections.LANES]:
+            kind = self._kind(k, lane)
+            if kind is not None and (kind in kinds or len(kinds) < MOST_KINDS):
+                kinds.add(kind)
+                found[k] = kind
+        return found
+
     def _kind(self, edge: int, lane: Lane) -> ReleaseKind | None:
         """Return how an edge releases; None where its count alone does not say what its releases cost."""
         manifest = self._manifest.value
@@ -202,36 +219,62 @@ class Watch:
         low, high = self._between.get(kind, (0, 0))
         return low if high - low == 1 else None
 
-    def _spent(self, edge: int) -> list[tuple[int, int, float | None, float]]:
-        """Return (releases, t, seconds, ε) of an edge, as far as it is computed."""
+    def _now(self, edge: int, kind: ReleaseKind | None, stated: Mapping[str, Any]) -> _Figure:
+        """Return what an edge has spent by now, the same for every view: the statement's figure, else a bound.
+
+        A bound is the ε of more releases than are on record. Its ledger lets an edge pass no budget, so the budget
+        bounds it, too, once what is on record is found to be within; what is found beyond is shown as it is. Of an edge
+        whose n_k nobody knows here the ledger alone has the figure.
+        """
+        value, budget = number(stated.get("epsilon")), number(self._privacy_table.get("total_epsilon"))
+        at_least = stated.get("shard_size_at_least") is True
+        if value is not None:
+            return (
+                _Figure(value) if not at_least or budget is None else _Figure(min(value, budget), exact=False)
+            )
         lane = self.gathered.lanes.get(edge)
-        kind = None if lane is None else self._kind(edge, lane)
-        if lane is None or kind is None:
-            return []
-        found = ((n, t, seconds, self._computed.get((kind, n))) for n, t, seconds in lane.marks)
-        return [(n, t, seconds, value) for n, t, seconds, value in found if value is not None]
+        if stated or kind is None or lane is None or not lane.tally.applied:
+            return _Figure(None)
+        bound, on_record = self._bound(edge, kind, lane), lane.tally.last_sequence
+        if bound is None:
+            return _Figure(None)
+        if (kind, bound) not in self._computed:
+            return _Figure(None, pending=True)
+        value = self._computed[kind, bound]
+        if value is None or budget is None or value <= budget:
+            return _Figure(value, exact=False, of=bound)
+        low, high = self._between.get(kind, (0, bound))
+        own = sections.table(sections.table(self._manifest.value, "scenario"), "data").get("set") == "local"
+        if own or on_record <= low:
+            return _Figure(budget, exact=False)
+        return _Figure(None, pending=True) if on_record < high else _Figure(value, exact=False, of=bound)
 
-    def _spent_in_all(
-        self, edge: int, stated: Mapping[str, Any]
+    def _curve(
+        self, edge: int, kind: ReleaseKind | None, stated: Mapping[str, Any]
     ) -> list[tuple[int, int, float | None, float]]:
-        """Return the same with the statement's figure as its last point, where there is a statement."""
-        spent, last = self._spent(edge), self.gathered.lanes[edge].last
-        releases, value = stated.get("releases"), number(stated.get("epsilon"))
-        if not spent or last is None or value is None or type(releases) is not int:
+        """Return (releases, t, seconds, ε) of an edge, as far as it is computed; the last point is that of now."""
+        lane, now = self.gathered.lanes[edge], self._now(edge, kind, stated).epsilon
+        found = ((n, t, s, self._computed.get((kind, n)) if kind else None) for n, t, s in lane.marks)
+        spent = [(n, t, seconds, value) for n, t, seconds, value in found if value is not None]
+        if now is None or lane.last is None:
             return spent
-        return [*(point for point in spent if point[0] < releases), (releases, *last, value)]
+        releases = stated.get("releases", lane.tally.last_sequence)
+        if type(releases) is not int:
+            return spent
+        return [*(one for one in spent if one[0] < releases and one[3] <= now), (releases, *lane.last, now)]
 
-    def _with_epsilon(self, fleet: dict[str, Any]) -> dict[str, Any]:
-        """Add what each edge has spent: the statement's figure, else a bound: ε of more releases than are on record."""
+    def _with_epsilon(self, fleet: dict[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Add what each edge has spent, how it is known, and whether it is being computed."""
+        stated, kinds = sections.by_edge(sections.table(summary, "privacy"), "edges"), self._kinds()
         for row in fleet["edges"]:
-            row["epsilon_exact"] = row["epsilon"] is not None
-            row["epsilon_of"] = None
-            lane = self.gathered.lanes.get(row["edge"])
-            kind = None if lane is None else self._kind(row["edge"], lane)
-            if row["epsilon"] is None and lane is not None and kind is not None and lane.tally.applied:
-                bound = self._bound(row["edge"], kind, lane)
-                row["epsilon"] = None if bound is None else self._computed.get((kind, bound))
-                row["epsilon_of"] = None if row["epsilon"] is None else bound
+            k = row["edge"]
+            now = self._now(k, kinds.get(k), stated.get(k, {}))
+            row |= {
+                "epsilon": now.epsilon,
+                "epsilon_exact": now.exact and now.epsilon is not None,
+                "epsilon_of": now.of,
+                "epsilon_pending": now.pending,
+            }
         return fleet
 
     def _privacy(
@@ -242,11 +285,11 @@ class Watch:
         privacy = sections.table(sections.table(manifest, "scenario"), "privacy")
         by_edge = sections.by_edge(stated, "edges")
         curves: list[dict[str, Any]] = []
-        hidden = 0
+        hidden, kinds = 0, self._kinds()
         for k in sorted(gathered.lanes):
             if len(curves) >= _CURVES:
                 hidden += 1
-            elif spent := self._spent_in_all(k, by_edge.get(k, {})):
+            elif spent := self._curve(k, kinds.get(k), by_edge.get(k, {})):
                 columns = zip(*spent, strict=True)
                 named = dict(zip(("releases", "t", "seconds", "epsilon"), map(list, columns), strict=True))
                 curves.append({"edge": k, "edge_id": gathered.lanes[k].tally.edge_id, **named})
@@ -278,6 +321,7 @@ class Watch:
             "hidden_edges": max(0, len(sections.rows(stated, "edges")) - sections.LANES),
             "curves": curves,
             "hidden_curves": hidden,
+            "pending": any(self._now(k, kind, by_edge.get(k, {})).pending for k, kind in kinds.items()),
             "audit": audited(self._audit.look()),
         }
 

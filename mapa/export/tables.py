@@ -133,7 +133,9 @@ class Curves:
 
     def _evaluated(self, record: Mapping[str, Any], t: int) -> Iterator[Point]:
         seconds = self._times.get(t)
-        if seconds is None and self._first is not None:
+        if t == 0 and "time" in record:  # x₁ was there before any update
+            seconds = 0.0
+        elif seconds is None and self._first is not None:
             seconds = self._since(record)
         for key, given in record.items():
             if key not in RESERVED and (value := _number(given)) is not None:

@@ -38,7 +38,7 @@ from edge.worker import EdgeWorker
 from mapa.simulation.delays import arrivals_for
 from mapa.simulation.world import World
 
-Progress = Callable[[Tally], None]
+Progress = Callable[[Tally], None]  # called with every gradient or stretch of them: it minds the clock itself
 
 
 @dataclass(slots=True)
@@ -56,8 +56,6 @@ def simulate(
     world: World,
     journal: Journal | None = None,
     progress: Progress | None = None,
-    *,
-    progress_every: int = 200,
 ) -> Outcome:
     """Run the scenario to T, or until the model diverges.
 
@@ -66,7 +64,7 @@ def simulate(
     run = _Simulation(world, journal)
     limit = world.scenario.time_limit or math.inf
     with interrupt_between_events() as interrupted, quiet_overflow():
-        run.begin()
+        run.begin(progress)
         while (due := run.arrivals.next()) is not None and run.halt is None and not interrupted():
             when, arrived = due
             if when is not None:
@@ -76,7 +74,7 @@ def simulate(
                 run.now = when
             for effect in run.server.receive(arrived):
                 run.perform(effect)
-            if progress is not None and run.records.tally.updates % progress_every == 0:
+            if progress is not None:
                 progress(run.records.tally)
         if run.halt is None and interrupted():
             run.stop("interrupted")
@@ -166,10 +164,12 @@ class _Simulation:
     def clock(self) -> float | None:
         return self.now if self.timed else None
 
-    def begin(self) -> None:
+    def begin(self, progress: Progress | None) -> None:
         for worker in self.workers:
             for effect in self.server.receive(Hello(edge_id=worker.edge_id)):
                 self.perform(effect)
+                if progress is not None:
+                    progress(self.records.tally)
 
     def perform(self, effect: Effect) -> None:
         match effect:

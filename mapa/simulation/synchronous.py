@@ -55,15 +55,20 @@ def simulate_synchronously(
     x = first_model(model, world.streams)
     records, now = Recorder(journal), 0.0
     _joined(records, workers)
-    due = scenario.evaluation.every or scenario.iterations
+    every = scenario.evaluate_every
+    due = every or scenario.iterations
     r, reason, limit = 0, "finished", scenario.time_limit or math.inf
     with interrupt_between_events() as interrupted, quiet_overflow():
+        if every:
+            _evaluate(world, records, schedule.result(x), 0, schedule.stage, now)
         while r < rounds and is_finite(x) and not interrupted():
             r += 1
             total = np.zeros(model.dimension, np.float32)
             for worker in workers:
                 sent = SendModel(worker.edge_id, r, schedule.sensitivity, r - 1, x)
                 total += worker.receive(sent).gradient
+                if progress is not None:
+                    progress(records.tally)
             ends = now + max(sum(trip(k, r)) for k in range(count))
             if ends > limit:  # its gradients were released all the same, and are counted
                 r, now, reason = r - 1, limit, "time-limit"
@@ -73,7 +78,7 @@ def simulate_synchronously(
             x, following = _update(schedule, x, total, r, count)
             if r * count >= due or r == rounds:
                 _evaluate(world, records, following.result(x), r * count, schedule.stage, now)
-                due += scenario.evaluation.every or scenario.iterations
+                due += every or scenario.iterations
             schedule = following
             if progress is not None:
                 progress(records.tally)

@@ -104,7 +104,7 @@ def _releases(s: Scenario, k: int) -> int:
 
 
 def _shape(s: Scenario) -> tuple[object, ...]:
-    return s.data.set, s.model, s.workers, s.batch_size, s.iterations, s.evaluation.every
+    return s.data.set, s.model, s.workers, s.batch_size, s.iterations, s.evaluate_every
 
 
 class _Rounds:

@@ -52,6 +52,8 @@ class VectorisedRun:
         for fact in run.plan.joins:
             run.records.fact(fact)
         run._open_stage(1)
+        if scenario.evaluate_every:
+            run.evaluate(run.plan.first_model, 0)
         return run
 
     @property
@@ -98,18 +100,18 @@ class VectorisedRun:
 
     def applied(self, first: int, n: int, start: int, models: Matrix) -> None:
         """Record the updates from `start` on that edges first, first+1, … made, and the models they led to."""
-        every = self.world.scenario.evaluation.every
+        every = self.world.scenario.evaluate_every
         if self.records.journal is not None:
-            self._write(first, n, start, models)
+            self._write(first, n, start, models, every)
             return
         self._count(first, n, start, len(models))
         if every:
             for t in range(start + -start % every, start + len(models), every):
                 self.evaluate(models[t - start], t)
 
-    def _write(self, first: int, n: int, start: int, models: Matrix) -> None:
+    def _write(self, first: int, n: int, start: int, models: Matrix, every: int) -> None:
         """Write in the order of the event-driven engine: an update, its evaluation, the stage that opens after it."""
-        plan, scenario = self.plan, self.world.scenario
+        plan = self.plan
         for i, x in enumerate(models):
             k, t = first + i, start + i
             version = read_version(t, self.workers)
@@ -124,7 +126,7 @@ class VectorisedRun:
                 float(plan.sensitivities[version]),
             )
             self.records.fact(fact)
-            if scenario.evaluation.every and t % scenario.evaluation.every == 0:
+            if every and t % every == 0:
                 self.evaluate(x, t)
             self._open_stage(t + 1)
 

@@ -33,7 +33,7 @@ OF_SUMMARY = frozenset(
         *("run", "path", "name", "engine", "algorithm", "model", "data", "edges_configured", "iterations"),
         *("batch_size", "parameters", "seed", "scenario_sha256", "reason", "updates", "metrics", "staleness"),
         *("stages", "refused", "edges", "evaluations", "seconds", "iterations_per_second", "diagnostics"),
-        *("rate", "warning", "releases", "privacy"),
+        *("rate", "warning", "releases", "privacy", "noise"),
     )
 )
 OF_SIMULATION = frozenset(("virtual_seconds",))  # beside those of every summary
@@ -105,6 +105,8 @@ def _figures(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterato
         warned = not (_has_tail(scenario) and str(summary["warning"]).startswith(NO_TAIL))
     if summary.get("diagnostics") is not asked or warned is not bool(asked):
         yield f"diagnostics = {summary.get('diagnostics')!r:.40}, or its warning; the scenario has {asked!r:.40}"
+    if (noise := summary.get("noise")) is not None and noise != (asked_noise := _noise(scenario, noise)):
+        yield f"noise = {noise!r:.100}; the scenario has {asked_noise!r:.100}"
     seconds, speed = summary.get("seconds"), summary.get("iterations_per_second")
     updates = summary.get("updates")
     if not _is_number(seconds) or not 0 <= seconds < math.inf or type(updates) is not int:
@@ -114,6 +116,14 @@ def _figures(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterato
             yield f"iterations_per_second = {speed!r:.40} in 0 seconds"
     elif not _is_number(speed) or not math.isclose(speed, updates / seconds, rel_tol=_CLOSE):
         yield f"iterations_per_second = {speed!r:.40}; {updates} updates in {seconds:g} s are {updates / seconds:g}"
+
+
+def _noise(scenario: object, stated: object) -> dict[str, Any] | None:
+    """Return what the scenario says of the law and the parameters that a summary names."""
+    privacy = scenario.get("privacy") if isinstance(scenario, dict) else None
+    if not isinstance(privacy, dict) or not isinstance(stated, dict):
+        return None
+    return {"law": privacy.get("noise"), **{key: privacy.get(key) for key in stated if key != "law"}}
 
 
 def _has_tail(scenario: object) -> bool:

@@ -245,9 +245,9 @@ def test_evaluations_that_cannot_keep_up_are_left_out_but_never_the_last(
     bed.gradient("a", 6)
     assert bed.service.halted == Halt("finished", 6, LIFE)
     evaluations.go_on(bed)
-    assert [evaluation.updates for evaluation in bed.service.tally.evaluations] == [1, 2, 5, 6]
+    assert [evaluation.updates for evaluation in bed.service.tally.evaluations] == [0, 1, 5, 6]
     assert [line for line in bed.said if "evaluation" in line] == [
-        "evaluation too slow for evaluation.every; skipped at t = 3"
+        "evaluation too slow for evaluation.every; skipped at t = 2"
     ]
 
 
@@ -259,7 +259,7 @@ def test_the_last_model_is_evaluated_where_its_turn_was_left_out(monkeypatch: py
     for sequence in range(1, 4):
         bed.gradient("a", sequence)
     evaluations.go_on(bed)
-    assert [evaluation.updates for evaluation in bed.service.tally.evaluations] == [1, 3]
+    assert [evaluation.updates for evaluation in bed.service.tally.evaluations] == [0, 3]
 
 
 # -- the end ----------------------------------------------------------------------------------------------

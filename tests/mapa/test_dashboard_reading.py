@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mapa.dashboard import reading
@@ -425,3 +425,97 @@ def test_events_are_found_by_kind_edge_and_text(tmp_path: Path) -> None:
     assert [row["t"] for row in watch.listed(edge="edge-0")["events"]] == [1]
     assert [row["t"] for row in watch.listed(text="NORM")["events"]] == [3]
     assert [row["number"] for row in watch.listed(before=2)["events"]] == [1]
+
+
+def write_budgeted(folder: Path, budget: float, releases: int) -> Path:
+    """Write a live run of one edge with these releases on record, whose scenario has a total budget."""
+    joined = {
+        "event": "edge_joined",
+        "edge": 0,
+        "edge_id": "a",
+        "t": 1,
+        "noise": "gaussian",
+        "noise_multiplier": 1.0,
+    }
+    path = write_live_run(
+        folder,
+        "budgeted",
+        joined,
+        *(applied(t, 0, 0, t / 4) | {"sequence": t} for t in range(1, releases + 1)),
+    )
+    scenario = {
+        "batch_size": 5,
+        "data": {"sampler": "poisson", "set": "mnist-5k"},
+        "privacy": {"clipping": "per-sample", "scope": "all", "total_epsilon": budget, "total_delta": 1e-5},
+    }
+    manifest = {"scenario": scenario, "shard_sizes": [100]}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return path
+
+
+@pytest.fixture
+def a_tenth_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each release cost 0.1."""
+    monkeypatch.setattr("mapa.dashboard.watch.epsilon", lambda _, releases, __: 0.1 * releases)
+
+
+@pytest.mark.usefixtures("a_tenth_each")
+@given(budget=st.integers(1, 300), spent=st.integers(1, 300))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+def test_no_view_ever_shows_more_than_the_budget_nor_less_than_was_spent_and_all_show_the_same(
+    tmp_path_factory: pytest.TempPathFactory, budget: int, spent: int
+) -> None:
+    spent = min(spent, budget)  # a ledger permits no more
+    watch = Watch(write_budgeted(tmp_path_factory.mktemp("runs"), 0.1 * budget + 0.05, spent))
+    for _question in range(60):  # whatever is computed so far
+        page = sections(watch)
+        (lane,), curves = page["fleet"]["edges"], page["privacy"]["curves"]
+        assert (lane["epsilon"] is None) is lane["epsilon_pending"] is page["privacy"]["pending"]
+        if lane["epsilon"] is not None:
+            assert 0.1 * spent <= lane["epsilon"] <= 0.1 * budget + 0.05
+            assert not lane["epsilon_exact"]
+            (curve,) = curves
+            assert (curve["epsilon"][-1], curve["t"][-1], curve["releases"][-1]) == (
+                lane["epsilon"],
+                spent,
+                spent,
+            )
+            assert curve["epsilon"] == sorted(curve["epsilon"])
+        missing = next(watch.unaccounted(), None)
+        if missing is None:
+            assert lane["epsilon"] is not None
+            break
+        watch.account(*missing)
+    else:
+        pytest.fail("the questions do not end")
+
+
+@pytest.mark.usefixtures("a_tenth_each")
+def test_an_edge_that_passed_its_budget_is_shown_with_what_it_spent(tmp_path: Path) -> None:
+    watch = Watch(write_budgeted(tmp_path, 1.35, 17))
+    sections(watch)
+    while missing := next(watch.unaccounted(), None):
+        watch.account(*missing)
+    (lane,) = sections(watch)["fleet"]["edges"]
+    assert lane["epsilon"] == pytest.approx(2.4)
+    assert lane["epsilon_of"] == 24
+
+
+@pytest.mark.usefixtures("a_tenth_each")
+def test_of_records_whose_number_nobody_knows_no_view_shows_more_than_the_budget(tmp_path: Path) -> None:
+    """Their ε is accounted for the least number that takes part; the edge's own ledger keeps the budget."""
+    path = write_budgeted(tmp_path, 1.0, 13)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["scenario"]["data"] |= {"set": "local", "schema": {"records_at_least": 100}}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    watch = Watch(path)
+    sections(watch)
+    while missing := next(watch.unaccounted(), None):
+        watch.account(*missing)
+    (lane,) = sections(watch)["fleet"]["edges"]
+    assert (lane["epsilon"], lane["epsilon_exact"]) == (1.0, False)
+    edge = {"edge": 0, "releases": 13, "epsilon": 1.3, "shard_size_at_least": True}
+    (path / "summary.json").write_text(json.dumps({"reason": "finished", "privacy": {"edges": [edge]}}))
+    page = sections(watch)
+    assert (page["fleet"]["edges"][0]["epsilon"], page["fleet"]["edges"][0]["epsilon_exact"]) == (1.0, False)
+    assert page["privacy"]["curves"][0]["epsilon"][-1] == 1.0

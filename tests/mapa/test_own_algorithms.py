@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,20 @@ def test_the_algorithms_and_their_options_are_listed(
 
 
 # -- what edges are told ----------------------------------------------------------------------------------
+
+
+def test_a_file_in_the_current_folder_is_listed_as_the_help_offers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (Path(__file__).parents[1] / "algorithms" / "fedasync.py").read_text(encoding="utf-8")
+    (tmp_path / "listed_own_algos.py").write_text(source, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mapa", "algorithms", "--json", "listed_own_algos:FedAsync"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "listed_own_algos:FedAsync"
 
 
 @pytest.mark.parametrize(("name", "private"), [("mapa", True), ("asgd", False), ("csgd", False)])

@@ -43,7 +43,7 @@ def test_the_python_of_the_page_runs_as_one_program(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("MAPA_DATA_DIR", environment()["MAPA_DATA_DIR"])
     monkeypatch.chdir(tmp_path)
     names = run_blocks("python.md")
-    assert names["run"].metrics["t"].tolist() == [50, 100, 150, 200]
+    assert names["run"].metrics["t"].tolist() == [0, 50, 100, 150, 200]
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 

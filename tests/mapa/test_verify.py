@@ -336,6 +336,8 @@ def forget_the_seed(parts: dict[str, bytes]) -> None:
         (in_summary(lambda s: s["metrics"][1].update(better="higher")), SUMMARY),
         (in_summary(lambda s: s.update(metrics=[])), SUMMARY),
         (in_summary(lambda s: s.update(diagnostics=True)), SUMMARY),
+        (in_summary(lambda s: s["noise"].update(law="none")), SUMMARY),
+        (in_summary(lambda s: s["noise"].update(noise_multiplier=[99.0])), SUMMARY),
         (in_summary(lambda s: s.update(blessed=True)), SUMMARY),
         (in_summary(lambda s: s.update(virtual_seconds=1.0)), SUMMARY),
         (in_summary(lambda s: s.update(seconds=s["seconds"] / 2)), SUMMARY),

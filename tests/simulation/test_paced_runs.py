@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +252,8 @@ def test_whoever_waits_for_z_k_hears_how_far_it_is() -> None:
     )
     said: list[str] = []
     calibrated(scenario, [60] * 5, said.append)
-    assert said == ["computing z_k (1 of 3)", "computing z_k (2 of 3)", "computing z_k (3 of 3)"]
+    assert [line.split(":")[0] for line in said[::2]] == [f"finding z_k ({k} of 3)" for k in (1, 2, 3)]
+    assert all(re.fullmatch(r"z_k = [\d.]+, found in \d+\.\d s", line) for line in said[1::2])
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -272,7 +274,7 @@ privacy = { total_epsilon = 3.0, pace = "own", paces = [1.0, 2.0] }
     )
     done = mapa("simulate", str(file), "--seed", "1", "--json", *(["--quiet"] if quiet else []))
     assert done.code == 0, done.err
-    assert ("computing z_k (2 of 2)" in done.err) is not quiet
+    assert ("finding z_k (2 of 2)" in done.err) is not quiet
     assert "computing" not in done.out
 
 

@@ -59,7 +59,7 @@ def test_a_run_makes_exactly_t_updates_and_learns(algorithm: str) -> None:
     assert outcome.tally.updates == len(applied(events)) == 400
     assert events[-1] == {"event": "halted", "t": 400, "reason": "finished"}
     evaluations = outcome.tally.evaluations
-    assert [evaluation.updates for evaluation in evaluations] == list(range(20, 401, 20))
+    assert [evaluation.updates for evaluation in evaluations] == list(range(0, 401, 20))
     assert evaluations[-1]["loss"] < evaluations[0]["loss"]
     workers = 1 if algorithm == "csgd" else 4
     assert len(outcome.releases) == workers
@@ -298,7 +298,7 @@ def test_an_interrupt_waits_for_the_end_of_an_event() -> None:
     before = signal.getsignal(signal.SIGINT)
     world = small_world(iterations=10_000)
     stream = io.StringIO()
-    outcome = simulate(world, Journal(stream), interrupt, progress_every=1)
+    outcome = simulate(world, Journal(stream), interrupt)
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert signal.getsignal(signal.SIGINT) is before
     assert outcome.reason == "interrupted"
@@ -316,7 +316,7 @@ def test_the_second_interrupt_does_not_wait() -> None:
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        simulate(small_world(), progress=interrupt, progress_every=1)
+        simulate(small_world(), progress=interrupt)
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -69,9 +69,9 @@ function exponent(value) {
 }
 
 function spent(edge, budget) {
-  if (edge.epsilon === null) return "–";
+  if (edge.epsilon === null) return edge.epsilon_pending ? make("small", {}, "computing…") : "–";
   const of = edge.epsilon_of === null ? "" : `up to ${whole(edge.epsilon_of)} releases`;
-  const most = of ? "≤ " : "";
+  const most = edge.epsilon_exact ? "" : "≤ ";
   const bar = budget ? make("meter", { min: 0, max: budget, value: Math.min(edge.epsilon, budget), "aria-label": `${most}${upward(edge.epsilon)} of ${budget}` }) : null;
   return make("span", { class: "spent" }, `${most}${upward(edge.epsilon)}`, bar, of ? make("small", {}, of) : null);
 }
@@ -176,7 +176,7 @@ export function privacy(root) {
   return ({ privacy: p }) => {
     renew(words, p.words.map((line) => make("p", {}, line)));
     renew(audit, p.audit ? audited(p.audit) : null);
-    const now = JSON.stringify([p.curves.map((one) => one.edge), p.hidden_curves, p.budget]);
+    const now = JSON.stringify([p.curves.map((one) => one.edge), p.hidden_curves, p.budget, p.pending && !p.curves.length]);
     if (now !== signature) {
       signature = now;
       if (chart) chart.destroy();
@@ -184,8 +184,8 @@ export function privacy(root) {
       if (p.budget) lines.push({ label: "budget", dash: [4, 4], points: false, place: 7 });
       chart = new Chart({ x: T, y: { label: "ε", least: 0, text: (v) => upward(v, 6) }, lines }, 300);
       put(place, p.curves.length
-        ? card("ε of each edge over updates", `At δ = ${exponent(p.delta)}, ${p.adjacency} adjacency, of this run's releases alone; computed at 1, 2, 3, 4, 6, 8, … releases, the last point from the statement. An edge whose releases differ in kind has none.${p.hidden_curves ? ` Drawn are ${whole(p.curves.length)} edges of ${whole(p.curves.length + p.hidden_curves)}.` : ""}`, chart.element)
-        : make("p", { class: "quiet" }, "No ε over time: none is guaranteed, or it is being computed."));
+        ? card("ε of each edge over updates", `At δ = ${exponent(p.delta)}, ${p.adjacency} adjacency, of this run's releases alone; computed at 1, 2, 3, 4, 6, 8, … releases; the last point is what the fleet shows: the statement's figure or, while the run goes on, a bound. An edge whose releases differ in kind has none.${p.hidden_curves ? ` Drawn are ${whole(p.curves.length)} edges of ${whole(p.curves.length + p.hidden_curves)}.` : ""}`, chart.element)
+        : make("p", { class: "quiet" }, p.pending ? "Computing ε…" : "No ε over time: none is guaranteed."));
     }
     if (p.curves.length) {
       const values = joined(p.curves.map((one) => [one[axis], one.epsilon]));

@@ -1,0 +1,98 @@
+"""Figures of the accountant that take seconds, kept from one run to the next where a program gives a store for them.
+
+The key is a hash of every input, of the accountant's own code and of the libraries below it. What a store returns is
+never taken into less noise or more releases unchecked: `budget` accounts it again, once, before it counts. Edges give
+no store, nor does `mapa verify`: budgets are guarded, and statements checked, by figures computed there and then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from common.accounting.releases import ReleaseKind
+
+_LIBRARIES = ("dp-accounting", "numpy", "scipy")
+_OWN_LAWS = "common.noise."
+_WORTH = 0.05  # seconds: what is found sooner is not kept
+
+T = TypeVar("T")
+
+
+class Store(Protocol):
+    """Texts by key; what cannot be read as it was written is None."""
+
+    def read_text(self, key: bytes) -> str | None: ...
+    def write_text(self, key: bytes, text: str) -> None: ...
+
+
+_store: ContextVar[Store | None] = ContextVar("store", default=None)
+
+
+@contextlib.contextmanager
+def kept_in(store: Store | None) -> Iterator[None]:
+    """Keep figures there, and take them from there, until the end of the block; None: nowhere."""
+    token = _store.set(store)
+    try:
+        yield
+    finally:
+        _store.reset(token)
+
+
+def remembered(
+    compute: Callable[[], T],
+    *about: object,
+    kinds: Iterable[ReleaseKind],
+    read: Callable[[Any], T | None],
+    plain: Callable[[T], object] = lambda value: value,
+) -> T:
+    """Return the figure kept for `about`, else compute it and keep it.
+
+    `about` must say all that the figure depends on in its repr; a law of another origin than ours is not kept, since
+    no key could hold its code. `read` returns None for what cannot be such a figure.
+    """
+    store = _store.get()
+    if store is None or not all(type(kind.law).__module__.startswith(_OWN_LAWS) for kind in kinds):
+        return compute()
+    key = hashlib.sha256(f"{_accountant()}\0{about!r}".encode()).digest()
+    text = store.read_text(key)
+    if text is not None:
+        try:
+            found = read(json.loads(text))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            found = None
+        if found is not None:
+            return found
+    began = time.perf_counter()
+    value = compute()
+    if time.perf_counter() - began >= _WORTH:
+        store.write_text(key, json.dumps(plain(value)))
+    return value
+
+
+@functools.cache
+def _accountant() -> str:
+    """Return what names this accountant: its code, that of the noise laws, and the versions of what it uses."""
+    code = hashlib.sha256()
+    here = Path(__file__).parent
+    for folder in (here, here.parent / "noise"):
+        for path in sorted(folder.glob("*.py")):
+            code.update(path.read_bytes())
+    return "\0".join((sys.version, code.hexdigest(), *map(_version, _LIBRARIES)))
+
+
+def _version(library: str) -> str:
+    from importlib import metadata  # only where there is a store: an edge starts without it
+
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,229 @@
+"""Figures that the accountant keeps: found once, never trusted into less noise, and nowhere unless a program asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.accounting import budget as budgets
+from common.accounting import kept
+from common.accounting import total as totals
+from common.accounting.budget import calibrate, keeps, max_charges
+from common.accounting.kept import kept_in
+from common.accounting.releases import Budget, ReleaseKind, Spent
+from common.accounting.total import total
+from common.models.feature_cache import FeatureCache
+from common.noise.gaussian import Gaussian
+from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+
+BUDGET = Budget(1.0, 1e-5)
+ASKED: dict[str, Any] = {"releases": 5, "batch_size": 100, "shard_size": 100}  # rate 1: no grid, and so quick
+MECHANISM = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 100)
+NO_FIGURES = [
+    "",
+    "null",
+    "true",
+    "-1.0",
+    "0.0",
+    "NaN",
+    "Infinity",
+    '"1.0"',
+    "[]",
+    "{}",
+    "{",
+    "[" * 50_000,
+    "1e999",
+]
+
+
+@dataclass
+class Texts:
+    """A store in memory, or one that answers every question alike."""
+
+    answer: str | None = None
+    texts: dict[bytes, str] = field(default_factory=dict)
+
+    def read_text(self, key: bytes) -> str | None:
+        return self.answer if self.answer is not None else self.texts.get(key)
+
+    def write_text(self, key: bytes, text: str) -> None:
+        self.texts[key] = text
+
+
+def kind(z: float = 1.0, **changes: Any) -> ReleaseKind:
+    return ReleaseKind(Gaussian(z), replace(MECHANISM, **changes), 100)
+
+
+def forget() -> None:
+    """Begin as another process would."""
+    for function in (budgets._calibrated, budgets.max_charges, totals._total):
+        function.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def worth_keeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_WORTH", 0.0)
+    forget()
+
+
+def _counted(name: str, of: Callable[..., Any], begun: list[str]) -> Callable[..., Any]:
+    def function(*arguments: object) -> Any:
+        begun.append(name)
+        return of(*arguments)
+
+    return function
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The long searches that are begun."""
+    begun: list[str] = []
+    for module, name in ((budgets, "_least_multiplier"), (budgets, "_last"), (totals, "_replace_one_by_pld")):
+        monkeypatch.setattr(module, name, _counted(name, getattr(module, name), begun))
+    return begun
+
+
+def test_what_was_found_once_is_not_looked_for_again(searches: list[str]) -> None:
+    store, found = Texts(), []
+    for _process in range(2):
+        forget()
+        with kept_in(store):
+            z = calibrate(BUDGET, **ASKED)
+            found.append((z, max_charges(BUDGET, kind(z)), total([Spent(kind(z), 5)], 1e-5)))
+    assert found[0] == found[1]
+    assert sorted(set(searches)) == ["_last", "_least_multiplier", "_replace_one_by_pld"]
+    assert searches.count("_least_multiplier") == searches.count("_replace_one_by_pld") == 1
+
+
+def test_nothing_is_kept_unless_a_program_gives_a_store() -> None:
+    store = Texts()
+    with kept_in(store):
+        pass
+    calibrate(BUDGET, **ASKED)
+    assert not store.texts
+    for room in (
+        "edge",
+        "cloud",
+        "mapa/verification",
+        "mapa/dashboard",
+    ):  # budgets and checks are computed there
+        for path in (Path(__file__).parents[2] / room).rglob("*.py"):
+            assert "kept_in" not in path.read_text(encoding="utf-8"), path
+
+
+@given(answer=st.floats(1e-6, 1e3) | st.integers(-5, 10**7) | st.sampled_from(NO_FIGURES))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_store_says_no_budget_is_passed(answer: float | str) -> None:
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    honest = calibrate(BUDGET, **ASKED)
+    forget()
+    with kept_in(Texts(text)):
+        z = calibrate(BUDGET, **ASKED)
+        most = max_charges(BUDGET, kind(honest))
+        stated = total([Spent(kind(honest), 5)], 1e-5)
+    forget()
+    assert keeps(BUDGET, kind(z), 5)
+    assert z in (honest, answer)
+    assert keeps(BUDGET, kind(honest), most) or most == 0
+    assert stated == total([Spent(kind(honest), 5)], 1e-5)
+
+
+@pytest.mark.parametrize(
+    "lie", [{"rdp": 0.1}, {"pld": -1.0}, {"pld": float("nan")}, {"delta": 1e-6}, {"odd": 1.0}]
+)
+def test_a_total_that_these_releases_cannot_have_is_accounted_again(lie: dict[str, float]) -> None:
+    store, spent = Texts(), [Spent(kind(1.0), 5)]
+    with kept_in(store):
+        honest = total(spent, 1e-5)
+        (key,) = store.texts
+        store.texts[key] = json.dumps(json.loads(store.texts[key]) | lie)
+        forget()
+        assert total(spent, 1e-5) == honest
+
+
+def test_every_input_and_the_accountant_itself_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "_least_multiplier", lambda *_: 1.0)
+    monkeypatch.setattr(budgets, "keeps", lambda *_: True)
+    store = Texts()
+    truncated = {"sampling": Sampling.TRUNCATED_POISSON, "largest_batch": 100}
+    for changes in (
+        *({}, {"releases": 6}, {"batch_size": 99}, {"shard_size": 101}, truncated),
+        *(
+            {"clipping": Clipping.NORMALISED},
+            {"sampling": Sampling.WITH_REPLACEMENT},
+            {"sampling": Sampling.SHUFFLED},
+        ),
+    ):
+        with kept_in(store):
+            calibrate(BUDGET, **ASKED | changes)
+    for another in (Budget(1.5, 1e-5), Budget(1.0, 1e-6)):
+        with kept_in(store):
+            calibrate(another, **ASKED)
+    assert len(store.texts) == 10
+    forget()
+    monkeypatch.setattr(kept, "_accountant", lambda: "the next version")
+    with kept_in(store):
+        calibrate(BUDGET, **ASKED)
+    assert len(store.texts) == 11
+
+
+def test_a_law_whose_code_no_key_can_hold_is_not_kept() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Mine(Gaussian):
+        pass
+
+    store = Texts()
+    with kept_in(store):
+        total([Spent(ReleaseKind(Mine(1.0), MECHANISM, 100), 5)], 1e-5)
+        max_charges(BUDGET, kind(), (Spent(ReleaseKind(Mine(1.0), MECHANISM, 100), 1),))
+    assert not store.texts
+
+
+# -- on disk ----------------------------------------------------------------------------------------------
+
+KEY, OTHER = bytes(32), bytes(31) + b"1"
+
+
+def test_a_text_on_disk_is_as_it_was_written_or_absent(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path / "cache")
+    assert cache.read_text(KEY) is None
+    cache.write_text(KEY, '{"ε": 1.0}')
+    assert cache.read_text(KEY) == '{"ε": 1.0}'
+    (file,) = (tmp_path / "cache").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert cache.read_text(KEY) is None
+        file.write_bytes(whole[:place])
+        assert cache.read_text(KEY) is None
+    file.write_bytes(whole)
+    file.rename(file.with_name(f"{OTHER.hex()}.text"))  # of another question
+    assert cache.read_text(OTHER) is None
+
+
+def test_texts_are_bounded_and_links_and_folders_of_others_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = FeatureCache(tmp_path / "cache")
+    monkeypatch.setattr("common.models.feature_cache._MOST_TEXTS", 3)
+    for number in range(10):
+        cache.write_text(bytes([number]) * 32, "1.0")
+    assert len(list(cache.folder.iterdir())) == 3
+    cache.write_text(KEY, "1" * (1 << 17))  # too long
+    assert cache.read_text(KEY) is None
+    cache.write_text(KEY, "1.0")
+    file = cache.folder / f"{KEY.hex()}.text"
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    assert cache.read_text(KEY) is None
+    cache.folder.chmod(0o777)
+    cache.write_text(OTHER, "1.0")
+    assert cache.read_text(OTHER) is None
