@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from common.errors import LocalProtocolError
 from common.models.gradients import Matrix, RowGradients
 from common.models.torch_losses import Losses
-from common.quantities import Vector
+from common.quantities import Floats
 
 CHUNK_BYTES = 32 << 20  # of copies, gradients and activations that are held at once
 ROWS_BYTES = 128 << 20  # of b × N that is kept between the norms and the sum; larger ones are made twice
@@ -101,7 +101,7 @@ def even_parts(count: int, most: int) -> Iterator[slice]:
 
 
 RowsOf = Callable[[slice], Matrix]
-Measure = Callable[[Matrix], npt.NDArray[np.float32]]
+Measure = Callable[[RowGradients], Floats]
 
 
 def collected(rows_of: RowsOf, count: int, dimension: int, most: int) -> RowGradients | RepeatedGradients:
@@ -129,49 +129,39 @@ class RepeatedGradients:
         self, rows_of: RowsOf, parts: list[slice], dimension: int, null: npt.NDArray[np.bool_]
     ) -> None:
         self._rows_of, self._parts, self._dimension, self._null = rows_of, parts, dimension, null
-        self._measured: tuple[Measure, npt.NDArray[np.float32]] | None = None  # what clipping goes by
+        self._measured: tuple[Measure, Floats] | None = None  # what clipping goes by
 
-    def norms(self) -> npt.NDArray[np.float32]:
-        return self._norms(_l2)
+    def norms(self) -> Floats:
+        return self._norms(RowGradients.norms)
 
-    def l1_norms(self) -> npt.NDArray[np.float32]:
-        return self._norms(_l1)
+    def l1_norms(self) -> Floats:
+        return self._norms(RowGradients.l1_norms)
 
     def nulled(self, rows: npt.NDArray[np.bool_]) -> RepeatedGradients:
         found = RepeatedGradients(self._rows_of, self._parts, self._dimension, self._null | rows)
         if self._measured is not None:
             measure, norms = self._measured
-            found._measured = measure, np.where(rows, np.float32(0), norms)
+            found._measured = measure, np.where(rows, 0, norms)
         return found
 
-    def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
-        total = np.zeros(self._dimension, np.float32)
+    def weighted_sum(self, weights: Floats | None) -> Floats:
+        total: Floats = np.zeros(self._dimension, np.float32 if weights is None else np.float64)
         for part in self._parts:
             rows = self._rows(part)
             if self._measured is not None:
                 measure, norms = self._measured
                 if not np.array_equal(measure(rows), norms[part], equal_nan=True):
                     raise LocalProtocolError("the model gave another gradient for the same sample")
-            total += rows.sum(axis=0) if weights is None else weights[part] @ rows
+            total += rows.weighted_sum(None if weights is None else weights[part])
         return total
 
-    def _norms(self, measure: Measure) -> npt.NDArray[np.float32]:
+    def _norms(self, measure: Measure) -> Floats:
         found = [measure(self._rows(part)) for part in self._parts]
-        norms = np.concatenate(found) if found else np.zeros(0, np.float32)
+        norms = np.concatenate(found) if found else np.zeros(0)
         self._measured = measure, norms
         return norms.copy()  # whoever clips writes into them
 
-    def _rows(self, part: slice) -> Matrix:
+    def _rows(self, part: slice) -> RowGradients:
         rows = self._rows_of(part)
         rows[self._null[part]] = 0
-        return rows
-
-
-def _l2(rows: Matrix) -> npt.NDArray[np.float32]:
-    norms: npt.NDArray[np.float32] = np.sqrt(np.vecdot(rows, rows))
-    return norms
-
-
-def _l1(rows: Matrix) -> npt.NDArray[np.float32]:
-    norms: npt.NDArray[np.float32] = np.abs(rows).sum(axis=1)
-    return norms
+        return RowGradients(rows)

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
-from common.noise.law import NoiseLaw
+from common.noise.law import Noise, NoiseLaw
 from common.noise.mechanism import Sampling
 from common.quantities import Indices
 
-NAME = "block: SFC64 (seed, 1) for batches, (seed, 2) for noise, (seed, 3) for its norms"
+NAME = "block: Philox (seed, 1) for batches, (seed, 2) for noise, (seed, 3) for its norms"
 
 
 class BlockStreams:
@@ -23,9 +23,9 @@ class BlockStreams:
 
     def __init__(self, seed: int | None) -> None:
         entropy = np.random.SeedSequence().entropy if seed is None else seed
-        self._batches = np.random.Generator(np.random.SFC64([_word(entropy), 1]))
-        self.noise = np.random.Generator(np.random.SFC64([_word(entropy), 2]))
-        self.norms = np.random.Generator(np.random.SFC64([_word(entropy), 3]))
+        self._batches = np.random.Generator(np.random.Philox([_word(entropy), 1]))
+        self.noise = np.random.Generator(np.random.Philox([_word(entropy), 2]))
+        self.norms = np.random.Generator(np.random.Philox([_word(entropy), 3]))
 
     def batches(self, shard_sizes: Indices, batch_size: int) -> Indices:
         """Return a batch with replacement for each shard; the very numbers that `batch` gives one by one."""
@@ -48,12 +48,12 @@ def _word(entropy: object) -> int:
 
 
 def noise_block(
-    gradients: npt.NDArray[np.float32],
+    gradients: Noise,
     laws: Sequence[NoiseLaw],
     sensitivities: npt.NDArray[np.float64],
     streams: BlockStreams,
 ) -> None:
-    """Add a row of noise to each row of the gradients, in place."""
+    """Add a row of noise to each row of the gradients, in place and in float64, as edge/privacy.py does."""
     made = type(laws[0])
     assert all(type(law) is made for law in laws)  # they are the run's own
     gradients += made.draw_block(laws, sensitivities, gradients.shape[1], streams.noise, streams.norms)

@@ -201,7 +201,7 @@ def test_no_samples_gradient_depends_on_another_sample(seed: int, other: int) ->
         model.gradients(x, features, targets)._rows[0],  # type: ignore[attr-defined]
         model.gradients(x, others, labels)._rows[0],  # type: ignore[attr-defined]
     )
-    assert model.gradients(x, others, labels).weighted_sum(first).dtype == np.float32
+    assert model.gradients(x, others, labels).weighted_sum(first).dtype == np.float64
 
 
 def test_an_empty_batch_gives_zeros_and_no_metric() -> None:
