@@ -36,7 +36,12 @@ def length(vector: Vector) -> float:
     It is finite if and only if every number is: squares of float32 cannot leave float64.
     """
     square = float(np.vdot(vector, vector))
-    return math.sqrt(square) if math.isfinite(square) else float(np.linalg.norm(vector.astype(np.float64)))
+    if math.isfinite(square):
+        return math.sqrt(square)
+    with np.errstate(
+        invalid="ignore"
+    ):  # a signalling NaN warns of its cast; another's vector may hold any bits
+        return float(np.linalg.norm(vector.astype(np.float64)))
 
 
 class PerSampleGradients(Protocol):
