@@ -15,7 +15,7 @@ from common.noise.law import Noise, NoiseLaw
 from common.noise.mechanism import Sampling
 from common.quantities import Indices
 
-NAME = "block: Philox (seed, 1) for batches, (seed, 2) for noise, (seed, 3) for its norms"
+NAME = "block: SFC64 (seed, 1) for batches, (seed, 2) for noise, (seed, 3) for its norms"
 
 
 class BlockStreams:
@@ -23,9 +23,9 @@ class BlockStreams:
 
     def __init__(self, seed: int | None) -> None:
         entropy = np.random.SeedSequence().entropy if seed is None else seed
-        self._batches = np.random.Generator(np.random.Philox([_word(entropy), 1]))
-        self.noise = np.random.Generator(np.random.Philox([_word(entropy), 2]))
-        self.norms = np.random.Generator(np.random.Philox([_word(entropy), 3]))
+        self._batches = np.random.Generator(np.random.SFC64([_word(entropy), 1]))
+        self.noise = np.random.Generator(np.random.SFC64([_word(entropy), 2]))
+        self.norms = np.random.Generator(np.random.SFC64([_word(entropy), 3]))
 
     def batches(self, shard_sizes: Indices, batch_size: int) -> Indices:
         """Return a batch with replacement for each shard; the very numbers that `batch` gives one by one."""
