@@ -61,9 +61,9 @@ def refuse_one_file(train: str, test: str, data_dir: Path | None = None) -> None
             same = False
     if same:
         raise ConfigurationError(
-            f"data.test_path = {test!r}: is the same file as data.train_path = {train!r}, so that metrics would be released"
-            " from private records without noise; name another file, leave data.test_path out, or hold records out by"
-            " data.holdout"
+            f"data.test_path = {test!r}: is the same file as data.train_path = {train!r}, so that metrics would be"
+            " released from private records without noise; name another file, leave data.test_path out, or hold"
+            " records out by data.holdout"
         )
 
 

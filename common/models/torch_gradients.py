@@ -2,7 +2,9 @@
 
 `vmap` runs the module on each sample by itself: a chunk of c samples gets c copies of the parameters, and the
 gradient with respect to copy i is ∇F(x, ξ_i). No sample's gradient can see another sample, whatever the module
-does. It takes as long as a vmap over `torch.func.grad`, and needs no part of torch's compiler (75 MB of an edge).
+does. (What vmap cannot run is run on one sample after the other; torch_checks.py refuses a module that keeps a state
+between them.) It takes as long as a vmap over `torch.func.grad`, and needs no part of torch's compiler (75 MB of an
+edge).
 """
 
 from __future__ import annotations
@@ -61,6 +63,23 @@ def per_sample(
         total = vmap(loss)(copies, inputs, targets).sum()
         found = torch.autograd.grad(total, list(copies.values()), allow_unused=True, materialize_grads=True)
     return [gradient.flatten(1) for gradient in found]
+
+
+def one_by_one(
+    module: nn.Module, losses: Losses, parameters: Parameters, inputs: torch.Tensor, targets: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the same, as one tensor, by a pass for each sample: for what vmap cannot run, such as nn.LSTM."""
+    with torch.enable_grad():
+        own = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        rows = []
+        for i in range(len(inputs)):
+            loss = losses(call_with(module, own, inputs[i : i + 1]), targets[i : i + 1]).sum()
+            found = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
+            rows.append(torch.cat([gradient.flatten() for gradient in found]))
+    return [torch.stack(rows)]
+
+
+PerSample = Callable[[nn.Module, Losses, Parameters, torch.Tensor, torch.Tensor], list[torch.Tensor]]
 
 
 def saved_bytes(module: nn.Module, losses: Losses, inputs: torch.Tensor, targets: torch.Tensor) -> int:
