@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-# C lies between these: beyond them sums of clipped samples, or of noise, could leave what float32 holds to a millionth.
+# C lies between these: beyond them what is released, over b and times z, could leave float32 or lose digits in it.
 LEAST_BOUND, LARGEST_BOUND = 1e-9, 1e9
 
 # Samples are clipped to C·(1 − CLIP_MARGIN), so that a record moves the sum of a batch, as it is computed, by C at

@@ -56,4 +56,9 @@ def noise_block(
     """Add a row of noise to each row of the gradients, in place and in float64, as edge/privacy.py does."""
     made = type(laws[0])
     assert all(type(law) is made for law in laws)  # they are the run's own
-    gradients += made.draw_block(laws, sensitivities, gradients.shape[1], streams.noise, streams.norms)
+    eta = made.draw_block(laws, sensitivities, gradients.shape[1], streams.noise, streams.norms)
+    if eta.dtype != np.float64:  # the steps of coarser noise would tell what it was added to
+        raise ConfigurationError(
+            f"privacy.noise = {made.name!r}: draw_block gives {eta.dtype}, must be float64"
+        )
+    gradients += eta
