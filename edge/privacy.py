@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from common.errors import RemoteProtocolError
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping, Norm, parts_of_bound
-from common.quantities import ClippedGradient, NoisyGradient, PerSampleGradients, Vector
+from common.noise.mechanism import CLIP_MARGIN, LARGEST_BOUND, LEAST_BOUND, Clipping, Norm, parts_of_bound
+from common.quantities import ClippedGradient, Floats, NoisyGradient, PerSampleGradients, Vector
 
 
 def check_bound(bound: float) -> None:
@@ -25,7 +25,10 @@ def check_bound(bound: float) -> None:
 def clip_per_sample(
     gradients: PerSampleGradients, bound: float, batch_size: int, norm: Norm = Norm.L2
 ) -> ClippedGradient:
-    """Scale every sample's gradient to norm ≤ C, sum, divide by the configured b."""
+    """Scale every sample's gradient to norm ≤ C, sum, divide by the configured b.
+
+    Here and below C is meant less CLIP_MARGIN, which makes up for rounding.
+    """
     return _scaled_sum(gradients, bound, bound, batch_size, norm)
 
 
@@ -38,8 +41,7 @@ def normalise_per_sample(
 ) -> ClippedGradient:
     """Scale every sample's gradient to nearly norm C, g·C/(‖g‖ + s), sum, divide by the configured b; 0 stays 0.
 
-    With s = 0 it is g·C/max(‖g‖, 1e-9): computed norms below the least bound cannot be trusted
-    (common/noise/mechanism.py), and what is divided by one that is too small would come out longer than C.
+    With s = 0 it is g·C/max(‖g‖, 1e-9): what is next to nothing stays so.
     """
     return _scaled_sum(gradients, bound, LEAST_BOUND, batch_size, norm, stabiliser)
 
@@ -57,7 +59,7 @@ def _scaled_sum(
     return _sum(gradients, norms, bound, least, batch_size, stabiliser)
 
 
-def _finite(gradients: PerSampleGradients, norm: Norm) -> tuple[PerSampleGradients, npt.NDArray[np.float32]]:
+def _finite(gradients: PerSampleGradients, norm: Norm) -> tuple[PerSampleGradients, Floats]:
     """Return the gradients and their norms; a sample whose gradient is not finite counts as 0.
 
     A model sent with huge values could provoke one, and a NaN that depends on a sample would be a release without
@@ -73,18 +75,23 @@ def _finite(gradients: PerSampleGradients, norm: Norm) -> tuple[PerSampleGradien
 
 def _sum(
     gradients: PerSampleGradients,
-    norms: npt.NDArray[np.float32],
+    norms: Floats,
     bound: float,
     least: float,
     batch_size: int,
     stabiliser: float = 0.0,
 ) -> ClippedGradient:
-    """Return the scaled sum over b, never over the samples at hand: under Poisson sampling their number is private."""
-    weights = np.maximum(norms, np.float32(least))
+    """Return the scaled sum over b, never over the samples at hand: under Poisson sampling their number is private.
+
+    In float64: weights may be as small as 1e-86, and how a float32 mean rounds would tell of the samples.
+    """
+    weights: npt.NDArray[np.float64] = np.maximum(norms, least * (1 - CLIP_MARGIN), dtype=np.float64)
     if stabiliser:
-        weights += np.float32(stabiliser)
-    np.divide(np.float32(bound), weights, out=weights)
-    return ClippedGradient(gradients.weighted_sum(weights) / np.float32(batch_size))
+        weights += stabiliser
+    np.divide(bound * (1 - CLIP_MARGIN), weights, out=weights)
+    total = np.asarray(gradients.weighted_sum(weights), np.float64)
+    total /= batch_size
+    return ClippedGradient(total)
 
 
 def clip_and_count(
@@ -100,7 +107,7 @@ def clip_and_count(
     gradients, norms = _finite(gradients, norm)
     clipped = _sum(gradients, norms, of_gradient, of_gradient, batch_size)
     counted = np.count_nonzero(norms)
-    longer = np.count_nonzero(norms > np.float32(of_gradient))
+    longer = np.count_nonzero(norms > of_gradient)
     clipped[-1] = of_count * (counted - 2 * longer) / batch_size
     return clipped
 
@@ -109,13 +116,13 @@ def clip_batch_mean(
     gradients: PerSampleGradients, bound: float, batch_size: int, norm: Norm = Norm.L2
 ) -> ClippedGradient:
     """Line 5 as printed: clip the mean (D-02); its sensitivity is bΔS."""
-    mean = gradients.weighted_sum(None)
-    mean /= np.float32(batch_size)
-    length = float(np.sqrt(mean @ mean) if norm is Norm.L2 else np.abs(mean).sum())
+    mean = gradients.weighted_sum(None).astype(np.float64)
+    mean /= batch_size
+    length = float(np.sqrt(np.vdot(mean, mean)) if norm is Norm.L2 else np.abs(mean).sum())
     if not math.isfinite(length):
         mean[:] = 0
     elif length > bound:
-        mean *= np.float32(bound / length)
+        mean *= bound / length
     return ClippedGradient(mean)
 
 
@@ -155,6 +162,6 @@ def perturb(
     if stop - start == gradient.size:
         eta += gradient
         return NoisyGradient(eta.astype(np.float32))
-    released = gradient.copy()
+    released = gradient.astype(np.float32)
     released[start:stop] = (eta + gradient[start:stop]).astype(np.float32)
     return NoisyGradient(released)

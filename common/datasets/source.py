@@ -48,6 +48,25 @@ def check_path(key: str, text: str) -> str:
     return path.as_posix()
 
 
+def refuse_one_file(train: str, test: str, data_dir: Path | None = None) -> None:
+    """Refuse a test file that is the training file, by its path or, where they are at hand, by its inode.
+
+    Metrics of a run are published, and would be computed from the very records that its noise protects.
+    """
+    same = PurePosixPath(train) == PurePosixPath(test)
+    if data_dir is not None and not same:
+        try:
+            same = (data_dir / train).samefile(data_dir / test)
+        except OSError:  # reading says what is wrong with them
+            same = False
+    if same:
+        raise ConfigurationError(
+            f"data.test_path = {test!r}: is the same file as data.train_path = {train!r}, so that metrics would be"
+            " released from private records without noise; name another file, leave data.test_path out, or hold"
+            " records out by data.holdout"
+        )
+
+
 def load_files(source: FileSource, data_dir: Path) -> Dataset:
     """Return the data set in these files.
 
@@ -56,6 +75,8 @@ def load_files(source: FileSource, data_dir: Path) -> Dataset:
     """
     train = _find("data.train_path", source.train, data_dir)
     test = None if source.test is None else _find("data.test_path", source.test, data_dir)
+    if source.test is not None:
+        refuse_one_file(source.train, source.test, data_dir)
     schema = source.schema
     return Dataset(
         FILE,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from common.models.linear import LinearModel
 from common.models.model import Block, Features, Images, Labels, Model, Targets, feature_length
-from common.quantities import PerSampleGradients, Vector
+from common.quantities import Floats, PerSampleGradients, Vector
 
 COUNT = "clipping-count"  # name of the coordinate's block
 
@@ -26,18 +26,18 @@ class CountedGradients:
     def __init__(self, inner: PerSampleGradients) -> None:
         self._inner = inner
 
-    def norms(self) -> npt.NDArray[np.float32]:
+    def norms(self) -> Floats:
         return self._inner.norms()
 
-    def l1_norms(self) -> npt.NDArray[np.float32]:
+    def l1_norms(self) -> Floats:
         return self._inner.l1_norms()
 
     def nulled(self, rows: npt.NDArray[np.bool_]) -> CountedGradients:
         return CountedGradients(self._inner.nulled(rows))
 
-    def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
+    def weighted_sum(self, weights: Floats | None) -> Floats:
         total = self._inner.weighted_sum(weights)
-        with_room = np.zeros(total.size + 1, np.float32)
+        with_room = np.zeros(total.size + 1, total.dtype)
         with_room[:-1] = total
         return with_room
 

@@ -1,81 +1,191 @@
-"""The two forms that a batch's per-sample gradients come in."""
+"""The two forms that a batch's per-sample gradients come in, and how they are measured and added.
+
+Clipping bounds what a record can move only as far as norms and sums are right, for any float32 input. So sums are
+made in float32 over short pieces alone and across them in float64, whose errors `CLIP_MARGIN` covers
+(common/noise/mechanism.py); what lies outside the range in which that holds goes through float64, row by row. How one
+row is treated never depends on another row: their rounding must not tell of each other.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from common.quantities import Vector
+from common.quantities import Floats, Indices
 
 Matrix = npt.NDArray[np.float32]
+Lengths = npt.NDArray[np.float64]
+Total = npt.NDArray[np.float64]
 
+COLUMNS = 1024  # of a vector that are measured in float32
+ROWS = 32  # of a batch that are added in float32
+
+L1, L2 = 1, 2  # which powers of the coordinates are added
 _ZERO = np.float32(0)
-_LOSSY = np.float32(1e-24)  # below, what squares lose in float32 may be more than a millionth of their sum
+_NO_ROWS: Indices = np.empty(0, np.int64)
+# The norms that float32 can be relied on for, 1e-12 to 1e10, to the first and the second power: squares neither vanish
+# nor overflow, and a weight C/‖g‖, times a factor of the gradient, is not denormal.
+_SHORTEST, _LONGEST = (1.0, 1e-12, 1e-24), (1.0, 1e10, 1e20)
+
+
+def powers(vectors: Floats, power: int) -> Floats:
+    """Return Σ|v|^p along the last axis, in the vectors' own precision over COLUMNS and in float64 across them."""
+    if vectors.shape[-1] < COLUMNS:
+        return _powers(vectors, power)
+    count = vectors.shape[-1] // COLUMNS
+    whole = count * COLUMNS
+    pieces = vectors[..., :whole].reshape(*vectors.shape[:-1], count, COLUMNS)
+    total: Lengths = _powers(pieces, power).sum(axis=-1, dtype=np.float64)
+    total += _powers(vectors[..., whole:], power)
+    return total
+
+
+def _powers(vectors: Floats, power: int) -> Floats:
+    found: Floats = np.vecdot(vectors, vectors) if power == L2 else np.abs(vectors).sum(axis=-1)
+    return found
+
+
+def unreliable(of: Floats, power: int) -> npt.NDArray[np.bool_] | None:
+    """Tell of which sums of powers float32 cannot be relied on, NaN among them; None: of none."""
+    low, high = _SHORTEST[power], _LONGEST[power]
+    least, most = np.minimum.reduce(of, None, initial=1), np.maximum.reduce(of, None, initial=1)
+    if least > low and most < high:  # and neither is NaN
+        return None
+    return ~((of > low) & (of < high))
+
+
+def lengths(of: Lengths, power: int) -> Lengths:
+    """Return norms from sums of powers, in the same array."""
+    return np.sqrt(of, out=of) if power == L2 else of
+
+
+def summed(d: Matrix, x: Matrix) -> Total:
+    """Return Σ_i D_i ⊗ X_i over the rows (…, b, ·): in float32 over ROWS and in float64 across them."""
+    turned = d.swapaxes(-1, -2)
+    total: Total = np.matmul(turned[..., :ROWS], x[..., :ROWS, :]).astype(np.float64)
+    for start in range(ROWS, d.shape[-2], ROWS):
+        part = slice(start, start + ROWS)
+        total += np.matmul(turned[..., part], x[..., part, :])
+    return total
+
+
+def _blocks(rows: Indices) -> Iterator[Indices]:
+    """Cut chosen rows into parts of which copies in float64 take little memory."""
+    return (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
+
+
+def _exact(vectors: Matrix) -> npt.NDArray[np.float64]:
+    return vectors.astype(np.float64)
 
 
 class OuterGradients:
     """∇F(x, ξ_i) = D_i ⊗ X_i of a model that is linear in its scores; b × N is never formed."""
 
-    __slots__ = ("_d", "_x")
+    __slots__ = ("_d", "_hard", "_x")
 
     def __init__(self, d: Matrix, x: Matrix) -> None:
-        self._d = d  # b × c
-        self._x = x  # b × d
+        self._d: Matrix = np.asarray(d, np.float32)  # b × c
+        self._x: Matrix = np.asarray(x, np.float32)  # b × d
+        self._hard: Indices | None = None  # rows that float32 cannot be relied on for, once they are measured
 
-    def norms(self) -> npt.NDArray[np.float32]:
+    def norms(self) -> Floats:
         """Return ‖D_i‖·‖X_i‖."""
-        squares: npt.NDArray[np.float32] = np.vecdot(self._x, self._x)
-        of_d: npt.NDArray[np.float32] = np.vecdot(self._d, self._d)
-        least = min(of_d.min(initial=1), squares.min(initial=1))
-        lossy = None if least > _LOSSY else self._lossy(of_d, squares)
-        squares *= of_d
-        if lossy is not None:
-            d, x = self._d[lossy], self._x[lossy]
-            # in float64, where no square of a float32 vanishes
-            squares[lossy] = np.vecdot(d, d, dtype=np.float64) * np.vecdot(x, x, dtype=np.float64)
-        return np.sqrt(squares, out=squares)
+        return self._lengths(L2)
 
-    def _lossy(self, of_d: npt.NDArray[np.float32], of_x: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
-        """Return the rows of which a factor's squares vanish: it must not hide a gradient that the other makes long."""
-        rows = np.flatnonzero(~((of_d > _LOSSY) & (of_x > _LOSSY)))
-        return rows[self._d[rows].any(axis=1)]  # of D_i = 0 nothing is hidden
-
-    def l1_norms(self) -> npt.NDArray[np.float32]:
+    def l1_norms(self) -> Floats:
         """Return ‖D_i‖₁·‖X_i‖₁."""
-        sums: npt.NDArray[np.float32] = np.abs(self._x).sum(axis=1)
-        sums *= np.abs(self._d).sum(axis=1)
-        return sums
+        return self._lengths(L1)
+
+    def _lengths(self, power: int) -> Lengths:
+        of_x, of_d = powers(self._x, power), powers(self._d, power)
+        found = of_x.astype(np.float64)
+        found *= of_d
+        self._hard = _NO_ROWS
+        doubtful = unreliable(np.concatenate((of_x, of_d)), power)
+        if doubtful is not None:
+            rows = np.flatnonzero(doubtful.reshape(2, -1).any(axis=0))
+            # 0 ⊗ X_i adds nothing; where X_i is not finite, its norm is NaN
+            self._hard = rows[self._d[rows].any(axis=1)]
+            for part in _blocks(self._hard):
+                found[part] = powers(_exact(self._d[part]), power) * powers(_exact(self._x[part]), power)
+        return lengths(found, power)
 
     def nulled(self, rows: npt.NDArray[np.bool_]) -> OuterGradients:
         kept = ~rows[:, None]
-        return OuterGradients(np.where(kept, self._d, _ZERO), np.where(kept, self._x, _ZERO))
+        nulled = OuterGradients(np.where(kept, self._d, _ZERO), np.where(kept, self._x, _ZERO))
+        nulled._hard = self._hard
+        return nulled
 
-    def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
+    def weighted_sum(self, weights: Floats | None) -> Floats:
         """Return Σ w_i D_i ⊗ X_i = (D∘w)ᵀX."""
-        d: Matrix = self._d if weights is None else self._d * weights[:, None]
-        total: Vector = d.T @ self._x
+        if weights is None:
+            plain: Floats = self._d.T @ self._x
+            return plain.ravel()
+        if self._hard is None:
+            self._lengths(L2)
+        hard = self._hard
+        assert hard is not None
+        in_float32 = _without(weights, hard)
+        total = summed(self._d * in_float32[:, None], self._x)
+        for rows in _blocks(hard):
+            total += (_exact(self._d[rows]) * weights[rows, None]).T @ _exact(self._x[rows])
         return total.ravel()
 
 
 class RowGradients:
     """∇F(x, ξ_i) as the rows of a b × N matrix, for models without a closed form."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_hard", "_rows")
 
     def __init__(self, rows: Matrix) -> None:
-        self._rows = rows
+        self._rows: Matrix = np.asarray(rows, np.float32)
+        self._hard: Indices | None = None
 
-    def norms(self) -> npt.NDArray[np.float32]:
-        squares: npt.NDArray[np.float32] = np.vecdot(self._rows, self._rows)
-        return np.sqrt(squares, out=squares)
+    def norms(self) -> Floats:
+        return self._lengths(L2)
 
-    def l1_norms(self) -> npt.NDArray[np.float32]:
-        sums: npt.NDArray[np.float32] = np.abs(self._rows).sum(axis=1)
-        return sums
+    def l1_norms(self) -> Floats:
+        return self._lengths(L1)
+
+    def _lengths(self, power: int) -> Lengths:
+        found: Lengths = powers(self._rows, power).astype(np.float64)
+        self._hard = _NO_ROWS
+        doubtful = unreliable(found, power)
+        if doubtful is not None:
+            rows = np.flatnonzero(doubtful)
+            self._hard = np.array([i for i in rows if self._rows[i].any()], np.int64)
+            for i in self._hard:
+                found[i] = powers(self._rows[i].astype(np.float64), power)
+        return lengths(found, power)
 
     def nulled(self, rows: npt.NDArray[np.bool_]) -> RowGradients:
-        return RowGradients(np.where(~rows[:, None], self._rows, _ZERO))
+        nulled = RowGradients(np.where(~rows[:, None], self._rows, _ZERO))
+        nulled._hard = self._hard
+        return nulled
 
-    def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
-        total: Vector = self._rows.sum(axis=0) if weights is None else weights @ self._rows
+    def weighted_sum(self, weights: Floats | None) -> Floats:
+        if weights is None:
+            plain: Floats = self._rows.sum(axis=0)
+            return plain
+        if self._hard is None:
+            self._lengths(L2)
+        hard = self._hard
+        assert hard is not None
+        in_float32 = _without(weights, hard)
+        total: Total = np.zeros(self._rows.shape[1])
+        for start in range(0, len(in_float32), ROWS):
+            part = slice(start, start + ROWS)
+            total += in_float32[part] @ self._rows[part]
+        for i in hard:
+            total += np.multiply(self._rows[i], weights[i], dtype=np.float64)
         return total
+
+
+def _without(weights: Floats, hard: Indices) -> npt.NDArray[np.float32]:
+    """Return the weights in float32, with 0 for those rows that are added in float64."""
+    if len(hard):
+        weights = weights.copy()
+        weights[hard] = 0
+    return weights.astype(np.float32)

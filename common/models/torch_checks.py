@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from common.errors import ConfigurationError
-from common.models.torch_gradients import Parameters, per_sample
+from common.models.torch_gradients import Parameters, PerSample, one_by_one, per_sample
 from common.models.torch_losses import Losses, check_losses
 
 MADE_UP = 3  # inputs that a module is tried on
@@ -72,12 +72,15 @@ def _reason(layer: nn.Module) -> str:
     return ""
 
 
-def check_behaviour(module: nn.Module, losses: Losses, trial: Trial, parameters: Parameters) -> None:
-    """Try the module on made-up samples: no state, no randomness, no mixing; the gradients must agree."""
+def check_behaviour(module: nn.Module, losses: Losses, trial: Trial, parameters: Parameters) -> PerSample:
+    """Try the module on made-up samples: no state, no randomness, no mixing; the gradients must agree.
+
+    Return what makes its per-sample gradients: vmap, or one pass for each sample where vmap cannot run the module.
+    """
     _check_state(module, trial)
     _check_randomness(module, trial)
     _check_mixing(module, losses, trial)
-    _check_gradients(module, losses, trial, parameters)
+    return _check_gradients(module, losses, trial, parameters)
 
 
 def _check_state(module: nn.Module, trial: Trial) -> None:
@@ -137,14 +140,14 @@ _IN_A_BATCH = (
 )
 
 
-def _check_gradients(module: nn.Module, losses: Losses, trial: Trial, parameters: Parameters) -> None:
+def _check_gradients(module: nn.Module, losses: Losses, trial: Trial, parameters: Parameters) -> PerSample:
     """Compare a sample's gradient out of a batch, by plain autograd, with its gradient by itself."""
+    made: PerSample = per_sample
     try:
-        alone = per_sample(module, losses, parameters, trial.inputs, trial.targets)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        raise ConfigurationError(
-            f"torch.func.vmap cannot run the module on single samples: {_first_line(error)}"
-        ) from error
+        alone = made(module, losses, parameters, trial.inputs, trial.targets)
+    except (RuntimeError, NotImplementedError, ValueError):  # nn.LSTM, a branch on a value
+        made = one_by_one
+        alone = made(module, losses, parameters, trial.inputs, trial.targets)
     trained = [module.get_parameter(name) for name in parameters]
     batch = losses(module(trial.inputs), trial.targets)
     for i in range(MADE_UP):
@@ -159,6 +162,7 @@ def _check_gradients(module: nn.Module, losses: Losses, trial: Trial, parameters
             raise ConfigurationError(
                 "the gradient of a sample in a batch is not its gradient alone: the module or its loss mixes samples"
             )
+    return made
 
 
 @contextlib.contextmanager
@@ -199,7 +203,3 @@ def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
 def _named(path: str, layer: nn.Module) -> str:
     kind = type(layer).__name__
     return f"layer {path!r} ({kind})" if path else f"the module ({kind})"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

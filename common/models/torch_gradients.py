@@ -2,7 +2,9 @@
 
 `vmap` runs the module on each sample by itself: a chunk of c samples gets c copies of the parameters, and the
 gradient with respect to copy i is ∇F(x, ξ_i). No sample's gradient can see another sample, whatever the module
-does. It takes as long as a vmap over `torch.func.grad`, and needs no part of torch's compiler (75 MB of an edge).
+does. (What vmap cannot run is run on one sample after the other; torch_checks.py refuses a module that keeps a state
+between them.) It takes as long as a vmap over `torch.func.grad`, and needs no part of torch's compiler (75 MB of an
+edge).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch.func import functional_call, vmap
 from common.errors import LocalProtocolError
 from common.models.gradients import Matrix, RowGradients
 from common.models.torch_losses import Losses
-from common.quantities import Vector
+from common.quantities import Floats
 
 CHUNK_BYTES = 32 << 20  # of copies, gradients and activations that are held at once
 ROWS_BYTES = 128 << 20  # of b × N that is kept between the norms and the sum; larger ones are made twice
@@ -63,6 +65,23 @@ def per_sample(
     return [gradient.flatten(1) for gradient in found]
 
 
+def one_by_one(
+    module: nn.Module, losses: Losses, parameters: Parameters, inputs: torch.Tensor, targets: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the same, as one tensor, by a pass for each sample: for what vmap cannot run, such as nn.LSTM."""
+    with torch.enable_grad():
+        own = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        rows = []
+        for i in range(len(inputs)):
+            loss = losses(call_with(module, own, inputs[i : i + 1]), targets[i : i + 1]).sum()
+            found = torch.autograd.grad(loss, list(own.values()), allow_unused=True, materialize_grads=True)
+            rows.append(torch.cat([gradient.flatten() for gradient in found]))
+    return [torch.stack(rows)]
+
+
+PerSample = Callable[[nn.Module, Losses, Parameters, torch.Tensor, torch.Tensor], list[torch.Tensor]]
+
+
 def saved_bytes(module: nn.Module, losses: Losses, inputs: torch.Tensor, targets: torch.Tensor) -> int:
     """Return what one pass holds of these inputs until its way back: activations, without the parameters."""
     own = {value.untyped_storage().data_ptr() for value in (*module.parameters(), *module.buffers())}
@@ -101,7 +120,7 @@ def even_parts(count: int, most: int) -> Iterator[slice]:
 
 
 RowsOf = Callable[[slice], Matrix]
-Measure = Callable[[Matrix], npt.NDArray[np.float32]]
+Measure = Callable[[RowGradients], Floats]
 
 
 def collected(rows_of: RowsOf, count: int, dimension: int, most: int) -> RowGradients | RepeatedGradients:
@@ -129,49 +148,39 @@ class RepeatedGradients:
         self, rows_of: RowsOf, parts: list[slice], dimension: int, null: npt.NDArray[np.bool_]
     ) -> None:
         self._rows_of, self._parts, self._dimension, self._null = rows_of, parts, dimension, null
-        self._measured: tuple[Measure, npt.NDArray[np.float32]] | None = None  # what clipping goes by
+        self._measured: tuple[Measure, Floats] | None = None  # what clipping goes by
 
-    def norms(self) -> npt.NDArray[np.float32]:
-        return self._norms(_l2)
+    def norms(self) -> Floats:
+        return self._norms(RowGradients.norms)
 
-    def l1_norms(self) -> npt.NDArray[np.float32]:
-        return self._norms(_l1)
+    def l1_norms(self) -> Floats:
+        return self._norms(RowGradients.l1_norms)
 
     def nulled(self, rows: npt.NDArray[np.bool_]) -> RepeatedGradients:
         found = RepeatedGradients(self._rows_of, self._parts, self._dimension, self._null | rows)
         if self._measured is not None:
             measure, norms = self._measured
-            found._measured = measure, np.where(rows, np.float32(0), norms)
+            found._measured = measure, np.where(rows, 0, norms)
         return found
 
-    def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
-        total = np.zeros(self._dimension, np.float32)
+    def weighted_sum(self, weights: Floats | None) -> Floats:
+        total: Floats = np.zeros(self._dimension, np.float32 if weights is None else np.float64)
         for part in self._parts:
             rows = self._rows(part)
             if self._measured is not None:
                 measure, norms = self._measured
                 if not np.array_equal(measure(rows), norms[part], equal_nan=True):
                     raise LocalProtocolError("the model gave another gradient for the same sample")
-            total += rows.sum(axis=0) if weights is None else weights[part] @ rows
+            total += rows.weighted_sum(None if weights is None else weights[part])
         return total
 
-    def _norms(self, measure: Measure) -> npt.NDArray[np.float32]:
+    def _norms(self, measure: Measure) -> Floats:
         found = [measure(self._rows(part)) for part in self._parts]
-        norms = np.concatenate(found) if found else np.zeros(0, np.float32)
+        norms = np.concatenate(found) if found else np.zeros(0)
         self._measured = measure, norms
         return norms.copy()  # whoever clips writes into them
 
-    def _rows(self, part: slice) -> Matrix:
+    def _rows(self, part: slice) -> RowGradients:
         rows = self._rows_of(part)
         rows[self._null[part]] = 0
-        return rows
-
-
-def _l2(rows: Matrix) -> npt.NDArray[np.float32]:
-    norms: npt.NDArray[np.float32] = np.sqrt(np.vecdot(rows, rows))
-    return norms
-
-
-def _l1(rows: Matrix) -> npt.NDArray[np.float32]:
-    norms: npt.NDArray[np.float32] = np.abs(rows).sum(axis=1)
-    return norms
+        return RowGradients(rows)

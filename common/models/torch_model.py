@@ -82,7 +82,7 @@ class TorchModel:
         trained: samples.Parameters = {
             key: value for key, value in self._module.named_parameters() if value.requires_grad
         }
-        checks.check_behaviour(self._module, self._losses, self._trial, trained)
+        self._per_sample = checks.check_behaviour(self._module, self._losses, self._trial, trained)
         self.layout = layout(**{key: tuple(value.shape) for key, value in trained.items()})
         self._places = [(block.name, block.shape, block.slice) for block in self.layout]
         self.dimension = self.layout[-1].slice.stop
@@ -128,7 +128,7 @@ class TorchModel:
         parameters = self._parameters(x.copy())  # the cloud may change x while the gradients are still wanted
 
         def rows_of(part: slice) -> Matrix:
-            found = samples.per_sample(
+            found = self._per_sample(
                 self._module, self._losses, parameters, _tensor(features[part]), _tensor(targets[part])
             )
             rows: Matrix = torch.cat(found, dim=1).numpy()

@@ -36,7 +36,7 @@ class ExponentialNorm(NoiseLaw):
         dimension: int,
         noise: np.random.Generator,
         norms: np.random.Generator,
-    ) -> npt.NDArray[np.float32]:
+    ) -> Noise:
         radii = norms.standard_exponential(len(laws))
         epsilons = np.array([law.epsilon for law in laws])
         return radial_block(radii * sensitivities / epsilons, dimension, noise)

@@ -39,10 +39,10 @@ class Gaussian(NoiseLaw):
         dimension: int,
         noise: np.random.Generator,
         norms: np.random.Generator,  # noqa: ARG003
-    ) -> npt.NDArray[np.float32]:
-        normals = noise.standard_normal((len(laws), dimension), dtype=np.float32)
+    ) -> Noise:
+        normals = noise.standard_normal((len(laws), dimension))
         scale = np.array([law.noise_multiplier for law in laws]) * sensitivities / 2
-        normals *= scale.astype(np.float32)[:, None]
+        normals *= scale[:, None]
         return normals
 
     def relative_second_moment(self, dimension: int) -> float:

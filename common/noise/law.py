@@ -98,14 +98,14 @@ class NoiseLaw:
         dimension: int,
         noise: np.random.Generator,
         norms: np.random.Generator,
-    ) -> npt.NDArray[np.float32]:
+    ) -> Noise:
         """Draw a row of η for each law; a law may do it faster in one go.
 
         The numbers must not depend on how many rows are drawn at once: `norms` is a second generator for that.
         """
         del norms
         rows = [law.draw(float(s), dimension, noise) for law, s in zip(laws, sensitivities, strict=True)]
-        return np.array(rows, np.float32).reshape(len(laws), dimension)
+        return np.array(rows, np.float64).reshape(len(laws), dimension)
 
     def log_ratio(self, sensitivity: float, releases: Noise, zeroed: Noise, there: Noise) -> Noise:
         """Return log p(ν | there) − log p(ν | zeroed) of each release ν, for an audit; or what ranks them alike.
@@ -140,10 +140,10 @@ def radial(radius: float, dimension: int, rng: np.random.Generator) -> Noise:
     return direction
 
 
-def radial_block(radii: Noise, dimension: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+def radial_block(radii: Noise, dimension: int, rng: np.random.Generator) -> Noise:
     """Return a row of each of these L2 norms, all in uniform directions."""
-    rows = rng.standard_normal((len(radii), dimension), dtype=np.float32)
-    rows *= (radii / np.sqrt(np.vecdot(rows, rows))).astype(np.float32)[:, None]
+    rows = rng.standard_normal((len(radii), dimension))
+    rows *= (radii / np.sqrt(np.vecdot(rows, rows)))[:, None]
     return rows
 
 

@@ -6,11 +6,15 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-# C lies between these. Norms are squared in float32, which loses at most 1.2e-38 of every square: a norm comes
-# out too small by √N·1.1e-19 at most, a millionth of the least C at N = 2²⁶. Far below that C, a gradient
-# passes for one of norm 0 and is not clipped at all. Above the largest, a sum of clipped samples, or of noise,
-# could leave float32.
+# C lies between these: beyond them what is released, over b and times z, could leave float32 or lose digits in it.
 LEAST_BOUND, LARGEST_BOUND = 1e-9, 1e9
+
+# Samples are clipped to C·(1 − CLIP_MARGIN), so that a record moves the sum of a batch, as it is computed, by C at
+# most. With u = 2⁻²⁴ and any order of summation, float32 errs by n·u in a sum of n terms at most, relative to the sum
+# of their sizes. Norms: 1024 terms at a time (common/models/gradients.py), of two factors: 2048u in L1, half of it in
+# L2. Weights and products: 4u. Sums: 32 rows at a time, each of them C long at most, with the record and without it:
+# (32² + 31²)u. Together 4037u = 2.41e-4; what is done in float64 is far below the rest.
+CLIP_MARGIN = 2.5e-4
 
 MOST_STEPS = 100  # E of a run: so many gradients keep an edge busy; its operator may permit fewer
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 
 from common.datasets.catalogue import DATA_SETS
 from common.datasets.schema import Column, DataSchema
-from common.datasets.source import DECLARED, FILE, LOCAL, FileSource, Source, check_path
+from common.datasets.source import DECLARED, FILE, LOCAL, FileSource, Source, check_path, refuse_one_file
 from common.errors import ConfigurationError
 from common.scenario.tables import Table, lasting, named
 
@@ -161,6 +161,11 @@ class DataTable(Table):
             raise ValueError(f"data.train_path: goes with data.set = {FILE!r}, and is needed there")
         if self.test_path is not None and self.set != FILE:
             raise ValueError(f"data.test_path: goes with data.set = {FILE!r}")
+        if self.train_path is not None and self.test_path is not None:
+            try:
+                refuse_one_file(self.train_path, self.test_path)
+            except ConfigurationError as error:
+                raise ValueError(str(error)) from error
         if (self.largest_batch is not None) != (self.sampler == "truncated-poisson"):
             raise ValueError(
                 "data.largest_batch: goes with data.sampler = 'truncated-poisson', and is needed there"

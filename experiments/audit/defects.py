@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from common.models.gradients import Matrix, RowGradients
 from common.noise.law import Noise, NoiseLaw
 from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm
-from common.quantities import NoisyGradient, PerSampleGradients, Vector
+from common.quantities import Floats, NoisyGradient, PerSampleGradients, Vector
 from common.randomness import CounterStreams, Purpose
 from edge.worker import EdgeWorker
 from experiments.audit.canary import CLIP, GivenGradients
@@ -49,7 +48,7 @@ class Muted(NoiseLaw):
 class BetweenUnclipped(RowGradients):
     """Clipping that lets norms between C and 20 C pass."""
 
-    def norms(self) -> npt.NDArray[np.float32]:
+    def norms(self) -> Floats:
         norms = super().norms()
         return np.where(norms < 20 * CLIP, np.minimum(norms, np.float32(CLIP)), norms)
 
@@ -57,7 +56,7 @@ class BetweenUnclipped(RowGradients):
 class ClippedAtMore(RowGradients):
     """Clipping to 1.5 C."""
 
-    def norms(self) -> npt.NDArray[np.float32]:
+    def norms(self) -> Floats:
         return super().norms() / np.float32(1.5)
 
 
@@ -73,7 +72,7 @@ class Scaled(RowGradients):
         """Divide by the number of samples at hand; a zeroed record is none."""
         return cls(rows, batch_size / max(1, int(rows.any(axis=1).sum())))
 
-    def weighted_sum(self, weights: npt.NDArray[np.float32] | None) -> Vector:
+    def weighted_sum(self, weights: Floats | None) -> Floats:
         return super().weighted_sum(weights) * self._factor
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
-from common.noise.law import NoiseLaw
+from common.noise.law import Noise, NoiseLaw
 from common.noise.mechanism import Sampling
 from common.quantities import Indices
 
@@ -48,12 +48,17 @@ def _word(entropy: object) -> int:
 
 
 def noise_block(
-    gradients: npt.NDArray[np.float32],
+    gradients: Noise,
     laws: Sequence[NoiseLaw],
     sensitivities: npt.NDArray[np.float64],
     streams: BlockStreams,
 ) -> None:
-    """Add a row of noise to each row of the gradients, in place."""
+    """Add a row of noise to each row of the gradients, in place and in float64, as edge/privacy.py does."""
     made = type(laws[0])
     assert all(type(law) is made for law in laws)  # they are the run's own
-    gradients += made.draw_block(laws, sensitivities, gradients.shape[1], streams.noise, streams.norms)
+    eta = made.draw_block(laws, sensitivities, gradients.shape[1], streams.noise, streams.norms)
+    if eta.dtype != np.float64:  # the steps of coarser noise would tell what it was added to
+        raise ConfigurationError(
+            f"privacy.noise = {made.name!r}: draw_block gives {eta.dtype}, must be float64"
+        )
+    gradients += eta

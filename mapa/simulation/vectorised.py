@@ -14,18 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
+from common.models.gradients import L1, L2, Lengths, Total, lengths, powers, summed, unreliable
 from common.models.linear import LinearModel
-from common.noise.mechanism import LEAST_BOUND, Clipping, Norm
-from common.quantities import Indices, Vector, is_finite
+from common.noise.mechanism import CLIP_MARGIN, LEAST_BOUND, Clipping, Norm
+from common.quantities import Floats, Indices, Vector, is_finite
 from common.records.journal import Journal
 from common.scenario.scenario import Scenario
 from edge.assembly import stabiliser
 from mapa.simulation.plan import check_plannable_scenario
 from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
-from mapa.simulation.vectorised_run import Matrix, VectorisedRun, norm_of
+from mapa.simulation.vectorised_run import Matrix, VectorisedRun
 from mapa.simulation.world import World
 
-_LEAST = np.float32(LEAST_BOUND)  # norms below it are not to be trusted
+_POWERS = {Norm.L1: L1, Norm.L2: L2}
 _BATCH_BYTES = 1 << 20  # of gathered samples in one stretch: about what stays in the cache
 
 
@@ -116,17 +117,16 @@ class _Rounds:
         self.runs = runs
         self.model: LinearModel = world.model
         self.features, self.targets = world.features, world.targets
-        self.row_norms = {norm: norm_of(self.features, norm) for norm in {run.norm for run in runs}}
         self.workers = world.scenario.workers
         self.batch_size = world.scenario.batch_size
         self.iterations = world.scenario.iterations
         self.done = 0
         self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
         self.clips = [run.clips for run in runs]
-        self.stabiliser = np.float32(stabiliser(self.model))
+        self.stabiliser = stabiliser(self.model)
         self.per_sample = [
-            (places, norm, row_norms, clips)
-            for norm, row_norms in self.row_norms.items()
+            (places, power, powers(self.features, power).astype(np.float64), clips)
+            for norm, power in _POWERS.items()
             for clips in (Clipping.PER_SAMPLE, Clipping.NORMALISED)
             if (places := _scaled_per_sample(runs, norm, clips)) is not None
         ]
@@ -184,31 +184,36 @@ class _Rounds:
         if present is not None:
             d[~present] = 0  # and not d · 0, which may be NaN
         sensitivities = self._sensitivities(n, count)
-        for per_sample, norm, row_norms, clips in self.per_sample:
-            bounds = (self.batch_size * sensitivities[per_sample][..., None] / 2).astype(np.float32)
+        apart: list[tuple[tuple[int, int], Total]] = []
+        for per_sample, power, of_rows, clips in self.per_sample:
+            bounds = self.batch_size * sensitivities[per_sample][..., None] / 2 * (1 - CLIP_MARGIN)
+            least = LEAST_BOUND if clips is Clipping.NORMALISED else bounds
+            s = self.stabiliser if clips is Clipping.NORMALISED else 0.0
             clipped = d[per_sample]
-            norms = norm_of(clipped, norm) * row_norms[rows[per_sample]]
-            _null_what_is_not_finite(clipped, norms)
-            divisors = np.maximum(norms, _LEAST if clips is Clipping.NORMALISED else bounds)
-            if clips is Clipping.NORMALISED and self.stabiliser:
-                divisors += self.stabiliser
-            clipped *= (bounds / divisors)[..., None]
+            for (r, i), gradient in _scale(
+                clipped, samples[per_sample], of_rows[rows[per_sample]], power, bounds, least, s
+            ):
+                apart.append(((r if isinstance(per_sample, slice) else per_sample[r], i), gradient))
             if clipped.base is None:  # chosen one by one, so it is a copy
                 d[per_sample] = clipped
-        gradients: npt.NDArray[np.float32] = np.matmul(d.swapaxes(-1, -2), samples)
+        gradients = summed(d, samples)
+        for place, gradient in apart:
+            gradients[place] += gradient
         gradients = gradients.reshape(*shape, self.model.dimension)
-        gradients /= np.float32(self.batch_size)
+        gradients /= self.batch_size
         for r, how in enumerate(self.clips):
             if how is Clipping.BATCH_MEAN:
-                bounds = (self.batch_size * sensitivities[r] / 2).astype(np.float32)
-                norms = norm_of(gradients[r], self.runs[r].norm)
+                bounds = self.batch_size * sensitivities[r] / 2
+                power = _POWERS[self.runs[r].norm]
+                norms = lengths(powers(gradients[r], power).astype(np.float64), power)
                 _null_what_is_not_finite(gradients[r], norms)
                 gradients[r] *= (bounds / np.maximum(norms, bounds))[:, None]
         for r, run in enumerate(self.runs):
             run.perturb(gradients[r], first, n, sensitivities[r])
+        released = gradients.astype(np.float32)
         # after the noise, as an edge adds it (edge/worker.py says why)
-        gradients += np.float32(self.runs[0].world.scenario.model.regularization) * held
-        return gradients
+        released += np.float32(self.runs[0].world.scenario.model.regularization) * held
+        return released
 
     def _sensitivities(self, n: int, count: int) -> npt.NDArray[np.float64]:
         """Return R × count ΔS, each sent with the model that the gradient was made of."""
@@ -243,7 +248,43 @@ def _scaled_per_sample(
     return slice(None) if len(places) == len(runs) else places or None
 
 
-def _null_what_is_not_finite(vectors: npt.NDArray[np.float32], norms: npt.NDArray[np.float32]) -> None:
+def _scale(
+    d: Matrix,
+    samples: Matrix,
+    of_x: Lengths,
+    power: int,
+    bounds: Lengths,
+    least: Lengths | float,
+    stabiliser: float,
+) -> list[tuple[tuple[int, int], Total]]:
+    """Scale the D of each sample by C/(max(‖g‖, least) + s), in place, as edge/privacy.py does.
+
+    Samples that float32 cannot be relied on for are returned, with their place, as gradients in float64; their D is 0.
+    """
+    of_d = powers(d, power)
+    of: Lengths = np.multiply(of_x, of_d, dtype=np.float64)
+    hard: list[tuple[int, int, int]] = []
+    doubtful = unreliable(np.stack((of_x, of_d)), power)
+    if doubtful is not None:
+        hard = [(r, i, j) for r, i, j in np.argwhere(doubtful.any(axis=0) & d.any(axis=-1)).tolist()]
+        for place in hard:
+            factors = (powers(of_one[place].astype(np.float64), power) for of_one in (d, samples))
+            of[place] = math.prod(map(float, factors))
+    norms = lengths(of, power)
+    _null_what_is_not_finite(d, norms)
+    divisors = np.maximum(norms, least)
+    divisors += stabiliser
+    weights = bounds / divisors
+    apart = []
+    for place in hard:
+        scaled = d[place].astype(np.float64) * weights[place]
+        apart.append((place[:2], np.outer(scaled, samples[place].astype(np.float64))))
+        weights[place] = 0
+    d *= weights.astype(np.float32)[..., None]
+    return apart
+
+
+def _null_what_is_not_finite(vectors: Floats, norms: Lengths) -> None:
     """Set vectors whose norm is not finite to 0, in place, as edge/privacy.py does before it clips."""
     if not math.isfinite(norms.sum()):
         lost = ~np.isfinite(norms)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.messages import GradientApplied
-from common.noise.law import NoiseLaw
+from common.noise.law import Noise, NoiseLaw
 from common.noise.mechanism import Clipping, Norm, Sampling
 from common.quantities import EdgeId, Indices, Vector
 from common.randomness import Purpose
@@ -81,8 +81,8 @@ class VectorisedRun:
             for i, shard in enumerate(shards)
         ]
 
-    def perturb(self, gradients: Matrix, first: int, n: int, sensitivities: npt.NDArray[np.float64]) -> None:
-        """Add η to the gradients of edges first, first+1, … in place."""
+    def perturb(self, gradients: Noise, first: int, n: int, sensitivities: npt.NDArray[np.float64]) -> None:
+        """Add η to the gradients of edges first, first+1, … in place; they are rounded to float32 afterwards."""
         if self.laws[first] is None:
             return
         if self.blocks is not None:
@@ -92,11 +92,9 @@ class VectorisedRun:
         for i, gradient in enumerate(gradients):
             law = self.laws[first + i]
             assert law is not None
-            eta = law.draw(
+            gradient += law.draw(
                 float(sensitivities[i]), gradient.size, self.world.streams.at(first + i, Purpose.NOISE, n)
             )
-            eta += gradient
-            gradient[:] = eta
 
     def applied(self, first: int, n: int, start: int, models: Matrix) -> None:
         """Record the updates from `start` on that edges first, first+1, … made, and the models they led to."""
@@ -157,14 +155,6 @@ class VectorisedRun:
         if reason in ("finished", "diverged"):
             releases[(done - 1) % self.workers] -= 1  # the edge of the last update was told to halt
         return Outcome(tally=records.tally, x=x.copy(), releases=releases, reason=reason)
-
-
-def norm_of(vectors: Matrix, norm: Norm) -> Matrix:
-    """Return the norm of each vector along the last axis."""
-    lengths: Matrix = (
-        np.sqrt(np.vecdot(vectors, vectors)) if norm is Norm.L2 else np.abs(vectors).sum(axis=-1)
-    )
-    return lengths
 
 
 def _places(shards: list[Indices]) -> tuple[Indices, Indices, Indices]:

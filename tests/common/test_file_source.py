@@ -85,6 +85,8 @@ def test_a_schema_travels_to_edges_and_into_records_unchanged() -> None:
         ({"test_path": "a\\b.csv"}, "under the data directory"),
         ({"train_path": "mnist-5k.npz"}, "known data set"),
         ({"train_path": None}, "data.train_path"),
+        ({"test_path": "train.csv"}, "data.test_path = 'train.csv': is the same file as data.train_path ="),
+        ({"test_path": "./train.csv"}, "is the same file as data.train_path = 'train.csv'"),
         ({"schema": None}, "data.schema"),
         ({"set": "mnist-5k"}, "data.schema"),
         ({"set": "local"}, "data.train_path"),
@@ -97,6 +99,17 @@ def test_what_is_not_declared_soundly_is_refused(data: dict[str, Any], words: st
     with pytest.raises(ConfigurationError) as caught:
         scenario(data)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_the_training_file_under_another_name_is_no_test_file(tmp_path: Path, link: str) -> None:
+    write(tmp_path)
+    (tmp_path / "test.csv").unlink()
+    getattr(tmp_path / "test.csv", link)(tmp_path / "train.csv")
+    with pytest.raises(
+        ConfigurationError, match=r"data\.test_path = 'test\.csv': is the same file as data\.train"
+    ):
+        load_dataset(scenario().data.source, tmp_path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_the_weighted_sum_is_linear_in_the_weights(seed: int, b: int, factor: fl
     combined = gradients.weighted_sum(first + np.float32(factor) * second)
     apart = gradients.weighted_sum(first) + np.float32(factor) * gradients.weighted_sum(second)
     np.testing.assert_allclose(combined, apart, rtol=1e-3, atol=1e-3)
-    assert combined.dtype == gradients.norms().dtype == np.float32
+    assert combined.dtype == gradients.norms().dtype == np.float64
     assert gradients.norms().shape == (b,)
 
 

@@ -136,7 +136,7 @@ def test_the_weighted_sum_is_linear_in_the_weights(
     combined = gradients.weighted_sum(first + np.float32(factor) * second)
     apart = gradients.weighted_sum(first) + np.float32(factor) * gradients.weighted_sum(second)
     np.testing.assert_allclose(combined, apart, atol=1e-4)
-    assert combined.dtype == gradients.norms().dtype == np.float32
+    assert combined.dtype == gradients.norms().dtype == np.float64
 
 
 @pytest.mark.parametrize("score", [-3e38, -1e4, -100.0, 100.0, 1e4, 3e38])

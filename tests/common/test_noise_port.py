@@ -133,7 +133,7 @@ def test_a_law_without_a_block_draw_or_a_score_has_ordinary_ones() -> None:
     block = Mixed.draw_block(laws, sensitivities, 4, np.random.default_rng(1), np.random.default_rng(2))
     rng = np.random.default_rng(1)
     alone = [law.draw(s, 4, rng) for law, s in zip(laws, sensitivities, strict=True)]
-    np.testing.assert_array_equal(block, np.array(alone, np.float32))
+    np.testing.assert_array_equal(block, np.array(alone))
     there = np.array([0.0, 2.0])
     ranked = laws[0].log_ratio(1.0, np.array([[0.0, 0.0], [9.0, 1.0], [0.0, 2.0]]), np.zeros(2), there)
     assert list(ranked) == sorted(ranked)

@@ -201,7 +201,7 @@ def test_no_samples_gradient_depends_on_another_sample(seed: int, other: int) ->
         model.gradients(x, features, targets)._rows[0],  # type: ignore[attr-defined]
         model.gradients(x, others, labels)._rows[0],  # type: ignore[attr-defined]
     )
-    assert model.gradients(x, others, labels).weighted_sum(first).dtype == np.float32
+    assert model.gradients(x, others, labels).weighted_sum(first).dtype == np.float64
 
 
 def test_an_empty_batch_gives_zeros_and_no_metric() -> None:
@@ -383,8 +383,48 @@ REFUSED: list[tuple[Callable[[], nn.Module], str, str]] = [
     (Subtract, "layer '0.1' (Subtract) mixes samples", "GroupNorm"),
     (Noise, "layer '0.1' (Noise) gives other outputs for the same inputs", "replay"),
     (Counting, "buffer '0.1.seen' changes", "records"),
-    (Branching, "torch.func.vmap cannot run the module", "item()"),
 ]
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer of torch's, or a cell of it in a loop, and a full connection."""
+
+    def __init__(self, layer: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.layer, self.full = layer, nn.Linear(5, classes)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.layer, nn.RNNBase):
+            return self.full(self.layer(inputs)[0][:, -1])
+        state = None
+        for step in inputs.unbind(1):
+            state = self.layer(step, state)
+        return self.full(state[0] if isinstance(state, tuple) else state)
+
+
+BY_ITSELF: dict[str, Callable[..., nn.Module]] = {
+    "lstm": lambda _, classes: Recurrent(nn.LSTM(3, 5, num_layers=2, batch_first=True), classes),
+    "gru": lambda _, classes: Recurrent(nn.GRU(3, 5, batch_first=True), classes),
+    "rnn": lambda _, classes: Recurrent(nn.RNN(3, 5, batch_first=True), classes),
+    "lstm-cell": lambda _, classes: Recurrent(nn.LSTMCell(3, 5), classes),
+    "branch": lambda _, classes: nn.Sequential(Branching(), nn.Flatten(), nn.LazyLinear(classes)),
+}
+
+
+@pytest.mark.parametrize("kind", BY_ITSELF)
+def test_what_vmap_cannot_run_gets_its_gradients_sample_by_sample(kind: str) -> None:
+    model = TorchModel(BY_ITSELF[kind], shape=(4, 3), classes=2)
+    rng = np.random.default_rng(3)
+    x = model.initial(rng)
+    features = model.features(rng.normal(size=(3, 12)).astype(np.float32))
+    targets = model.targets(np.array([0, 1, 1]))
+    gradients = model.gradients(x, features, targets)
+    for i, weights in enumerate(np.eye(3)):
+        alone = model.gradients(x, features[i : i + 1], targets[i : i + 1]).weighted_sum(None)
+        np.testing.assert_allclose(gradients.weighted_sum(weights), alone, rtol=1e-5, atol=1e-7)
+        assert alone.any()
+    lower = model.evaluate(x - 0.1 * gradients.weighted_sum(None), features, targets)["loss"]
+    assert lower < model.evaluate(x, features, targets)["loss"]
 
 
 @pytest.mark.parametrize(("layer", "said", "remedy"), REFUSED, ids=[said for _, said, _ in REFUSED])

@@ -62,5 +62,5 @@ def test_a_normalised_gradient_that_is_short_for_the_model_is_not_brought_to_the
         row = np.array([[norm, 0.0]], np.float32)
         clipped = clip(RowGradients(row), Clipping.NORMALISED, 2.0, 1, stabiliser=stabiliser(seen))
         lengths.append(float(np.linalg.norm(clipped)))
-    np.testing.assert_allclose(lengths, [0, 1, 2 / 1.1, 2 / 1.01, 2], rtol=1e-5)
+    np.testing.assert_allclose(lengths, [0, 1, 2 / 1.1, 2 / 1.01, 2], rtol=3e-4)
     assert max(lengths) <= 2

@@ -51,7 +51,7 @@ def test_noise_on_a_part_leaves_the_other_coordinates_untouched(law: NoiseLaw, n
 @given(st.integers(1, 8), st.floats(0.01, 100), st.sampled_from(Clipping))
 def test_a_clipped_gradient_never_exceeds_its_bound(b: int, bound: float, how: Clipping) -> None:
     rows = np.random.default_rng(b).normal(0, 1e3, (b, 5)).astype(np.float32)
-    assert np.linalg.norm(clip(RowGradients(rows), how, bound, b)) <= bound * (1 + 1e-5)
+    assert np.linalg.norm(clip(RowGradients(rows), how, bound, b)) <= bound * (1 + 1e-6)
 
 
 def in_either_form(d: list[float], x: list[float]) -> list[PerSampleGradients]:
@@ -77,7 +77,7 @@ def test_within_the_allowed_bounds_no_gradient_is_too_small_or_too_large_to_be_c
     for gradients in in_either_form([size, -size], [1.0] * 400):
         with np.errstate(over="ignore", invalid="ignore"):
             clipped = clip(gradients, how, bound, 1).astype(np.float64)
-        assert np.linalg.norm(clipped) <= bound * (1 + 1e-5)
+        assert np.linalg.norm(clipped) <= bound * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("how", [Clipping.PER_SAMPLE, Clipping.NORMALISED])
@@ -90,7 +90,7 @@ def test_a_factor_whose_squares_vanish_does_not_hide_a_long_gradient(
     """‖D‖²‖X‖² in float32 would be 0, and the gradient pass for one that is short."""
     for gradients in in_either_form([d, 0.0], [x, x, 0.0]):
         clipped = clip(gradients, how, 1e-3, 1).astype(np.float64)
-        assert np.linalg.norm(clipped) <= 1e-3 * (1 + 1e-5)
+        assert np.linalg.norm(clipped) <= 1e-3 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("size", [1e-45, 1e-30, 1e-20, 1e-12, 1e-9, 1e-8, 1e-3, 1.0, 1e12, 1e17])
@@ -98,7 +98,7 @@ def test_normalised_gradients_are_as_long_as_the_bound_unless_they_vanish(size: 
     for gradients in in_either_form([size, -size], [1.0] * 400):
         length = np.linalg.norm(clip(gradients, Clipping.NORMALISED, 0.5, 1).astype(np.float64))
         norm = float(np.float32(size)) * (2 * 400) ** 0.5
-        assert length == pytest.approx(0.5 * min(1.0, norm / LEAST_BOUND), rel=1e-4, abs=1e-30)
+        assert length == pytest.approx(0.5 * min(1.0, norm / LEAST_BOUND), rel=3e-4, abs=1e-30)
 
 
 @pytest.mark.parametrize("how", list(Clipping))

@@ -161,7 +161,7 @@ def test_noise_on_the_first_layer_leaves_the_others_in_the_clear(law: NoiseLaw) 
     released = worker(law=law, noised=FIRST_LAYER).gradient(X, 0.4, 1)
     batch = ROWS[draw_batch(Sampling.WITH_REPLACEMENT, CounterStreams.seeded(11), 2, 1, len(ROWS), 5)]
     clear = clip(RowGradients(X - POOL[batch]), Clipping.PER_SAMPLE, 1.0, 5)
-    np.testing.assert_array_equal(released[2:], clear[2:])
+    np.testing.assert_array_equal(released[2:], clear[2:].astype(np.float32))
     assert (released[:2] != clear[:2]).all()
 
 
@@ -214,4 +214,4 @@ def test_a_torch_model_s_gradients_are_normalised_too() -> None:
     gradients = model.gradients(model.initial(rng), features, model.targets(np.array([1, 2, 3])))
     for row in np.eye(3, dtype=bool):
         one = clip(gradients.nulled(~row), Clipping.NORMALISED, 0.3, 1)
-        assert np.linalg.norm(one.astype(np.float64)) == pytest.approx(0.3, rel=1e-5)
+        assert np.linalg.norm(one.astype(np.float64)) == pytest.approx(0.3, rel=3e-4)

@@ -11,11 +11,20 @@ from hypothesis.extra import numpy as arrays
 
 from common.models.counted import CountedGradients
 from common.models.gradients import OuterGradients, RowGradients
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Norm, Sampling, Scope, parts_of_bound
+from common.noise.mechanism import (
+    CLIP_MARGIN,
+    Adjacency,
+    Clipping,
+    Mechanism,
+    Norm,
+    Sampling,
+    Scope,
+    parts_of_bound,
+)
 from edge.privacy import clip, clip_batch_mean, clip_per_sample, normalise_per_sample
 
 Rows = npt.NDArray[np.float32]
-ROUNDING = 1 + 1e-5  # of float32
+ROUNDING = 1 + 1e-6  # of float32
 values = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
 
 
@@ -88,7 +97,7 @@ def test_opposite_samples_attain_every_one_of_these_bounds(b: int) -> None:
         ):  # a count takes a part of C
             mechanism = Mechanism(clipping, Scope.ALL, sampling, b)
             stated = mechanism.sensitivity_over_clip(Adjacency.REPLACE_ONE) * b * sensitivity / 2
-            assert moved(one, -one, sensitivity, clipping) == pytest.approx(stated, rel=1e-5)
+            assert moved(one, -one, sensitivity, clipping) == pytest.approx(stated, rel=3e-4)
 
 
 def test_clipping_the_batch_mean_breaks_the_papers_sensitivity() -> None:
@@ -97,8 +106,8 @@ def test_clipping_the_batch_mean_breaks_the_papers_sensitivity() -> None:
     batch[0, 0] = 1e4
     other = batch.copy()
     other[0, 0] = -1e4
-    assert moved(batch, other, 0.5, Clipping.BATCH_MEAN) == pytest.approx(12 * 0.5, rel=1e-6)
-    assert moved(batch, other, 0.5, Clipping.PER_SAMPLE) == pytest.approx(0.5, rel=1e-6)
+    assert moved(batch, other, 0.5, Clipping.BATCH_MEAN) == pytest.approx(12 * 0.5, rel=3e-4)
+    assert moved(batch, other, 0.5, Clipping.PER_SAMPLE) == pytest.approx(0.5, rel=3e-4)
 
 
 @given(neighbours())
@@ -122,9 +131,9 @@ def test_normalised_samples_all_have_the_length_of_the_bound(case: tuple[Rows, R
         scaled = np.linalg.norm(
             clip(RowGradients(row[None]), Clipping.NORMALISED, bound, 1).astype(np.float64)
         )
-        assert scaled <= bound * (1 + 1e-5)
+        assert scaled <= bound * (1 + 1e-6)
         if length == 0 or length > 1e-8:
-            assert scaled == pytest.approx(bound if length else 0, rel=1e-5)
+            assert scaled == pytest.approx(bound if length else 0, rel=3e-4)
     zeroed = batch.copy()
     zeroed[place] = 0
     assert moved(batch, zeroed, sensitivity, Clipping.NORMALISED) <= sensitivity / 2 * ROUNDING
@@ -156,7 +165,7 @@ def test_the_last_coordinate_counts_who_is_not_clipped() -> None:
         clipped = clip(CountedGradients(RowGradients(rows)), Clipping.QUANTILE, 1.0, 10)
     of_gradient, of_count = parts_of_bound(1.0, Norm.L2)
     expected = [0.1 + 0.6 * of_gradient, 0.2 + 0.8 * of_gradient, of_count * (2 - 1)]
-    np.testing.assert_allclose(clipped, np.array(expected) / 10, rtol=1e-6)
+    np.testing.assert_allclose(clipped, np.array(expected) / 10, rtol=3e-4)
     assert of_gradient**2 + of_count**2 == pytest.approx(1)
 
 
@@ -175,7 +184,7 @@ def test_both_parts_are_noised_as_two_gaussians_that_cost_what_one_does() -> Non
 def test_under_poisson_the_sum_is_divided_by_the_configured_b(how: Clipping, present: int) -> None:
     rows = np.ones((present, 2), np.float32)
     bound = 2**0.5 if how is Clipping.NORMALISED else 1e9  # that leaves them as they are
-    np.testing.assert_allclose(clip(RowGradients(rows), how, bound, 4), np.full(2, present / 4), rtol=1e-6)
+    np.testing.assert_allclose(clip(RowGradients(rows), how, bound, 4), np.full(2, present / 4), rtol=3e-4)
 
 
 @pytest.mark.parametrize("clip_batch", [clip_per_sample, normalise_per_sample, clip_batch_mean])
@@ -186,7 +195,7 @@ def test_an_empty_batch_gives_zero_in_either_form_of_gradients(clip_batch: objec
         OuterGradients(np.empty((0, 2), np.float32), np.empty((0, 3), np.float32)),
     ):
         clipped = clip_batch(gradients, 1.0, 5)
-        assert clipped.dtype == np.float32
+        assert clipped.dtype == np.float64
         np.testing.assert_array_equal(clipped, np.zeros(6))
 
 
@@ -199,6 +208,6 @@ def test_a_linear_models_factored_gradients_are_clipped_like_their_rows(seed: in
     for how in Clipping:
         ours = clip(OuterGradients(d, x), how, bound, 5)
         np.testing.assert_allclose(ours, clip(RowGradients(rows), how, bound, 5), rtol=1e-4, atol=1e-5)
-    weights = np.minimum(1, bound / np.linalg.norm(rows.astype(np.float64), axis=1))
+    weights = np.minimum(1, bound * (1 - CLIP_MARGIN) / np.linalg.norm(rows.astype(np.float64), axis=1))
     by_hand = (weights[:, None] * rows).sum(axis=0) / 5
-    np.testing.assert_allclose(clip_per_sample(OuterGradients(d, x), bound, 5), by_hand, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(clip_per_sample(OuterGradients(d, x), bound, 5), by_hand, rtol=3e-4, atol=1e-5)

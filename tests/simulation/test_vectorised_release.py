@@ -11,7 +11,13 @@ import pytest
 from common.datasets.dataset import Dataset, Samples
 from common.errors import ConfigurationError
 from common.models.linear import LogisticRegression, Softmax
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.laplace import Laplace
+from common.noise.law import NoiseLaw
 from common.quantities import Vector
+from mapa.simulation.blocks import BlockStreams, noise_block
 from mapa.simulation.simulator import simulate
 from mapa.simulation.vectorised import simulate_rounds
 from mapa.simulation.world import World
@@ -76,3 +82,17 @@ def test_the_vectorised_engine_refuses_an_edge_below_the_floor_as_the_server_doe
     privacy = {"noise": "exponential-norm", "epsilon": [1.0, 0.1], "epsilon_floor": 0.5}
     with pytest.raises(ConfigurationError, match=r"edge-1 is refused .epsilon-floor.: epsilon = 0\.1"):
         simulate_rounds(small_world(privacy=privacy))
+
+
+@pytest.mark.parametrize("law", [Gaussian(1.0), GammaNorm(1.0), Laplace(1.0), ExponentialNorm(1.0)])
+def test_the_block_engine_adds_its_noise_in_float64(law: NoiseLaw) -> None:
+    """Noise of float32 has steps: added to 0 it gives numbers that it cannot give when added to a record's part."""
+    gradients = np.zeros((20, 50))
+    noise_block(gradients, [law] * 20, np.ones(20), BlockStreams(3))
+    assert np.mean(gradients == gradients.astype(np.float32)) < 0.01
+
+
+def test_a_law_whose_blocks_are_coarser_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Laplace, "draw_block", lambda *_: np.zeros((1, 2), np.float32))
+    with pytest.raises(ConfigurationError, match="'laplace': draw_block gives float32, must be float64"):
+        noise_block(np.zeros((1, 2)), [Laplace(1.0)], np.ones(1), BlockStreams(3))
