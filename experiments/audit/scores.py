@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.noise.law import NoiseLaw
+from common.noise.law import NoiseLaw, distances
 from experiments.audit.bounds import Floats
-from experiments.audit.canary import log_likelihood_ratio
 from experiments.audit.game import Releases, Score
 
 _ROUNDING = 1e-6  # in units of C/b: above what float32 rounds
@@ -32,6 +31,7 @@ class Aim:
     zeroed: Floats  # period × N
     there: Floats
     rate: float = 1.0  # q
+    one_of: bool = False  # the canary is in one release of the round: a shuffled epoch
 
     def centres(self, shape: tuple[int, ...], first: int) -> tuple[Floats, Floats]:
         """Return both centres, of every release or, where they are all alike, of one."""
@@ -50,6 +50,10 @@ class Aim:
         if self.rate < 1:
             with np.errstate(divide="ignore"):
                 ratios = np.logaddexp(np.log1p(-self.rate), np.log(self.rate) + ratios)
+        if self.one_of:
+            highest = ratios.max(axis=1, keepdims=True)
+            mixed: Floats = highest[:, 0] + np.log(np.exp(ratios - highest).mean(axis=1))
+            return mixed
         total: Floats = ratios.sum(axis=1)
         return total
 
@@ -81,6 +85,16 @@ class Aim:
         if alike and self.rate == 1 and releases[0].size <= _MOST_COORDINATES:
             features = np.hstack((features, releases.reshape(len(releases), -1)))
         return features
+
+
+def log_likelihood_ratio(
+    law: NoiseLaw | None, sensitivity: float, releases: Releases, zeroed: Floats, there: Floats
+) -> Floats:
+    """Return log p(ν | there) − log p(ν | zeroed) of each release: the best score, by Neyman and Pearson."""
+    if law is not None:
+        return law.log_ratio(sensitivity, releases, zeroed, there)
+    far, near = distances(releases, zeroed, there)
+    return far - near
 
 
 def discriminant(zeroed: Floats, there: Floats, features: Callable[[Releases, int], Floats]) -> Score:
