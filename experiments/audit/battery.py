@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from experiments.audit.canary import LOUD
 from experiments.audit.design import EVERYWHERE, Design, Plant, honest, resized, unit
 from experiments.audit.game import Playable
 from experiments.audit.lagged import LaggedGame
-from experiments.audit.many import ManyCanaries
+from experiments.audit.most_drawn import MostDrawn
 
 LAYERS = 4
 _NORMS = (1.05, 1.5, 3.0, 8.0, 15.0, 19.0)  # between C and 20 C
@@ -63,13 +64,12 @@ def battery(
     pair = np.array([1.0, -1.0])[:, None] * np.ones(dimension)
     signs = np.vstack((pair, pair))
     alike = "whose noise is most alike"
-    pairs = max(600, rounds // 20)
+    two = replace(spread, releases=2, steer=pair)
+    # without an error they must say more than is claimed
+    pairs = min(rounds, max(600, rounds // 20, int(20 * math.exp(min(two.claim.value, 20)))))
     games += [
         LaggedGame(name=f"two releases {alike}", design=spread, rounds=pairs),
-        replace(
-            replace(spread, releases=2, steer=pair).game("the first release of two processes", pairs),
-            restarts=True,
-        ),
+        replace(two.game("the first release of two processes", pairs), restarts=True),
         replace(
             replace(spread, releases=4, steer=signs).game("four releases, canary to and fro", rounds // 8),
             fresh_runs=True,
@@ -84,7 +84,7 @@ def battery(
             ),
             fresh_runs=True,
         ),
-        replace(one, adjacency=Adjacency.REPLACE_ONE).game("one release, canary replaced", rounds),
+        replace(spread, adjacency=Adjacency.REPLACE_ONE).game("one release, canary replaced", rounds),
     ]
     if recipe.steps > 1:
         steps = replace(spread, recipe=recipe)
@@ -98,8 +98,8 @@ def battery(
         sampling is not Sampling.WITH_REPLACEMENT
     ):  # which may take the same record each time, and is charged for it
         games.append(
-            ManyCanaries(
-                name="a run with many canaries",
+            MostDrawn(
+                name="the record that is drawn most often",
                 recipe=recipe,
                 shard_size=shard_size,
                 dimension=dimension,
@@ -107,24 +107,27 @@ def battery(
                 plant=plant,
             )
         )
-    if sampling in _SAMPLED and not mean:  # a mean of so many would be noised for fewer
-        b, n, size = _CROWD
-        crowd = replace(
-            spread,
-            recipe=resized(one.recipe, b),
-            shard_size=n,
-            canary=float(LOUD) * unit(np.ones(size), law.norm),
-        )
-        games.append(
-            replace(
-                crowd.game("one release, sampled from many", _crowd_rounds(law, rounds)),
-                score=None,
-                threshold=0.0,
-                learning=0.25,
-                turning=False,  # the first row is drawn by the smallest numbers
-            )
-        )
+    if sampling in _SAMPLED and not mean:  # a mean of other sizes would be noised for another
+        games.append(_who_is_sampled(spread, one, rounds))
     return games
+
+
+def _who_is_sampled(spread: Design, one: Design, rounds: int) -> Playable:
+    """Return the game where the numbers that draw a batch would show in noise: of very many records, or of two.
+
+    Where a claim is of pure ε, what counts is how sure the surest rounds are; otherwise how many there are.
+    """
+    name, law = "one release, noise by who is sampled", spread.recipe.law
+    if not isinstance(law, Gaussian):
+        two = replace(one, recipe=resized(one.recipe, 1), shard_size=2)
+        return replace(two.game(name, 16 * rounds), score=None, learning=0.25)
+    b, n, size = _CROWD
+    canary = float(LOUD) * unit(np.ones(size), law.norm)
+    crowd = replace(spread, recipe=resized(spread.recipe, b), shard_size=n, canary=canary)
+    # enough for an excess of 0.02 over the claim at μ = 1/4, and of 0.012 at μ = 1
+    game = crowd.game(name, int(20 * rounds * min(1.0, max(0.5, 1 / law.noise_multiplier))))
+    # the first row is drawn by the smallest numbers
+    return replace(game, score=None, threshold=0.0, learning=0.25, turning=False)
 
 
 def check_played(recipe: Recipe) -> None:
@@ -133,12 +136,6 @@ def check_played(recipe: Recipe) -> None:
         if kind not in PLAYED:
             allowed = ", ".join(one.value for one in type(kind) if one in PLAYED)
             raise ConfigurationError(f"{key} = {kind.value!r}: no game audits it; allowed are {allowed}")
-
-
-def _crowd_rounds(law: NoiseLaw, rounds: int) -> int:
-    """Return enough for an excess of 0.02 over the claim at μ = 1/4, and of 0.012 at μ = 1."""
-    strength = 1 / law.noise_multiplier if isinstance(law, Gaussian) else 0.0
-    return int(20 * rounds * min(1.0, max(0.5, strength)))
 
 
 def _in_turn(dimension: int, law: NoiseLaw) -> Floats:

@@ -5,7 +5,6 @@ The rest is the real edge: its sampler, its clipping, its division by b, its noi
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -70,14 +69,11 @@ def counted_where(clipping: Clipping, model: Model) -> Model:
     return Counted(model) if clipping is Clipping.QUANTILE else model
 
 
-def with_form(model: Model, form: Form) -> Model:
-    """Return one of these models, counted or not, whose gradients come in another form."""
-    if isinstance(model, Counted):
-        return Counted(with_form(model._inner, form))
-    assert isinstance(model, GivenGradients)
-    changed = copy.copy(model)
-    changed.form = form
-    return changed
+def written(model: Model) -> GivenGradients:
+    """Return one of these models as it is without a count."""
+    inner = model._inner if isinstance(model, Counted) else model
+    assert isinstance(inner, GivenGradients)
+    return inner
 
 
 @dataclass(frozen=True, slots=True)

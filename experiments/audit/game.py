@@ -73,6 +73,7 @@ class Game:
     )
     restarts: bool = False  # every release is the first of a process, with secure streams
     lag: int = 1
+    after: int = 0  # releases of the run that are not looked at
 
     @property
     def cost(self) -> int:
@@ -81,7 +82,8 @@ class Game:
     def play(self, *, alpha: float, seed: int) -> Finding:
         """Play every round of both worlds and bound the claim's figure from below at level α."""
         zeroed, there = (_released(self, there, seed) for there in (False, True))
-        firsts = 1, 1 if self.fresh_runs or self.restarts else 1 + _count(self)
+        first = 1 + self.after
+        firsts = first, first if self.fresh_runs or self.restarts else first + _count(self)
         candidates = [] if self.score is None else [self.score]
         seen = int(self.rounds * self.learning)
         if self.learner is not None:
@@ -171,25 +173,25 @@ def _released(game: Game, there: bool, seed: int) -> Releases:
         for place in range(game.rounds):
             for n in range(of_round):
                 worker = game.worker(there, None)
-                worker.shard = _turned(worker.shard, place)
+                worker.shard = turned(worker.shard, place)
                 released[place, n] = worker.gradient(steer[n % len(steer)], game.sensitivity, 1)
         return released
     worker = game.worker(there, seed)
     size = len(worker.shard) if game.turning else 1
-    turned = [_turned(worker.shard, place) for place in range(0, size, -(-size // _PLACES))]
+    shards = [turned(worker.shard, place) for place in range(0, size, -(-size // _PLACES))]
     if game.fresh_runs:
         released = np.empty((game.rounds, of_round, steer.shape[1]))
         for place in range(game.rounds):
             worker.index = place + game.rounds * there  # the two worlds share no batch and no noise
-            worker.shard = turned[place % len(turned)]
+            worker.shard = shards[place % len(shards)]
             for n in range(of_round):
                 released[place, n] = worker.gradient(steer[n % len(steer)], game.sensitivity, n + 1)
         return released
     count = _count(game)
-    first = 1 + count * there  # likewise
+    first = 1 + game.after + count * there  # likewise
     line: Releases = np.empty((count, steer.shape[1]))
     for place in range(count):
-        worker.shard = turned[-1 if game.lag > 1 else place // of_round % len(turned)]
+        worker.shard = shards[-1 if game.lag > 1 else place // of_round % len(shards)]
         line[place] = worker.gradient(
             steer[(first + place - 1) % len(steer)], game.sensitivity, first + place
         )
@@ -198,7 +200,7 @@ def _released(game: Game, there: bool, seed: int) -> Releases:
     return line.reshape(-1, of_round, steer.shape[1])[: game.rounds]
 
 
-def _turned(shard: Shard, places: int) -> Shard:
+def turned(shard: Shard, places: int) -> Shard:
     """Return the shard with its first record so many places further on."""
     return replace(shard, rows=np.roll(shard.rows, places))
 

@@ -18,6 +18,7 @@ from experiments.audit.game import Releases, Score
 
 _ROUNDING = 1e-6  # in units of C/b: above what float32 rounds
 _WIDTHS = (0.005, 0.01, 0.02, 0.05)  # in units of the noise
+_BINS = (-1.2, -0.7, -0.4, -0.2, 0.0, 0.2, 0.4, 0.7, 1.2)  # likewise
 _MOST_COORDINATES = 64  # of a round, to learn from one by one
 _RIDGE = 1e-12
 
@@ -79,6 +80,10 @@ class Aim:
             size = releases.shape[-1]
             spread = self.sensitivity * (self.law.relative_second_moment(size) / size) ** 0.5
             columns += [self._hits(releases, first, width * spread) for width in _WIDTHS]
+            if self.rate < 1:  # noise in the first coordinate may tell how much was sampled
+                noise = releases[:, 0, 0] - self.centres(releases.shape, first)[0][..., 0].ravel()
+                places = np.searchsorted(np.multiply(_BINS, spread), noise)
+                columns += [np.where(places == place, columns[0], 0) for place in range(len(_BINS) + 1)]
         features = np.stack(columns, axis=1)
         alike = len(self.zeroed) == 1 or releases.shape[1] > 1
         # where the canary is seldom there, so many weights would be learned from chance
