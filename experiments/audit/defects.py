@@ -32,7 +32,7 @@ from experiments.audit.game import Finding, Playable
 ROUNDS = 8000
 SHARD = 800  # n_k, as quickstart's
 LOCAL_STEPS = 4
-_S = 0.28  # s of normalised gradients: 0.01·ℓ of 28 × 28 pixels
+_S = 0.28  # s of normalised gradients: 0.01·ℓ, ℓ = √784
 
 # What no observer of the releases could see, each with the reason.
 INVISIBLE: dict[str, str] = {}

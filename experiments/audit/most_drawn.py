@@ -14,7 +14,6 @@ import numpy as np
 from common.models.model import Features
 from common.noise.mechanism import Sampling
 from edge.worker import EdgeWorker, Recipe, Shard
-from experiments.audit.bounds import Floats
 from experiments.audit.canary import CLIP, LOUD, CodedGradients, counted_where, written
 from experiments.audit.claims import Claim
 from experiments.audit.design import Design, Plant, honest, resized
@@ -104,5 +103,4 @@ class MostDrawn:
         pull[self.dimension - 1] = CLIP / _BATCH
         assert self.recipe.law is not None
         told = self.recipe.law.log_ratio(design.sensitivity, released, -pull, pull)
-        scores: Floats = codes.astype(np.float32) @ told.astype(np.float32)
-        return int(np.argmax(scores))
+        return int(np.argmax(codes.astype(np.float32) @ told.astype(np.float32)))

@@ -15,6 +15,7 @@ from common.errors import ConfigurationError
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
+from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Sampling
 from common.randomness import Purpose
 from edge.samplers import draw_batch
@@ -23,7 +24,7 @@ from experiments.audit.claims import GdpClaim, PureClaim
 from experiments.audit.defects import INVISIBLE, MUTATED, MUTATIONS, Defect, planted, put_to_test
 from experiments.audit.design import Design, honest, plain_recipe
 from experiments.audit.game import _released, familywise
-from experiments.audit.many import ManyCanaries
+from experiments.audit.most_drawn import MostDrawn
 from experiments.commands import audit_planted
 from experiments.commands.audit import audit_command
 
@@ -39,7 +40,12 @@ IN_BATCH, IN_TURN, EXACTLY, ABOVE = (
     "one release, spread",
     "canary just",
 )
-HALF, AGAINST, MANY, CROWD = "one release, sampled at", "one release, the others", "a run", "from many"
+HALF, AGAINST, DRAWN, WHO = (
+    "one release, sampled at",
+    "one release, the others",
+    "drawn most",
+    "who is sampled",
+)
 MESSAGE = "one message"
 
 # What the review proved to be missed, and the game that refutes it, without those before it.
@@ -47,7 +53,7 @@ REVIEWED = {
     "half of the coordinates without noise": ALIKE,
     "norms between C and 20 C unclipped": IN_TURN,
     "noise repeated every 100 releases": ALIKE,
-    "a record other than the first in every batch": MANY,
+    "a record other than the first in every batch": DRAWN,
     "one key for all secure streams": PROCESSES,
 }
 FOUND_BY = {  # the others, each at one of the strengths
@@ -56,7 +62,7 @@ FOUND_BY = {  # the others, each at one of the strengths
     "one release in 50 without noise": EXACTLY,
     "half the noise": IN_BATCH,
     "noise reused for two releases": ALIKE,
-    "noise drawn from the batch's stream": CROWD,
+    "noise drawn from the batch's stream": WHO,
     "clipped at 1.5 C": ABOVE,
     "clipped by the largest coordinate": ALIKE,
     "one sample of each batch unclipped": IN_TURN,
@@ -64,17 +70,17 @@ FOUND_BY = {  # the others, each at one of the strengths
     "sum not divided by b": IN_BATCH,
     "divided by the realised batch size": AGAINST,
     "sampling rate doubled": HALF,
-    "one batch reused for ever": MANY,
+    "one batch reused for ever": DRAWN,
 }
 OF_ONE_KIND = {
     "quantile, z = 1: the count ten times as long": IN_TURN,
-    "quantile, z = 4: the count ten times as long": IN_TURN,
+    "quantile, z = 4: the count ten times as long": ABOVE,
     "quantile, laplace: the count ten times as long": IN_BATCH,
     "local steps, z = 4: one of four without noise": MESSAGE,
-    "normalised: the stabiliser taken off": IN_TURN,
-    "truncated-poisson: a record other than the first in every batch": MANY,
+    "normalised: the stabiliser taken off": ABOVE,
+    "truncated-poisson: a record other than the first in every batch": DRAWN,
     "batch-mean: half the noise": IN_BATCH,
-    "laplace: clipped in L2": ALIKE,
+    "laplace: clipped in L2": "replaced",
 }
 CASES = (
     [(f"{name}: {mutation}", by) for mutation, by in REVIEWED.items() for name in MUTATED]
@@ -189,14 +195,21 @@ def test_the_rounds_of_a_lag_are_so_far_apart() -> None:
     ]
 
 
-def test_a_run_of_many_canaries_claims_what_the_accountant_composes() -> None:
-    def many(recipe: Recipe) -> ManyCanaries:
-        return ManyCanaries(name="many", recipe=recipe, shard_size=800, dimension=16)
-
-    game = many(plain_recipe(Gaussian(1.0)))
-    assert (game.releases, game.rows, game.alone.batch_size) == (98, 800, 1)
-    assert game.claim.value > many(plain_recipe(Gaussian(2.0))).claim.value > 0
-    assert many(plain_recipe(Laplace(2.0))).claim.value > many(plain_recipe(Laplace(1.0))).claim.value > 0
+@pytest.mark.parametrize(
+    "law", [Gaussian(1.0), Laplace(2.0), GammaNorm(2.0)], ids=["gaussian", "laplace", "gamma-norm"]
+)
+@pytest.mark.parametrize("clipping", [Clipping.PER_SAMPLE, Clipping.QUANTILE])
+def test_the_row_that_is_always_drawn_is_found(law: NoiseLaw, clipping: Clipping) -> None:
+    game = MostDrawn(
+        name="drawn",
+        recipe=plain_recipe(law, clipping=clipping),
+        shard_size=800,
+        dimension=law.audit_dimension,
+        rounds=1000,
+        plant=MUTATIONS["a record other than the first in every batch"],
+    )
+    assert game.design.shard_size == 800
+    assert game._most_drawn(SEED) == 2
 
 
 def test_noise_of_the_batch_is_planted_where_the_edge_draws_it() -> None:
