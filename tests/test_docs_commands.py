@@ -134,7 +134,7 @@ NOT_RUN: dict[str, dict[str, Why]] = {
         "mapa edge --broker HOST:8883 --tls-ca ca.crt --run lab1 --total-epsilon 2 --data-dir /data": HOSTS,
     },
     "docs/audit.md": {
-        "mapa audit lr-mnist --set privacy.noise_multiplier=1.0": AUDIT_OF_MINUTES,
+        "mapa audit quickstart": AUDIT_OF_MINUTES,
     },
     "docs/chaos.md": {
         "mapa chaos quickstart --seed 1 --minutes 10": CHAOS,
@@ -263,7 +263,7 @@ AUDIT = "--rounds 1000 --no-one-run"
 SHORTER = {
     "mapa simulate quickstart": "--iterations 100",
     "mapa run quickstart --edges 20 --broker mosquitto": "--edges 4 --iterations 100",
-    "mapa audit quickstart --set privacy.noise=gamma-norm --set privacy.epsilon=2.0": AUDIT,
+    "mapa audit quickstart --no-one-run --set privacy.noise=laplace --set privacy.epsilon=2.0": "--rounds 1000",
     "mapa audit paper-lr-mnist": f"{AUDIT} --set data.set=mnist-5k",
     "mapa attack lr-mnist --epsilon 0.01 0.1 1": "--iterations 1 --releases 1 --set data.set=mnist-5k",
     "mapa simulate quickstart --seed 1 --edges 10 …": "--set time_limit=20",

@@ -1,62 +1,80 @@
-"""The games that every release mechanism is put to, cheap ones first."""
+"""The games that every release mechanism is put to, cheap ones first: one list for all laws, clippings and samplers."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 
+from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
+from common.noise.mechanism import Adjacency, Clipping, Sampling
+from edge.worker import Recipe
 from experiments.audit.bounds import Floats
 from experiments.audit.canary import LOUD
-from experiments.audit.design import Design, Plant, honest
+from experiments.audit.design import EVERYWHERE, Design, Plant, honest, resized, unit
 from experiments.audit.game import Playable
 from experiments.audit.lagged import LaggedGame
-from experiments.audit.many import ManyCanaries
+from experiments.audit.most_drawn import MostDrawn
 
 LAYERS = 4
 _NORMS = (1.05, 1.5, 3.0, 8.0, 15.0, 19.0)  # between C and 20 C
 _CROWD = (128, 1024, 64)  # b, n_k and N where the numbers that draw a batch would show in noise
+_MESSAGES = 16  # times the rounds, over E: one step of four without noise is seen at z = 4
+_SAMPLED = (Sampling.POISSON, Sampling.TRUNCATED_POISSON)  # each record by itself
+# What the canaries were designed for. Another kind is refused until somebody has thought about it.
+PLAYED = frozenset(
+    {
+        *(Clipping.PER_SAMPLE, Clipping.NORMALISED, Clipping.QUANTILE, Clipping.BATCH_MEAN),
+        *(Sampling.POISSON, Sampling.TRUNCATED_POISSON, Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT),
+    }
+)
 
 
 def battery(
-    law: NoiseLaw,
-    *,
-    batch_size: int,
-    dimension: int,
-    rounds: int,
-    sampling: Sampling = Sampling.POISSON,
-    clipping: Clipping = Clipping.PER_SAMPLE,
-    plant: Plant = honest,
+    recipe: Recipe, *, shard_size: int, dimension: int, rounds: int, plant: Plant = honest
 ) -> list[Playable]:
-    """Return every game that applies to samples that are clipped or normalised, with noise on all coordinates.
-
-    The shard is as large as the batch where the canary is to be in it for certain.
-    """
-    certain = 1 if sampling is Sampling.WITH_REPLACEMENT else batch_size
-    loud = np.full(dimension, float(LOUD) / dimension**0.5)
-    spread = Design(
-        law=law,
-        batch_size=batch_size,
-        shard_size=certain,
-        canary=loud,
-        sampling=sampling,
-        clipping=clipping,
-        plant=plant,
-    )
+    """Return every game of an edge's recipe on a shard of this size; of a release that claims nothing, the first."""
+    check_played(recipe)
+    law, sampling, b = recipe.law, recipe.sampling, recipe.batch_size
+    mean = recipe.clipping is Clipping.BATCH_MEAN
+    last = np.zeros(dimension)
+    last[-1] = 1.0
+    # the canary is in the batch for certain; with replacement it may even fill the batch
+    certain = b if sampling is not Sampling.WITH_REPLACEMENT else 2 if mean else 1
+    message = Design(recipe=recipe, shard_size=certain, canary=float(LOUD) * last, plant=plant)
+    one = replace(message, recipe=replace(recipe, steps=1))
+    games: list[Playable] = [one.threshold("one release, canary in the batch", rounds)]
+    if recipe.steps > 1:
+        name = f"one message of {recipe.steps} local steps, canary in every batch"
+        games.append(message.likely(name, max(rounds, _MESSAGES * rounds // recipe.steps)))
+    if law is None or recipe.noised != EVERYWHERE or not np.isfinite(one.claim.value):
+        return games
+    sampled = replace(one, shard_size=shard_size)
+    if sampling in _SAMPLED and shard_size > b:
+        games.append(sampled.threshold("one release, as sampled", rounds))
+    if sampling is Sampling.SHUFFLED:
+        epoch = replace(one, shard_size=2 * b, releases=2)
+        games.append(epoch.threshold("an epoch of two releases", rounds))
+    spread = replace(one, canary=float(LOUD) * unit(np.ones(dimension), law.norm))
     composed = 9 if isinstance(law, Gaussian) else 1
-    above = replace(spread, canary=loud * (1.5 / float(LOUD)), releases=composed)
-    signs = np.array([1.0, -1.0, 1.0, -1.0])[:, None] * np.ones(dimension)
-    games: list[Playable] = [
-        LaggedGame(
-            name="two releases whose noise is most alike", design=spread, rounds=max(600, rounds // 20)
+    above = replace(one, canary=1.5 * last, releases=composed)
+    pair = np.array([1.0, -1.0])[:, None] * np.ones(dimension)
+    signs = np.vstack((pair, pair))
+    alike = "whose noise is most alike"
+    two = replace(spread, releases=2, steer=pair)
+    # without an error they must say more than is claimed
+    pairs = min(rounds, max(600, rounds // 20, int(20 * math.exp(min(two.claim.value, 20)))))
+    games += [
+        LaggedGame(name=f"two releases {alike}", design=spread, rounds=pairs),
+        replace(two.game("the first release of two processes", pairs), restarts=True),
+        replace(
+            replace(spread, releases=4, steer=signs).game("four releases, canary to and fro", rounds // 8),
+            fresh_runs=True,
         ),
-        replace(spread, releases=4, steer=signs).game(
-            "four releases, canary to and fro", rounds // 8, fresh_runs=True
-        ),
-        replace(spread, canary=np.ones(dimension), steer=_in_turn(dimension)).game(
+        replace(spread, canary=np.ones(dimension), steer=_in_turn(dimension, law)).game(
             "coordinates, layers and norms to 20 C in turn", rounds
         ),
         spread.exact("one release, spread canary, exactly there", 2 * rounds),
@@ -66,42 +84,66 @@ def battery(
             ),
             fresh_runs=True,
         ),
+        replace(spread, adjacency=Adjacency.REPLACE_ONE).game("one release, canary replaced", rounds),
     ]
-    if sampling is not Sampling.POISSON:
-        return games
-    last = np.zeros(dimension)
-    last[-1] = 1.0
-    against = replace(spread, shard_size=batch_size + 1, canary=-LOUD * last, others=last)
-    games += [
-        replace(spread, shard_size=2 * batch_size).likely("one release, sampled at rate 1/2", 2 * rounds),
-        against.game("one release, the others pull against the canary", rounds),
-    ]
-    if isinstance(law, Gaussian):
-        b, n, size = _CROWD
-        crowd = replace(spread, batch_size=b, shard_size=n, canary=np.full(size, float(LOUD) / size**0.5))
-        games += [
-            ManyCanaries(name="a run with many canaries", law=law, clipping=clipping, plant=plant),
-            replace(
-                crowd.game("one release, sampled from many", _crowd_rounds(law, rounds)),
-                score=None,
-                threshold=0.0,
-                learning=0.25,
-            ),
-        ]
+    if recipe.steps > 1:
+        steps = replace(spread, recipe=recipe)
+        games.append(LaggedGame(name=f"two messages {alike}", design=steps, rounds=pairs))
+    if sampling in _SAMPLED:
+        games.append(replace(one, shard_size=2 * b).likely("one release, sampled at rate 1/2", 2 * rounds))
+        if not mean:
+            against = replace(one, shard_size=b + 1, canary=-float(LOUD) * last, others=last)
+            games.append(against.game("one release, the others pull against the canary", rounds))
+    if (
+        sampling is not Sampling.WITH_REPLACEMENT
+    ):  # which may take the same record each time, and is charged for it
+        games.append(
+            MostDrawn(
+                name="the record that is drawn most often",
+                recipe=recipe,
+                shard_size=shard_size,
+                dimension=dimension,
+                rounds=rounds,
+                plant=plant,
+            )
+        )
+    if sampling in _SAMPLED and not mean:  # a mean of other sizes would be noised for another
+        games.append(_who_is_sampled(spread, one, rounds))
     return games
 
 
-def _crowd_rounds(law: Gaussian, rounds: int) -> int:
-    """Return enough for an excess of 0.02 over the claim at μ = 1/4, and of 0.012 at μ = 1."""
-    return int(20 * rounds * min(1.0, max(0.5, 1 / law.noise_multiplier)))
+def _who_is_sampled(spread: Design, one: Design, rounds: int) -> Playable:
+    """Return the game where the numbers that draw a batch would show in noise: of very many records, or of two.
+
+    Where a claim is of pure ε, what counts is how sure the surest rounds are; otherwise how many there are.
+    """
+    name, law = "one release, noise by who is sampled", spread.recipe.law
+    if not isinstance(law, Gaussian):
+        two = replace(one, recipe=resized(one.recipe, 1), shard_size=2)
+        return replace(two.game(name, 16 * rounds), score=None, learning=0.25)
+    b, n, size = _CROWD
+    canary = float(LOUD) * unit(np.ones(size), law.norm)
+    crowd = replace(spread, recipe=resized(spread.recipe, b), shard_size=n, canary=canary)
+    # enough for an excess of 0.02 over the claim at μ = 1/4, and of 0.012 at μ = 1
+    game = crowd.game(name, int(20 * rounds * min(1.0, max(0.5, 1 / law.noise_multiplier))))
+    # the first row is drawn by the smallest numbers
+    return replace(game, score=None, threshold=0.0, learning=0.25, turning=False)
 
 
-def _in_turn(dimension: int) -> Floats:
+def check_played(recipe: Recipe) -> None:
+    """Refuse what no game was made for: that nothing refutes it would say nothing."""
+    for key, kind in (("privacy.clipping", recipe.clipping), ("data.sampler", recipe.sampling)):
+        if kind not in PLAYED:
+            allowed = ", ".join(one.value for one in type(kind) if one in PLAYED)
+            raise ConfigurationError(f"{key} = {kind.value!r}: no game audits it; allowed are {allowed}")
+
+
+def _in_turn(dimension: int, law: NoiseLaw) -> Floats:
     """Return an x for each of: every coordinate, every layer, all coordinates; each at every norm above C."""
     shapes = [*np.eye(dimension)]
     layers = np.array_split(np.arange(dimension), min(LAYERS, dimension))
     for part in [*layers, np.arange(dimension)]:
         shape = np.zeros(dimension)
-        shape[part] = len(part) ** -0.5
-        shapes.append(shape)
+        shape[part] = 1.0
+        shapes.append(unit(shape, law.norm))
     return np.array([norm * shape for norm in _NORMS for shape in shapes])

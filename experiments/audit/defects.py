@@ -1,39 +1,59 @@
-"""Defects, each planted in a real edge: in its law, its streams, its gradients or its release."""
+"""Defects, each planted in a real edge: in its law, its streams, its gradients, its recipe or its release.
+
+One list: every defect names the recipe that is claimed, and is put to the battery of that recipe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from common.models.gradients import Matrix, RowGradients
+from common.noise.exponential_norm import ExponentialNorm
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.laplace import Laplace
 from common.noise.law import Noise, NoiseLaw
-from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm
+from common.noise.mechanism import Adjacency, Clipping, Guarantee, Mechanism, Norm, Sampling
 from common.quantities import Floats, NoisyGradient, PerSampleGradients, Vector
 from common.randomness import CounterStreams, Purpose
-from edge.worker import EdgeWorker
-from experiments.audit.canary import CLIP, GivenGradients
-from experiments.audit.design import Plant
+from edge.privacy import clip_and_count, clip_per_sample, perturb
+from edge.samplers import draw_batch
+from edge.worker import EdgeWorker, Recipe
+from experiments.audit.battery import battery
+from experiments.audit.canary import CLIP, Muted, written
+from experiments.audit.design import Plant, plain_recipe
+from experiments.audit.game import Finding, Playable
+
+ROUNDS = 8000
+SHARD = 800  # n_k, as quickstart's
+LOCAL_STEPS = 4
+_S = 0.28  # s of normalised gradients: 0.01·ℓ, ℓ = √784
+
+# What no observer of the releases could see, each with the reason.
+INVISIBLE: dict[str, str] = {}
+
+
+# ---- laws
 
 
 @dataclass(frozen=True, slots=True)
-class Muted(NoiseLaw):
-    """A law that leaves some coordinates without noise."""
+class HalfScale(NoiseLaw):
+    """A law that draws half of what it claims to draw."""
 
-    name: ClassVar[str] = "muted"
+    name: ClassVar[str] = "half-scale"
     law: NoiseLaw
-    mute: Callable[[int], slice]  # given N
 
     @property
     def norm(self) -> Norm:  # type: ignore[override]
         return self.law.norm
 
     def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Noise:
-        eta = self.law.draw(sensitivity, dimension, rng)
-        eta[self.mute(dimension)] = 0
-        return eta
+        return self.law.draw(sensitivity / 2, dimension, rng)
 
     def relative_second_moment(self, dimension: int) -> float:
         return self.law.relative_second_moment(dimension)
@@ -45,19 +65,120 @@ class Muted(NoiseLaw):
         return self.law.guarantee(mechanism, adjacency)
 
 
-class BetweenUnclipped(RowGradients):
+class InL2(Laplace):
+    """Laplace noise whose gradients are clipped in the wrong norm."""
+
+    norm: ClassVar[Norm] = Norm.L2
+
+
+def law(change: Callable[[NoiseLaw], NoiseLaw]) -> Plant:
+    """Return a plant of another law."""
+
+    def plant(worker: EdgeWorker) -> EdgeWorker:
+        assert worker.recipe.law is not None
+        worker.recipe = replace(worker.recipe, law=change(worker.recipe.law))
+        return worker
+
+    return plant
+
+
+def muted(mute: Callable[[int], slice]) -> Plant:
+    """Return a plant of noise that misses some coordinates."""
+    return law(lambda whole: Muted(whole, mute))
+
+
+def recipe(**changes: Any) -> Plant:
+    """Return a plant of a recipe that differs from what is claimed."""
+
+    def plant(worker: EdgeWorker) -> EdgeWorker:
+        worker.recipe = replace(worker.recipe, **changes)
+        return worker
+
+    return plant
+
+
+def twice_the_steps(worker: EdgeWorker) -> EdgeWorker:
+    """Plant twice the local steps, where there are any."""
+    steps = worker.recipe.steps
+    worker.recipe = replace(worker.recipe, steps=2 * steps if steps > 1 else 1)
+    return worker
+
+
+# ---- gradients, as clipping measures and sums them
+
+
+class _Measured(RowGradients):
+    """Gradients whose norm, in either sense, is measured wrongly."""
+
+    __slots__ = ()
+
+    def wrong(self, norms: Floats) -> Floats:
+        raise NotImplementedError
+
+    def norms(self) -> Floats:
+        return self.wrong(super().norms())
+
+    def l1_norms(self) -> Floats:
+        return self.wrong(super().l1_norms())
+
+
+class BetweenUnclipped(_Measured):
     """Clipping that lets norms between C and 20 C pass."""
 
-    def norms(self) -> Floats:
-        norms = super().norms()
-        return np.where(norms < 20 * CLIP, np.minimum(norms, np.float32(CLIP)), norms)
+    def wrong(self, norms: Floats) -> Floats:
+        passed: Floats = np.where(norms < 20 * CLIP, np.minimum(norms, np.float32(CLIP)), norms)
+        return passed
 
 
-class ClippedAtMore(RowGradients):
+class ClippedAtMore(_Measured):
     """Clipping to 1.5 C."""
 
-    def norms(self) -> Floats:
-        return super().norms() / np.float32(1.5)
+    def wrong(self, norms: Floats) -> Floats:
+        return norms / np.float32(1.5)
+
+
+class LargestCoordinate(_Measured):
+    """Clipping that measures a gradient by its largest coordinate."""
+
+    def wrong(self, norms: Floats) -> Floats:  # noqa: ARG002
+        largest: Floats = np.abs(self._rows).max(axis=1, initial=0)
+        return largest
+
+
+class NotMeasured(_Measured):
+    """Normalising by a norm that is C whatever the gradient is."""
+
+    def wrong(self, norms: Floats) -> Floats:
+        return np.full_like(norms, CLIP)
+
+
+class LessStabiliser(_Measured):
+    """Normalising by ‖g‖ − s where it should be ‖g‖ + s."""
+
+    def wrong(self, norms: Floats) -> Floats:
+        less: Floats = np.maximum(norms - np.float32(2 * _S), 0)
+        return less
+
+
+class OneRowUnclipped(_Measured):
+    """Clipping that forgets the last sample of a batch."""
+
+    def wrong(self, norms: Floats) -> Floats:
+        norms = norms.copy()
+        norms[-1:] = np.minimum(norms[-1:], np.float32(CLIP))
+        return norms
+
+
+class EachLayer(_Measured):
+    """Clipping of each of four layers to the whole bound C."""
+
+    def __init__(self, rows: Matrix) -> None:
+        layers = rows.reshape(len(rows), 4, -1)
+        norms = np.linalg.norm(layers, axis=2, keepdims=True)
+        super().__init__((layers * (CLIP / np.maximum(norms, CLIP))).reshape(rows.shape).astype(np.float32))
+
+    def wrong(self, norms: Floats) -> Floats:
+        return np.minimum(norms, np.float32(CLIP / 2))  # clipped already
 
 
 class Scaled(RowGradients):
@@ -76,11 +197,31 @@ class Scaled(RowGradients):
         return super().weighted_sum(weights) * self._factor
 
 
+def gradients(form: Callable[[Matrix, int], PerSampleGradients]) -> Plant:
+    """Return a plant between model and clipping, given the rows and b."""
+
+    def plant(worker: EdgeWorker) -> EdgeWorker:
+        b = worker.recipe.batch_size
+        written(worker.model).form = lambda rows: form(rows, b)
+        return worker
+
+    return plant
+
+
+def measured(form: Callable[[Matrix], PerSampleGradients]) -> Plant:
+    """Return a plant of gradients that are measured wrongly."""
+    return gradients(lambda rows, _: form(rows))
+
+
+# ---- streams
+
+
 class OneBatch(CounterStreams):
     """Streams whose first batch is drawn again for ever."""
 
     def at(self, edge: int, purpose: Purpose, n: int) -> np.random.Generator:
-        return super().at(edge, purpose, 1 if purpose is Purpose.BATCH else n)
+        first = {Purpose.BATCH: 1, Purpose.EPOCH: 0}
+        return super().at(edge, purpose, first.get(purpose, n))
 
 
 class NoiseEvery100(CounterStreams):
@@ -88,6 +229,13 @@ class NoiseEvery100(CounterStreams):
 
     def at(self, edge: int, purpose: Purpose, n: int) -> np.random.Generator:
         return super().at(edge, purpose, (n - 1) % 100 + 1 if purpose is Purpose.NOISE else n)
+
+
+class NoiseTwice(CounterStreams):
+    """Streams whose noise is the same for two releases in a row."""
+
+    def at(self, edge: int, purpose: Purpose, n: int) -> np.random.Generator:
+        return super().at(edge, purpose, (n + 1) // 2 if purpose is Purpose.NOISE else n)
 
 
 class NoiseOfTheBatch(CounterStreams):
@@ -114,29 +262,34 @@ class _Doubling:
         return int(self._rng.binomial(trials, min(1.0, 2 * rate)))
 
 
-class OneIn50Bare(EdgeWorker):
-    """Every fiftieth release goes without noise."""
+class AlwaysThere(CounterStreams):
+    """Streams by which one record, not the first of the shard, is in every batch."""
 
-    def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        recipe = self.recipe
-        if n % 50 or recipe.law is None:
-            return EdgeWorker.gradient(self, x, sensitivity, n)
-        self.recipe = replace(recipe, law=Muted(recipe.law, lambda _: slice(None)))
-        try:
-            return EdgeWorker.gradient(self, x, sensitivity, n)
-        finally:
-            self.recipe = recipe
+    batch_size = 1
+
+    def at(self, edge: int, purpose: Purpose, n: int) -> Any:
+        rng = super().at(edge, purpose, n)
+        return _Including(rng, self.batch_size) if purpose in (Purpose.BATCH, Purpose.EPOCH) else rng
 
 
-def muted(mute: Callable[[int], slice]) -> Plant:
-    """Return a plant of noise that misses some coordinates."""
+class _Including:
+    row = 2
 
-    def plant(worker: EdgeWorker) -> EdgeWorker:
-        assert worker.recipe.law is not None
-        worker.recipe = replace(worker.recipe, law=Muted(worker.recipe.law, mute))
-        return worker
+    def __init__(self, rng: np.random.Generator, batch_size: int) -> None:
+        self._rng, self._batch_size = rng, batch_size
+        self.binomial = rng.binomial
 
-    return plant
+    def choice(self, size: int, count: int, **how: Any) -> npt.NDArray[np.int64]:
+        chosen = self._rng.choice(size, count, **how)
+        if self.row < size and self.row not in chosen:
+            chosen = np.append(chosen[1:], self.row)
+        return chosen
+
+    def permutation(self, size: int) -> npt.NDArray[np.int64]:
+        order = self._rng.permutation(size)
+        if self.row < size and size > self._batch_size:
+            order[:: self._batch_size] = self.row
+        return order
 
 
 def streams(kind: type[CounterStreams]) -> Plant:
@@ -150,34 +303,245 @@ def streams(kind: type[CounterStreams]) -> Plant:
     return plant
 
 
-def gradients(form: Callable[[Matrix, int], PerSampleGradients]) -> Plant:
-    """Return a plant between model and clipping, given the rows and b."""
+def always_there(worker: EdgeWorker) -> EdgeWorker:
+    """Plant one record into every batch."""
+    there = AlwaysThere(worker.streams._key, reproducible=worker.streams.reproducible)
+    there.batch_size = worker.recipe.batch_size
+    worker.streams = there
+    return worker
+
+
+def fixed_key(worker: EdgeWorker) -> EdgeWorker:
+    """Plant one key for all processes, where each should draw its own."""
+    if worker.streams.reproducible is False:
+        worker.streams = CounterStreams((1, 2), reproducible=False)
+    return worker
+
+
+# ---- releases
+
+
+class OneIn50Bare(EdgeWorker):
+    """Every fiftieth release goes without noise."""
+
+    def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        recipe = self.recipe
+        if n % 50 or recipe.law is None:
+            return EdgeWorker.gradient(self, x, sensitivity, n)
+        self.recipe = replace(recipe, law=Muted(recipe.law))
+        try:
+            return EdgeWorker.gradient(self, x, sensitivity, n)
+        finally:
+            self.recipe = recipe
+
+
+class OneStepBare(EdgeWorker):
+    """The second of the local steps of every message goes without noise."""
+
+    def _release(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        recipe = self.recipe
+        if recipe.steps == 1 or n % recipe.steps != 2 % recipe.steps or recipe.law is None:
+            return EdgeWorker._release(self, x, sensitivity, n)
+        self.recipe = replace(recipe, law=Muted(recipe.law))
+        try:
+            return EdgeWorker._release(self, x, sensitivity, n)
+        finally:
+            self.recipe = recipe
+
+
+class _OwnRelease(EdgeWorker):
+    """An edge that clips and noises in a way of its own."""
+
+    def _of_batch(self, x: Vector, n: int) -> PerSampleGradients:
+        recipe, shard = self.recipe, self.shard
+        batch = draw_batch(
+            *(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size),
+            recipe.largest_batch,
+        )
+        rows = shard.rows[batch]
+        return self.model.gradients(x, shard.features[rows], shard.targets[rows])
+
+    def _noised(self, gradient: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        assert self.recipe.law is not None
+        rng = self.streams.at(self.index, Purpose.NOISE, n)
+        return perturb(gradient, self.recipe.law, sensitivity, self.recipe.noised, rng)
+
+
+class ClipsAfterNoise(_OwnRelease):
+    """Noise first, then clip the noisy mean: what is released is bounded, what one sample does is not."""
+
+    def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        mean = self._of_batch(x, n).weighted_sum(None)
+        mean /= np.float32(self.recipe.batch_size)
+        noisy = self._noised(mean, sensitivity, n)
+        return NoisyGradient(noisy / np.float32(max(1.0, float(np.linalg.norm(noisy)) / CLIP)))
+
+
+class CountsTenfold(_OwnRelease):
+    """Count each sample ten times as long as its part of C allows."""
+
+    def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        recipe = self.recipe
+        assert recipe.law is not None
+        counted = clip_and_count(self._of_batch(x, n), CLIP, recipe.batch_size, recipe.law.norm)
+        counted[-1] *= 10
+        return self._noised(counted, sensitivity, n)
+
+
+class ClipsWithoutLimits(_OwnRelease):
+    """Clip to any ΔS: where squares leave float32, every norm is 0 and nothing is clipped."""
+
+    def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
+        tiny = np.float32(1e-30)
+        small = self._of_batch(tiny * x, n)
+        clipped = clip_per_sample(small, CLIP * float(tiny), self.recipe.batch_size)
+        return self._noised(clipped / tiny, sensitivity, n)
+
+
+def edge(kind: type[EdgeWorker]) -> Plant:
+    """Return a plant of another kind of edge."""
 
     def plant(worker: EdgeWorker) -> EdgeWorker:
-        b = worker.recipe.batch_size
-        worker.model = GivenGradients(worker.model.dimension, lambda rows: form(rows, b))
-        return worker
+        return kind(worker.edge_id, worker.index, worker.model, worker.shard, worker.recipe, worker.streams)
 
     return plant
 
 
-def one_in_50_bare(worker: EdgeWorker) -> EdgeWorker:
-    """Plant a missing noise in one release of 50."""
-    return OneIn50Bare(
-        worker.edge_id, worker.index, worker.model, worker.shard, worker.recipe, worker.streams
-    )
+# ---- the list
 
-
+# Of every mechanism with sampled batches of clipped samples.
 MUTATIONS: dict[str, Plant] = {
     "half of the coordinates without noise": muted(lambda _: slice(0, None, 2)),
     "one coordinate without noise": muted(lambda _: slice(0, 1)),
     "one layer of four without noise": muted(lambda size: slice(size // 2, size // 2 + size // 4)),
-    "one release in 50 without noise": one_in_50_bare,
+    "one release in 50 without noise": edge(OneIn50Bare),
+    "half the noise": law(HalfScale),
     "noise repeated every 100 releases": streams(NoiseEvery100),
+    "noise reused for two releases": streams(NoiseTwice),
     "noise drawn from the batch's stream": streams(NoiseOfTheBatch),
-    "norms between C and 20 C unclipped": gradients(lambda rows, _: BetweenUnclipped(rows)),
-    "clipped at 1.5 C": gradients(lambda rows, _: ClippedAtMore(rows)),
+    "one key for all secure streams": fixed_key,
+    "norms between C and 20 C unclipped": measured(BetweenUnclipped),
+    "clipped at 1.5 C": measured(ClippedAtMore),
+    "clipped by the largest coordinate": measured(LargestCoordinate),
+    "one sample of each batch unclipped": measured(OneRowUnclipped),
+    "clipped after the noise": edge(ClipsAfterNoise),
+    "sum not divided by b": gradients(Scaled),
     "divided by the realised batch size": gradients(Scaled.realised),
     "sampling rate doubled": streams(DoubledRate),
     "one batch reused for ever": streams(OneBatch),
+    "a record other than the first in every batch": always_there,
 }
+_COUNTED = Clipping.QUANTILE
+MUTATED: dict[str, Recipe] = {
+    "gaussian, z = 1": plain_recipe(Gaussian(1.0)),
+    "gaussian, z = 4": plain_recipe(Gaussian(4.0)),
+    "laplace, ε = 2": plain_recipe(Laplace(2.0)),
+    "laplace, ε = 0.5": plain_recipe(Laplace(0.5)),
+    "quantile, z = 1": plain_recipe(Gaussian(1.0), clipping=_COUNTED),
+    "quantile, z = 4": plain_recipe(Gaussian(4.0), clipping=_COUNTED),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Defect:
+    """A defect, and the recipe that its author claims to follow."""
+
+    name: str
+    claimed: Recipe
+    plant: Plant
+    dimension: int | None = None  # None: the law's own
+
+    def games(self, rounds: int = ROUNDS) -> list[Playable]:
+        """Return the battery of what is claimed, on an edge with the defect, cheap games first."""
+        assert self.claimed.law is not None
+        games = battery(
+            self.claimed,
+            shard_size=SHARD,
+            dimension=self.dimension or self.claimed.law.audit_dimension,
+            rounds=rounds,
+            plant=self.plant,
+        )
+        return sorted(games, key=lambda game: game.cost)
+
+
+def planted() -> list[Defect]:
+    """Return every defect."""
+    mutated = [
+        Defect(f"{name}: {mutation}", claimed, plant)
+        for mutation, plant in MUTATIONS.items()
+        for name, claimed in MUTATED.items()
+    ]
+    return [*mutated, *_of_other_kinds(), *_of_one_kind()]
+
+
+def _of_other_kinds() -> Iterable[Defect]:
+    """Yield a few of the mutations for what else can be configured."""
+    one, four = Gaussian(1.0), Gaussian(4.0)
+    kinds = {
+        "gamma-norm": plain_recipe(GammaNorm(4.0)),
+        "normalised": plain_recipe(one, clipping=Clipping.NORMALISED, stabiliser=_S),
+        "batch-mean": plain_recipe(Gaussian(8.0), clipping=Clipping.BATCH_MEAN),
+        "shuffled": plain_recipe(one, sampling=Sampling.SHUFFLED),
+        "with-replacement": plain_recipe(four, sampling=Sampling.WITH_REPLACEMENT),
+        "truncated-poisson": plain_recipe(one, sampling=Sampling.TRUNCATED_POISSON, largest_batch=7),
+        "local steps": plain_recipe(one, steps=LOCAL_STEPS),
+    }
+    for name, claimed in kinds.items():
+        for mutation in ("half the noise", "one coordinate without noise", "one key for all secure streams"):
+            yield Defect(f"{name}: {mutation}", claimed, MUTATIONS[mutation])
+    for name, mutation in (
+        ("truncated-poisson", "a record other than the first in every batch"),
+        ("shuffled", "a record other than the first in every batch"),
+    ):
+        yield Defect(f"{name}: {mutation}", kinds[name], MUTATIONS[mutation])
+
+
+def _of_one_kind() -> Iterable[Defect]:
+    """Yield what only one law, clipping or sampler, or only local work, can get wrong."""
+    plain, gamma = plain_recipe(Gaussian(1.0)), plain_recipe(GammaNorm(4.0))
+    normalised = plain_recipe(Gaussian(1.0), clipping=Clipping.NORMALISED, stabiliser=_S)
+    tenfold, bare, in_full = "the count ten times as long", "one of four without noise", "four charged as two"
+    for z in (1.0, 4.0):
+        counted, steps = (
+            plain_recipe(Gaussian(z), clipping=_COUNTED),
+            plain_recipe(Gaussian(z), steps=LOCAL_STEPS),
+        )
+        yield Defect(f"quantile, z = {z:g}: {tenfold}", counted, edge(CountsTenfold))
+        yield Defect(f"local steps, z = {z:g}: {bare}", steps, edge(OneStepBare))
+        charged = replace(steps, steps=LOCAL_STEPS // 2)
+        yield Defect(f"local steps, z = {z:g}: {in_full}", charged, twice_the_steps)
+    in_l1 = plain_recipe(Laplace(2.0), clipping=_COUNTED)
+    yield Defect(f"quantile, laplace: {tenfold}", in_l1, edge(CountsTenfold))
+    for name, claimed, form in (
+        ("normalised: to 1.5 C", normalised, ClippedAtMore),
+        ("normalised: not at all", normalised, NotMeasured),
+        ("normalised: the stabiliser taken off", normalised, LessStabiliser),
+        ("gaussian: each of four layers clipped to C", plain, EachLayer),
+    ):
+        yield Defect(name, claimed, measured(form))
+    first_layer = muted(lambda size: slice(size // 2, None))
+    yield Defect("gaussian: noise on the first layer only", plain, first_layer)
+    yield Defect("gaussian: a ΔS whose squares leave float32", plain, edge(ClipsWithoutLimits))
+    clipped_mean = recipe(clipping=Clipping.BATCH_MEAN)
+    yield Defect("gaussian: batch-mean accounted with ΔS", plain, clipped_mean)
+    yield Defect("gamma-norm: batch-mean accounted with ΔS", gamma, clipped_mean)
+    singular = law(lambda _: ExponentialNorm(1.0))
+    yield Defect("gamma-norm: exponential-norm accounted as ε", plain_recipe(GammaNorm(1.0)), singular, 32)
+    yield Defect("laplace: clipped in L2", plain_recipe(Laplace(2.0)), law(lambda _: InL2(2.0)))
+    weak = plain_recipe(Gaussian(0.65), batch_size=8)
+    replaced = recipe(sampling=Sampling.WITH_REPLACEMENT)
+    yield Defect("gaussian: with-replacement accounted as poisson", weak, replaced)
+
+
+def put_to_test(
+    games: Iterable[Playable], *, alpha: float, seed: int, progress: Callable[[str], None] | None = None
+) -> list[Finding]:
+    """Play the games in order until one refutes; α is of each game, played or not."""
+    findings: list[Finding] = []
+    for place, game in enumerate(games):
+        if progress is not None:
+            progress(game.name)
+        findings.append(game.play(alpha=alpha, seed=seed + place))
+        if findings[-1].violated:
+            break
+    return findings

@@ -1,4 +1,7 @@
-"""One game's shards and models, with room for a defect: the canary, what the others pull, what x does to them."""
+"""One game's shard and models, with room for a defect: the canary, its company, what x does to them.
+
+The recipe is an edge's own, so whatever can be configured of a release can be played.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ import numpy as np
 from common.accounting.releases import ReleaseKind
 from common.models.gradients import Matrix
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import LEAST_BOUND, Clipping, Mechanism, Sampling, Scope
+from common.noise.mechanism import Adjacency, Clipping, Mechanism, Norm, Sampling, Scope
 from common.quantities import EdgeId
 from common.randomness import CounterStreams
 from edge.worker import EdgeWorker, Recipe, Shard
 from experiments.audit.bounds import Floats
-from experiments.audit.canary import CLIP, GivenGradients
+from experiments.audit.canary import CLIP, GivenGradients, Muted, counted_where
 from experiments.audit.claims import Claim, GdpClaim, PureClaim, claim_for, composed
 from experiments.audit.game import Game
 from experiments.audit.scores import Aim
 
 Plant = Callable[[EdgeWorker], EdgeWorker]  # puts a defect into an edge
+
+EVERYWHERE = slice(None)  # `noised` of a recipe whose noise covers all coordinates
+_LOCAL_RATE = 1e-3  # of local steps: x moves, and stays near 1, where the canary is as loud as it was
 
 
 def honest(worker: EdgeWorker) -> EdgeWorker:
@@ -28,83 +34,149 @@ def honest(worker: EdgeWorker) -> EdgeWorker:
     return worker
 
 
+def plain_recipe(
+    law: NoiseLaw | None,
+    *,
+    batch_size: int = 4,
+    sampling: Sampling = Sampling.POISSON,
+    clipping: Clipping = Clipping.PER_SAMPLE,
+    stabiliser: float = 0.0,
+    steps: int = 1,
+    largest_batch: int | None = None,
+) -> Recipe:
+    """Return a recipe with noise on every coordinate and no regularisation."""
+    return Recipe(
+        batch_size=batch_size,
+        sampling=sampling,
+        clipping=clipping,
+        law=law,
+        noised=EVERYWHERE,
+        regularization=0.0,
+        stabiliser=stabiliser,
+        steps=steps,
+        largest_batch=largest_batch,
+    )
+
+
+def resized(recipe: Recipe, batch_size: int) -> Recipe:
+    """Return a recipe with another b, and B_max in proportion where b is larger."""
+    most = recipe.largest_batch
+    if most is not None:
+        most = max(most, round(most * batch_size / recipe.batch_size))
+    return replace(recipe, batch_size=batch_size, largest_batch=most)
+
+
+def mechanism_of(recipe: Recipe) -> Mechanism:
+    """Return what the accountant is told of a recipe."""
+    scope = Scope.ALL if recipe.noised == EVERYWHERE else Scope.FIRST_CONV
+    return Mechanism(
+        recipe.clipping, scope, recipe.sampling, recipe.batch_size, recipe.steps, recipe.largest_batch
+    )
+
+
+def streams_of(seed: int | None) -> CounterStreams:
+    """Return streams as edges without a seed have them: secure, or laid out alike with a key that can be had again."""
+    if seed is None:
+        return CounterStreams.secure()
+    first, second = (int(word) for word in np.random.SeedSequence(seed).generate_state(2, np.uint64))
+    return CounterStreams((first, second), reproducible=False)
+
+
+def unit(shape: Floats, norm: Norm) -> Floats:
+    """Return a shape scaled to the length 1 in the norm that is clipped."""
+    scaled: Floats = shape / np.linalg.norm(shape, ord=1 if norm is Norm.L1 else 2)
+    return scaled
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Design:
-    """A canary and its company; samples clipped or normalised, noise on every coordinate."""
+    """A canary and its company behind an edge's recipe; under batch-mean clipping the company pulls against it."""
 
-    law: NoiseLaw
-    batch_size: int  # b
+    recipe: Recipe  # as it is claimed; the plant may make another of it
     shard_size: int  # n_k
-    canary: Floats  # record 0 at x = 1, in units of C
+    canary: Floats  # what it adds to the batch at x = 1, in units of C
     others: Floats | None = None  # every other record, in units of C; None: 0
-    sampling: Sampling = Sampling.POISSON
-    clipping: Clipping = Clipping.PER_SAMPLE  # or normalised
     releases: int = 1  # of a round
     steer: Floats | None = None  # rows of x; None: 1
+    adjacency: Adjacency = Adjacency.ZERO_OUT  # replace-one: the other world has the canary's opposite
     plant: Plant = field(default=honest)
 
     @property
     def sensitivity(self) -> float:
         """ΔS = 2C/b."""
-        return 2 * CLIP / self.batch_size
+        return 2 * CLIP / self.recipe.batch_size
 
     @property
     def kind(self) -> ReleaseKind:
-        mechanism = Mechanism(self.clipping, Scope.ALL, self.sampling, self.batch_size)
-        return ReleaseKind(self.law, mechanism, self.shard_size)
+        return ReleaseKind(self.recipe.law, mechanism_of(self.recipe), self.shard_size)
 
     @property
     def claim(self) -> Claim:
-        """What the accountant states of a round: of one release, or composed where nothing is amplified."""
-        one = claim_for(self.kind)
-        if self.releases == 1:
+        """What the accountant states of a round: of one message, or composed where nothing is amplified."""
+        kind = self.kind
+        one = claim_for(kind, self.adjacency)
+        if self.releases == 1 or kind.batches_per_epoch >= self.releases:  # an epoch charges once
             return one
-        assert isinstance(one, PureClaim | GdpClaim)  # truncated batches have designs of single releases
-        if self.kind.sampling_rate < 1:
+        if not isinstance(one, PureClaim | GdpClaim) or kind.sampling_rate < 1:
             raise ValueError("a round of several sampled releases has no trade-off in closed form")
         return composed(one, self.releases)
 
     def rows(self, there: bool) -> Matrix:
+        """Return the shard's per-sample gradients at x = 1 with the canary in row 0, or zeroed.
+
+        A clipped batch mean moves the most where the others pull it to −C and the canary to +C.
+        """
+        b = self.recipe.batch_size
         rows = np.zeros((self.shard_size, self.canary.size), np.float32)
-        if self.others is not None:
+        canary = CLIP * self.canary
+        if self.recipe.clipping is Clipping.BATCH_MEAN:
+            rows[1:] = -b * canary
+            canary = b * b * canary
+        elif self.others is not None:
             rows[:] = CLIP * self.others
-        rows[0] = CLIP * self.canary if there else 0
+        rows[0] = canary if there else -canary if self.adjacency is Adjacency.REPLACE_ONE else 0
         return rows
 
-    def worker(self, there: bool, seed: int) -> EdgeWorker:
-        """Return the real edge on this shard, with the defect in it."""
+    def worker(self, there: bool, seed: int | None) -> EdgeWorker:
+        """Return the real edge on this shard, with the defect in it; without a seed its streams are secure."""
         rows = self.rows(there)
         shard = Shard(rows, np.zeros(len(rows), np.int64), np.arange(len(rows)))
-        recipe = Recipe(
-            batch_size=self.batch_size,
-            sampling=self.sampling,
-            clipping=self.clipping,
-            law=self.law,
-            noised=slice(0, self.canary.size),
-            regularization=0.0,
-        )
-        model = GivenGradients(self.canary.size)
-        return self.plant(EdgeWorker(EdgeId("audited"), 0, model, shard, recipe, CounterStreams.seeded(seed)))
+        size, noised = self.canary.size, self.recipe.noised
+        model = counted_where(self.recipe.clipping, GivenGradients(size))
+        if noised != EVERYWHERE:
+            noised = slice(0, max(1, size // 2))
+        recipe = replace(self.recipe, noised=noised, local_rate=_LOCAL_RATE)
+        return self.plant(EdgeWorker(EdgeId("audited"), 0, model, shard, recipe, streams_of(seed)))
+
+    @property
+    def path(self) -> Matrix:
+        """The x of each release, from the start again when they end; the count's coordinate stays 0."""
+        steer = np.ones((1, self.canary.size)) if self.steer is None else self.steer
+        counts = self.recipe.clipping is Clipping.QUANTILE
+        return np.pad(steer, ((0, 0), (0, int(counts)))).astype(np.float32)
 
     @property
     def aim(self) -> Aim:
-        """Return where an honest release lies before noise, when the canary is in its batch."""
-        steer = np.ones((1, self.canary.size)) if self.steer is None else self.steer
-        company = self.batch_size - 1 if self.others is not None else 0
-        zeroed = self._scaled(steer * (0 if self.others is None else self.others)) * company / self.batch_size
-        places = self.batch_size if self.sampling is Sampling.WITH_REPLACEMENT else 1  # of a shard of 1
-        there = zeroed + self._scaled(steer * self.canary) * places / self.batch_size
-        law = self.law
-        return Aim(law, self.sensitivity, zeroed, there, self.kind.sampling_rate)
+        """Return where a release lies before noise: the adversary knows the code, and runs it without."""
+        recipe = self.recipe
+        if recipe.sampling is Sampling.WITH_REPLACEMENT and recipe.clipping is not Clipping.BATCH_MEAN:
+            certain = replace(self, shard_size=1)
+        else:
+            sampling = Sampling.SHUFFLED if recipe.sampling is Sampling.WITH_REPLACEMENT else recipe.sampling
+            certain = replace(self, shard_size=recipe.batch_size, recipe=replace(recipe, sampling=sampling))
+        zeroed, there = (certain._without_noise(world) for world in (False, True))
+        law = recipe.law if recipe.noised == EVERYWHERE else None  # what is in the clear decides alone
+        epoch = self.kind.batches_per_epoch > 1
+        return Aim(law, self.sensitivity, zeroed, there, self.kind.drawing_rate, one_of=epoch)
 
-    def _scaled(self, rows: Floats) -> Floats:
-        """Return rows, in units of C, as an honest edge scales them."""
-        norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        least = LEAST_BOUND / CLIP if self.clipping is Clipping.NORMALISED else 1
-        scaled: Floats = CLIP * rows / np.maximum(norms, least)
-        return scaled
+    def _without_noise(self, there: bool) -> Floats:
+        worker = self.worker(there, 0)
+        if worker.recipe.law is not None:
+            worker.recipe = replace(worker.recipe, law=Muted(worker.recipe.law))
+        made = [worker.gradient(x, self.sensitivity, n) for n, x in enumerate(self.path, 1)]
+        return np.array(made, np.float64)
 
-    def game(self, name: str, rounds: int, *, fresh_runs: bool = False) -> Game:
+    def game(self, name: str, rounds: int) -> Game:
         """Return the game: the score is the likelihood ratio or what is learned, whichever does better at first."""
         aim = self.aim
         return Game(
@@ -116,9 +188,12 @@ class Design:
             learner=aim.learned,
             rounds=rounds,
             releases_per_round=self.releases,
-            steer=None if self.steer is None else self.steer.astype(np.float32),
-            fresh_runs=fresh_runs,
+            steer=self.path,
         )
+
+    def threshold(self, name: str, rounds: int) -> Game:
+        """Return the game of the likelihood ratio above a threshold that the first half chooses."""
+        return replace(self.game(name, rounds), learner=None)
 
     def likely(self, name: str, rounds: int) -> Game:
         """Return the game of the likelihood ratio, fixed: above 1 says "there"."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from common.models.gradients import Matrix
-from edge.worker import EdgeWorker
+from edge.worker import EdgeWorker, Shard
 from experiments.audit.bounds import Floats, upper_rate
 from experiments.audit.claims import Claim
 
@@ -27,6 +27,7 @@ Score = Callable[
 Learner = Callable[[Releases, Releases, int, int], Score]  # zeroed, there, and the sequence of each first
 
 _THRESHOLDS = 400
+_PLACES = 64  # rows that the canary takes in turn, spread over the shard
 _WARY = 0.02  # factor of α while choosing: bounds that owe much to chance are not chosen
 
 
@@ -38,6 +39,10 @@ class Playable(Protocol):
 
     @property
     def claim(self) -> Claim: ...
+
+    @property
+    def cost(self) -> int:
+        """Return about how many releases of each world it takes."""
 
     def play(self, *, alpha: float, seed: int) -> Finding:
         """Bound the claim's figure from below; the bound is too high with probability α at most."""
@@ -53,24 +58,32 @@ class Game:
 
     name: str
     claim: Claim  # of a round
-    worker: Callable[[bool, int], EdgeWorker]  # (canary there?, seed) → the edge that releases
+    worker: Callable[[bool, int | None], EdgeWorker]  # (canary there?, seed) → the edge; None: secure streams
     sensitivity: float  # ΔS
     score: Score | None  # None: what is learned alone
     rounds: int  # of each world
+    steer: Matrix  # release n is of x = row n−1, from the start again when they end
     releases_per_round: int = 1
     learner: Learner | None = None
     threshold: float | None = None  # fixed beforehand; None: chosen on the first rounds
     learning: float = 0.5  # share of the rounds to learn and choose on
-    steer: Matrix | None = (
-        None  # release n is of x = row n−1, from the start again when they end; None: x = 1
-    )
     fresh_runs: bool = False
+    turning: bool = (
+        True  # the canary's row moves on with every round, but not between two of a lag; or is the first
+    )
+    restarts: bool = False  # every release is the first of a process, with secure streams
     lag: int = 1
+    after: int = 0  # releases of the run that are not looked at
+
+    @property
+    def cost(self) -> int:
+        return self.rounds * self.releases_per_round
 
     def play(self, *, alpha: float, seed: int) -> Finding:
         """Play every round of both worlds and bound the claim's figure from below at level α."""
         zeroed, there = (_released(self, there, seed) for there in (False, True))
-        firsts = 1, 1 if self.fresh_runs else 1 + _count(self)
+        first = 1 + self.after
+        firsts = first, first if self.fresh_runs or self.restarts else first + _count(self)
         candidates = [] if self.score is None else [self.score]
         seen = int(self.rounds * self.learning)
         if self.learner is not None:
@@ -153,26 +166,43 @@ def _count(game: Game) -> int:
 
 
 def _released(game: Game, there: bool, seed: int) -> Releases:
+    """Make the releases of one world."""
+    steer, of_round = game.steer, game.releases_per_round
+    if game.restarts:
+        released = np.empty((game.rounds, of_round, steer.shape[1]))
+        for place in range(game.rounds):
+            for n in range(of_round):
+                worker = game.worker(there, None)
+                worker.shard = turned(worker.shard, place)
+                released[place, n] = worker.gradient(steer[n % len(steer)], game.sensitivity, 1)
+        return released
     worker = game.worker(there, seed)
-    steer = np.ones((1, worker.model.dimension), np.float32) if game.steer is None else game.steer
-    of_round, size = game.releases_per_round, worker.model.dimension
+    size = len(worker.shard) if game.turning else 1
+    shards = [turned(worker.shard, place) for place in range(0, size, -(-size // _PLACES))]
     if game.fresh_runs:
-        released = np.empty((game.rounds, of_round, size))
+        released = np.empty((game.rounds, of_round, steer.shape[1]))
         for place in range(game.rounds):
             worker.index = place + game.rounds * there  # the two worlds share no batch and no noise
+            worker.shard = shards[place % len(shards)]
             for n in range(of_round):
                 released[place, n] = worker.gradient(steer[n % len(steer)], game.sensitivity, n + 1)
         return released
     count = _count(game)
-    first = 1 + count * there  # likewise
-    line: Releases = np.empty((count, size))
+    first = 1 + game.after + count * there  # likewise
+    line: Releases = np.empty((count, steer.shape[1]))
     for place in range(count):
+        worker.shard = shards[-1 if game.lag > 1 else place // of_round % len(shards)]
         line[place] = worker.gradient(
             steer[(first + place - 1) % len(steer)], game.sensitivity, first + place
         )
     if game.lag > 1:
-        line = line.reshape(-1, of_round, game.lag, size).swapaxes(1, 2)
-    return line.reshape(-1, of_round, size)[: game.rounds]
+        line = line.reshape(-1, of_round, game.lag, steer.shape[1]).swapaxes(1, 2)
+    return line.reshape(-1, of_round, steer.shape[1])[: game.rounds]
+
+
+def turned(shard: Shard, places: int) -> Shard:
+    """Return the shard with its first record so many places further on."""
+    return replace(shard, rows=np.roll(shard.rows, places))
 
 
 def _best_threshold(claim: Claim, zeroed: Floats, present: Floats, alpha: float) -> float:

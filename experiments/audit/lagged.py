@@ -27,21 +27,21 @@ class LaggedGame:
     def claim(self) -> Claim:
         return replace(self.design, releases=2).claim
 
+    @property
+    def cost(self) -> int:
+        return 2 * self.rounds + _LEARNING
+
     def play(self, *, alpha: float, seed: int) -> Finding:
         lag = self._most_alike(seed)
-        size = self.design.canary.size
-        signs = np.repeat([1.0, -1.0], lag)[:, None] * np.ones(size)
+        signs = np.repeat([1.0, -1.0], lag)[:, None] * np.ones(self.design.canary.size)
         pair = replace(self.design, releases=2, steer=signs)
         aim = replace(self.design, releases=2, steer=signs[[0, lag]]).aim
-        game = replace(
-            pair.game(self.name, self.rounds), score=aim.ratio, learner=aim.learned, lag=max(lag, 1)
-        )
+        game = replace(pair.game(self.name, self.rounds), score=aim.ratio, learner=aim.learned, lag=lag)
         finding = game.play(alpha=alpha, seed=seed + 1)
         return replace(finding, name=f"{self.name} ({lag} apart)")
 
     def _most_alike(self, seed: int) -> int:
-        worker = self.design.worker(False, seed)
-        x = np.ones(self.design.canary.size, np.float32)
+        worker, [x] = self.design.worker(False, seed), self.design.path
         noise = np.array(
             [worker.gradient(x, self.design.sensitivity, n + 1) for n in range(_LEARNING)], np.float64
         )

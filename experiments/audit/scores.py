@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.noise.law import NoiseLaw
+from common.noise.law import NoiseLaw, distances
 from experiments.audit.bounds import Floats
-from experiments.audit.canary import log_likelihood_ratio
 from experiments.audit.game import Releases, Score
 
 _ROUNDING = 1e-6  # in units of C/b: above what float32 rounds
 _WIDTHS = (0.005, 0.01, 0.02, 0.05)  # in units of the noise
+_BINS = (-1.2, -0.7, -0.4, -0.2, 0.0, 0.2, 0.4, 0.7, 1.2)  # likewise
 _MOST_COORDINATES = 64  # of a round, to learn from one by one
 _RIDGE = 1e-12
 
@@ -32,6 +32,7 @@ class Aim:
     zeroed: Floats  # period × N
     there: Floats
     rate: float = 1.0  # q
+    one_of: bool = False  # the canary is in one release of the round: a shuffled epoch
 
     def centres(self, shape: tuple[int, ...], first: int) -> tuple[Floats, Floats]:
         """Return both centres, of every release or, where they are all alike, of one."""
@@ -50,6 +51,10 @@ class Aim:
         if self.rate < 1:
             with np.errstate(divide="ignore"):
                 ratios = np.logaddexp(np.log1p(-self.rate), np.log(self.rate) + ratios)
+        if self.one_of:
+            highest = ratios.max(axis=1, keepdims=True)
+            mixed: Floats = highest[:, 0] + np.log(np.exp(ratios - highest).mean(axis=1))
+            return mixed
         total: Floats = ratios.sum(axis=1)
         return total
 
@@ -75,12 +80,26 @@ class Aim:
             size = releases.shape[-1]
             spread = self.sensitivity * (self.law.relative_second_moment(size) / size) ** 0.5
             columns += [self._hits(releases, first, width * spread) for width in _WIDTHS]
+            if self.rate < 1:  # noise in the first coordinate may tell how much was sampled
+                noise = releases[:, 0, 0] - self.centres(releases.shape, first)[0][..., 0].ravel()
+                places = np.searchsorted(np.multiply(_BINS, spread), noise)
+                columns += [np.where(places == place, columns[0], 0) for place in range(len(_BINS) + 1)]
         features = np.stack(columns, axis=1)
         alike = len(self.zeroed) == 1 or releases.shape[1] > 1
         # where the canary is seldom there, so many weights would be learned from chance
         if alike and self.rate == 1 and releases[0].size <= _MOST_COORDINATES:
             features = np.hstack((features, releases.reshape(len(releases), -1)))
         return features
+
+
+def log_likelihood_ratio(
+    law: NoiseLaw | None, sensitivity: float, releases: Releases, zeroed: Floats, there: Floats
+) -> Floats:
+    """Return log p(ν | there) − log p(ν | zeroed) of each release: the best score, by Neyman and Pearson."""
+    if law is not None:
+        return law.log_ratio(sensitivity, releases, zeroed, there)
+    far, near = distances(releases, zeroed, there)
+    return far - near
 
 
 def discriminant(zeroed: Floats, there: Floats, features: Callable[[Releases, int], Floats]) -> Score:

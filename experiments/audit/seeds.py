@@ -1,6 +1,6 @@
 """Sound mechanisms in many seeds: python -m experiments.audit.seeds [--seeds 20] [--rounds 2000] [--jobs 2]
 
-Each seed plays every sound game and every battery, whose bounds hold together at the confidence. A refuted
+Each seed plays the battery of every sound mechanism, whose bounds hold together at the confidence. A refuted
 claim is a false alarm of the audit, or a fault of the mechanism: the command then ends with 1.
 """
 
@@ -15,7 +15,7 @@ from functools import partial
 from multiprocessing import get_context
 
 from experiments.audit.game import Finding, Playable, play_all
-from experiments.audit.sound import sound_batteries, sound_games
+from experiments.audit.sound import sound_battery, sound_recipes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,12 @@ class Seed:
 
 
 def every_game(rounds: int) -> dict[str, Playable]:
-    """Return the sound games and batteries, so many rounds of each world, by name."""
-    games: dict[str, Playable] = {game.name: game for game in sound_games(rounds)}
-    for name, battery in sound_batteries(rounds).items():
-        games |= {f"{name}: {game.name}": game for game in battery}
-    return games
+    """Return the games of all sound mechanisms, so many rounds of each world, by name."""
+    return {
+        f"{name}: {game.name}": game
+        for name, recipe in sound_recipes().items()
+        for game in sound_battery(recipe, rounds)
+    }
 
 
 def play_seed(seed: int, *, rounds: int, confidence: float) -> Seed:

@@ -22,8 +22,6 @@ from experiments.audit.game import Finding, Playable, finite, play_all
 from experiments.audit.of_run import keep, scenario_of_run
 from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
-from experiments.audit.planted import planted_games
-from experiments.audit.sound import sound_games
 from experiments.commands.audit_planted import audit_planted
 from mapa.commands import options
 from mapa.commands.common_options import Allowed
@@ -62,10 +60,6 @@ def audit_command(
     iterations: Annotated[
         int, typer.Option(min=1, help="updates of the one-run audit, at most the scenario's")
     ] = 500,
-    variants: Annotated[
-        bool,
-        typer.Option("--variants", help="also play sound and planted unsound mechanisms: audits the audit"),
-    ] = False,
     planted: Annotated[
         bool,
         typer.Option("--planted", help="put planted defects to the games instead; exit 1 if one is missed"),
@@ -82,9 +76,9 @@ def audit_command(
     if rounds < _MIN_ROUNDS:
         raise ConfigurationError(f"rounds = {rounds}: must be at least {_MIN_ROUNDS}")
     if planted:
-        if scenario is not None or run is not None or changes or variants:
+        if scenario is not None or run is not None or changes:
             raise ConfigurationError(
-                "--planted takes no scenario, --run, --set or --variants: its mechanisms are its own"
+                "--planted takes no scenario, --run or --set: its mechanisms are its own"
             )
         audit_planted(confidence=confidence, rounds=rounds, seed=seed, as_json=as_json)
         return
@@ -100,9 +94,7 @@ def audit_command(
     else:
         name, resolved = load_scenario(str(scenario), changes or [])
     world = World.of(resolved, data_dir or data_directory(os.environ), say=note)
-    own = scenario_games(world, edge=edge, rounds=rounds, dimension=dimension)
-    sound, unsound = (sound_games(), planted_games()) if variants else ([], [])
-    games: list[Playable] = [*own, *sound, *unsound]
+    games = scenario_games(world, edge=edge, rounds=rounds, dimension=dimension)
     findings = _play_all(games, confidence, seed)
     whole = (
         audit_one_run(world, edge=edge, canaries=canaries, iterations=iterations, confidence=confidence)
@@ -110,10 +102,7 @@ def audit_command(
         else None
     )
     delta = resolved.privacy.total_delta
-    rows = [
-        _row(game, finding, delta, _kind(place, len(own), len(sound)))
-        for place, (game, finding) in enumerate(zip(games, findings, strict=True))
-    ]
+    rows = [_row(game, finding, delta) for game, finding in zip(games, findings, strict=True)]
     report = {
         "scenario": name,
         "scenario_sha256": resolved.digest,
@@ -131,7 +120,7 @@ def audit_command(
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         _print_report(name, rows, whole, confidence, delta, seeded=resolved.seed is not None)
-    if any(not row["as_expected"] for row in rows):
+    if any(row["violated"] for row in rows):
         raise typer.Exit(1)
 
 
@@ -147,14 +136,10 @@ def _play_all(games: Sequence[Playable], confidence: float, seed: int) -> list[F
         )
 
 
-def _kind(place: int, own: int, sound: int) -> str:
-    return "scenario" if place < own else "sound" if place < own + sound else "planted"
-
-
-def _row(game: Playable, finding: Finding, delta: float, kind: str) -> dict[str, Any]:
+def _row(game: Playable, finding: Finding, delta: float) -> dict[str, Any]:
     claim = game.claim
     return {
-        "kind": kind,
+        "kind": "scenario",
         "name": finding.name,
         "figure": finding.figure,
         "claimed": finite(finding.claimed),
@@ -165,7 +150,6 @@ def _row(game: Playable, finding: Finding, delta: float, kind: str) -> dict[str,
         "false_negatives": finding.false_negatives,
         "rounds": finding.rounds,
         "violated": finding.violated,
-        "as_expected": finding.violated == (kind == "planted"),
     }
 
 
@@ -194,8 +178,8 @@ def _print_report(
 ) -> None:
     console = Console(highlight=False)
     console.width = max(console.width, 130)
-    refuted = [row for row in rows if row["kind"] == "scenario" and row["violated"]]
-    claims = [row for row in rows if row["kind"] == "scenario" and row["claimed"] is not None]
+    refuted = [row for row in rows if row["violated"]]
+    claims = [row for row in rows if row["claimed"] is not None]
     if refuted:
         console.print(
             f"{name}: the claim is REFUTED: more can be told of a sample than it allows.", style="red"
@@ -209,11 +193,10 @@ def _print_report(
             "The scenario has a seed: anyone who knows it can subtract the noise. Audited as if nobody did."
         )
     table = Table(title=f"games, {confidence:g} for all rows together, ε at δ = {delta:g}", box=box.SIMPLE)
-    for column in ("", "game", "claimed", "at least", "claimed ε", "ε at least", "verdict"):
-        table.add_column(column, justify="left" if column in ("", "game", "verdict") else "right")
+    for column in ("game", "claimed", "at least", "claimed ε", "ε at least", "verdict"):
+        table.add_column(column, justify="left" if column in ("game", "verdict") else "right")
     for row in rows:
         table.add_row(
-            row["kind"],
             row["name"],
             f"{row['figure']} {_figure(row['claimed'])}",
             f"{row['figure']} {_figure(row['lower_bound'])}",
@@ -231,8 +214,7 @@ def _print_report(
 
 
 def _verdict(row: dict[str, Any]) -> str:
-    words = "refuted" if row["violated"] else "no claim" if row["claimed"] is None else "not refuted"
-    return words if row["as_expected"] else f"{words.upper()}: UNEXPECTED"
+    return "REFUTED" if row["violated"] else "no claim" if row["claimed"] is None else "not refuted"
 
 
 def _figure(value: float | None) -> str:

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
+from experiments.audit.defects import INVISIBLE, Defect, planted, put_to_test
 from experiments.audit.game import Finding, familywise, finite
-from experiments.audit.trial import INVISIBLE, Planted, planted, put_to_test
 from mapa.output import progress_console
 
 
 def audit_planted(*, confidence: float, rounds: int, seed: int, as_json: bool) -> None:
-    """Play the games against every defect; exit 1 where one is neither refuted nor known to be invisible."""
-    defects = planted(rounds)
-    alpha = familywise(confidence, sum(len(defect.games) for defect in defects))
+    """Play the battery against every defect; exit 1 where one is neither refuted nor known to be invisible.
+
+    α is divided among the games of a battery, as where `mapa audit` plays it: could that command have seen it?
+    """
     console = progress_console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    found: list[tuple[Planted, list[Finding]]] = []
+    found: list[tuple[Defect, list[Finding]]] = []
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal or console.quiet
     ) as bar:
         task = bar.add_task("", total=None)
-        for place, defect in enumerate(defects):
+        for place, defect in enumerate(planted()):
+            games = defect.games(rounds)
             findings = put_to_test(
-                defect,
-                alpha=alpha,
-                seed=10_000 * seed + 100 * place,
-                progress=lambda name: bar.update(task, description=name),
+                games,
+                alpha=familywise(confidence, len(games)),
+                seed=100_000 * seed + 100 * place,
+                progress=partial(_show, bar, task, defect.name),
             )
             found.append((defect, findings))
     missed = [
@@ -48,8 +51,12 @@ def audit_planted(*, confidence: float, rounds: int, seed: int, as_json: bool) -
         raise typer.Exit(1)
 
 
+def _show(bar: Progress, task: TaskID, defect: str, game: str) -> None:
+    bar.update(task, description=f"{defect}: {game}")
+
+
 def _report(
-    found: list[tuple[Planted, list[Finding]]], confidence: float, missed: list[str]
+    found: list[tuple[Defect, list[Finding]]], confidence: float, missed: list[str]
 ) -> dict[str, object]:
     return {
         "confidence": confidence,
@@ -76,10 +83,10 @@ def _report(
     }
 
 
-def _print(found: list[tuple[Planted, list[Finding]]], confidence: float, missed: list[str]) -> None:
+def _print(found: list[tuple[Defect, list[Finding]]], confidence: float, missed: list[str]) -> None:
     console = Console(highlight=False)
     console.width = max(console.width, 140)
-    table = Table(title=f"planted defects, {confidence:g} for all games together", box=box.SIMPLE)
+    table = Table(title=f"planted defects, {confidence:g} for the games of each together", box=box.SIMPLE)
     for column in ("defect", "game", "claimed", "at least", "verdict"):
         table.add_column(column, justify="right" if column in ("claimed", "at least") else "left")
     for defect, findings in found:

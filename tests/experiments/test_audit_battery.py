@@ -1,9 +1,9 @@
-"""The battery refutes every planted mutation and no sound mechanism; every seed is fixed."""
+"""The battery refutes what is planted; designs, claims and `mapa audit --planted`. Every seed is fixed, but for the
+games of secure streams, whose α says how often they may err."""
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,167 +14,218 @@ from typer.testing import CliRunner
 from common.errors import ConfigurationError
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Sampling
+from common.noise.laplace import Laplace
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Clipping, Sampling
 from common.randomness import Purpose
-from experiments.audit.battery import battery
+from edge.samplers import draw_batch
+from edge.worker import Recipe
 from experiments.audit.claims import GdpClaim, PureClaim
-from experiments.audit.defects import MUTATIONS
-from experiments.audit.design import Design
-from experiments.audit.game import Playable, _released, familywise
-from experiments.audit.many import ManyCanaries
-from experiments.audit.trial import INVISIBLE, MULTIPLIERS, Planted, planted, put_to_test
+from experiments.audit.defects import INVISIBLE, MUTATED, MUTATIONS, Defect, planted, put_to_test
+from experiments.audit.design import Design, honest, plain_recipe
+from experiments.audit.game import _released, familywise
+from experiments.audit.most_drawn import MostDrawn
+from experiments.commands import audit_planted
 from experiments.commands.audit import audit_command
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 
-ROUNDS = 8000
-ALPHA = familywise(0.95, sum(len(defect.games) for defect in planted(ROUNDS)))
+ALPHA = familywise(0.95, 13)
 SEED = 7
-ALIKE, TO_AND_FRO, IN_TURN, EXACTLY, ABOVE, HALF, AGAINST, MANY, CROWD = range(9)
-FOUND_BY = {  # the game that refutes it at either z, without those before it
-    "half of the coordinates without noise": ALIKE,
-    "one coordinate without noise": ALIKE,
-    "one layer of four without noise": ALIKE,
-    "one release in 50 without noise": EXACTLY,
-    "noise repeated every 100 releases": ALIKE,
-    "noise drawn from the batch's stream": CROWD,
-    "norms between C and 20 C unclipped": IN_TURN,
-    "clipped at 1.5 C": ABOVE,
-    "divided by the realised batch size": ALIKE,
-    "sampling rate doubled": HALF,
-    "one batch reused for ever": MANY,
-}
-COSTLY = {CROWD}
-CASES = [
-    pytest.param(name, z, place, id=f"{name}, z={z:g}", marks=[pytest.mark.slow] if place in COSTLY else [])
-    for name, place in FOUND_BY.items()
-    for z in MULTIPLIERS
-]
-
-
-def games(z: float, mutation: str | None = None, rounds: int = ROUNDS) -> list[Playable]:
-    law = Gaussian(z)
-    if mutation is None:
-        return battery(law, batch_size=4, dimension=16, rounds=rounds)
-    return battery(law, batch_size=4, dimension=16, rounds=rounds, plant=MUTATIONS[mutation])
-
-
-def test_every_mutation_is_planted_at_both_strengths_and_none_is_excused() -> None:
-    assert set(FOUND_BY) == set(MUTATIONS)
-    names = [defect.name for defect in planted(ROUNDS)]
-    assert {f"{name}, z = {z:g}" for name in MUTATIONS for z in (1, 4)} <= set(names)
-    assert len(names) == len(set(names)) == 2 * 11 + 24
-    assert not INVISIBLE
-
-
-@pytest.mark.parametrize(("name", "z", "place"), CASES)
-def test_a_mutation_is_refuted(name: str, z: float, place: int) -> None:
-    game = games(z, name)[place]
-    finding = game.play(alpha=ALPHA, seed=SEED)
-    assert 0 < finding.claimed < math.inf
-    assert finding.violated
-
-
-@pytest.mark.parametrize("z", MULTIPLIERS)
-@pytest.mark.parametrize("place", [ALIKE, TO_AND_FRO, IN_TURN, EXACTLY, ABOVE, HALF, AGAINST, MANY])
-def test_a_sound_release_stands_in_every_game(z: float, place: int) -> None:
-    finding = games(z, rounds=2000)[place].play(alpha=ALPHA, seed=SEED)
-    assert not finding.violated
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("z", MULTIPLIERS)
-def test_a_sound_release_stands_in_the_costly_game(z: float) -> None:
-    finding = games(z, rounds=2000)[CROWD].play(alpha=ALPHA, seed=SEED)
-    assert not finding.violated
-
-
-@pytest.mark.parametrize(
-    ("law", "sampling"),
-    [(Gaussian(4.0), Sampling.WITH_REPLACEMENT), (GammaNorm(2.0), Sampling.SHUFFLED)],
-    ids=["with-replacement", "gamma-norm shuffled"],
+PLANTED = {defect.name: defect for defect in planted()}
+PROCESSES, ALIKE, TO_AND_FRO = "the first release", "two releases", "four releases"
+IN_BATCH, IN_TURN, EXACTLY, ABOVE = (
+    "one release, canary in",
+    "coordinates",
+    "one release, spread",
+    "canary just",
 )
-def test_other_samplers_and_laws_stand(law: Gaussian | GammaNorm, sampling: Sampling) -> None:
-    dimension = 16 if isinstance(law, Gaussian) else 2
-    for game in battery(law, batch_size=4, dimension=dimension, rounds=1200, sampling=sampling):
-        assert not game.play(alpha=ALPHA, seed=SEED).violated
+HALF, AGAINST, DRAWN, WHO = (
+    "one release, sampled at",
+    "one release, the others",
+    "drawn most",
+    "who is sampled",
+)
+MESSAGE = "one message"
+
+# What the review proved to be missed, and the game that refutes it, without those before it.
+REVIEWED = {
+    "half of the coordinates without noise": ALIKE,
+    "norms between C and 20 C unclipped": IN_TURN,
+    "noise repeated every 100 releases": ALIKE,
+    "a record other than the first in every batch": DRAWN,
+    "one key for all secure streams": PROCESSES,
+}
+FOUND_BY = {  # the others, each at one of the strengths
+    "one coordinate without noise": ALIKE,
+    "one layer of four without noise": PROCESSES,
+    "one release in 50 without noise": EXACTLY,
+    "half the noise": IN_BATCH,
+    "noise reused for two releases": ALIKE,
+    "noise drawn from the batch's stream": WHO,
+    "clipped at 1.5 C": ABOVE,
+    "clipped by the largest coordinate": ALIKE,
+    "one sample of each batch unclipped": IN_TURN,
+    "clipped after the noise": TO_AND_FRO,
+    "sum not divided by b": IN_BATCH,
+    "divided by the realised batch size": AGAINST,
+    "sampling rate doubled": HALF,
+    "one batch reused for ever": DRAWN,
+}
+OF_ONE_KIND = {
+    "quantile, z = 1: the count ten times as long": IN_TURN,
+    "quantile, z = 4: the count ten times as long": ABOVE,
+    "quantile, laplace: the count ten times as long": IN_BATCH,
+    "local steps, z = 4: one of four without noise": MESSAGE,
+    "normalised: the stabiliser taken off": ABOVE,
+    "truncated-poisson: a record other than the first in every batch": DRAWN,
+    "batch-mean: half the noise": IN_BATCH,
+    "laplace: clipped in L2": "replaced",
+}
+CASES = (
+    [(f"{name}: {mutation}", by) for mutation, by in REVIEWED.items() for name in MUTATED]
+    + [(f"gaussian, z = 4: {mutation}", by) for mutation, by in FOUND_BY.items()]
+    + list(OF_ONE_KIND.items())
+)
+
+
+def test_every_mutation_is_planted_in_every_mutated_mechanism_and_none_is_excused() -> None:
+    assert {*REVIEWED, *FOUND_BY} == set(MUTATIONS)
+    assert {f"{name}: {mutation}" for name in MUTATED for mutation in MUTATIONS} <= set(PLANTED)
+    assert set(OF_ONE_KIND) <= set(PLANTED)
+    assert len(PLANTED) == len(planted())  # no name hides another
+    assert set(INVISIBLE) <= set(PLANTED)
+
+
+@pytest.mark.parametrize(("name", "by"), CASES, ids=[name for name, _ in CASES])
+def test_a_planted_defect_is_refuted(name: str, by: str) -> None:
+    game = next(game for game in PLANTED[name].games() if by in game.name)
+    assert game.play(alpha=ALPHA, seed=SEED).violated
 
 
 # ---- designs and claims
 
 
+def design(recipe: Recipe, **how: object) -> Design:
+    return Design(recipe=recipe, shard_size=4, canary=np.ones(4), **how)  # type: ignore[arg-type]
+
+
 def test_a_round_of_several_releases_claims_their_composition() -> None:
-    canary = np.ones(4)
-    sure = Design(law=Gaussian(2.0), batch_size=4, shard_size=4, canary=canary, releases=16)
-    assert sure.claim == GdpClaim(2.0)
-    pure = Design(law=GammaNorm(2.0), batch_size=4, shard_size=4, canary=canary, releases=4)
-    assert pure.claim == PureClaim(4.0)
-    sampled = Design(law=Gaussian(2.0), batch_size=4, shard_size=8, canary=canary, releases=2)
+    assert design(plain_recipe(Gaussian(2.0)), releases=16).claim == GdpClaim(2.0)
+    assert design(plain_recipe(GammaNorm(2.0)), releases=4).claim == PureClaim(4.0)
+    sampled = replace(design(plain_recipe(Gaussian(2.0)), releases=2), shard_size=8)
     with pytest.raises(ValueError, match="closed form"):
         _ = sampled.claim
 
 
-def test_where_a_release_lies_before_noise_is_what_the_edge_makes() -> None:
+@pytest.mark.parametrize("clipping", Clipping)
+@pytest.mark.parametrize("law", [Gaussian(1e-9), Laplace(1e9)], ids=["L2", "L1"])
+def test_where_a_release_lies_before_noise_is_what_the_edge_makes(
+    clipping: Clipping, law: Gaussian | Laplace
+) -> None:
     steer = np.array([[1.0, 0, 0, 0], [-3.0, -3, -3, -3], [0.1, 0, 0, 0]])
-    design = Design(
-        law=Gaussian(1e-9),
-        batch_size=4,
-        shard_size=4,
+    played = replace(
+        design(plain_recipe(law, clipping=clipping, stabiliser=0.28), steer=steer),
         canary=np.full(4, 2.0),
-        steer=steer,
         others=np.eye(4)[1],
     )
-    aim = design.aim
+    aim = played.aim
     for there, centres in ((False, aim.zeroed), (True, aim.there)):
-        worker = design.worker(there, 0)
-        for n, x in enumerate(steer):
-            released = worker.gradient(x.astype(np.float32), design.sensitivity, n + 1)
+        worker = played.worker(there, 0)
+        for n, x in enumerate(played.path):
+            released = worker.gradient(x, played.sensitivity, n + 1)
             np.testing.assert_allclose(released, centres[n], atol=1e-6)
+    moved = np.linalg.norm(aim.there - aim.zeroed, axis=1, ord=1 if isinstance(law, Laplace) else 2)
+    most = 2.0 if clipping is Clipping.BATCH_MEAN else 0.25  # C/b, or 2C
+    assert (moved <= most * (1 + 1e-5)).all()
+    assert moved.max() > 0.7 * most  # the stabiliser takes its part
+
+
+def test_the_stabiliser_and_the_streams_are_those_of_an_edge() -> None:
+    worker = design(plain_recipe(Gaussian(1.0), clipping=Clipping.NORMALISED, stabiliser=0.28)).worker(
+        True, 3
+    )
+    assert worker.recipe.stabiliser == 0.28
+    assert not worker.streams.reproducible
+    secure = [design(plain_recipe(Gaussian(1.0))).worker(True, None).streams for _ in range(2)]
+    assert secure[0]._key != secure[1]._key
+
+
+def test_the_canary_takes_every_row_in_turn() -> None:
+    game = design(plain_recipe(Gaussian(1.0))).game("turning", 8)
+    rows: list[int] = []
+
+    def watched(there: bool, seed: int | None):  # type: ignore[no-untyped-def]
+        worker = game.worker(there, seed)
+        worker.diagnose = lambda *_: rows.append(int(np.flatnonzero(worker.shard.rows == 0)[0]))
+        return worker
+
+    _released(replace(game, worker=watched), True, 1)
+    assert rows == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 def test_a_game_that_learns_is_judged_on_rounds_it_has_not_seen() -> None:
-    design = Design(law=Gaussian(1.0), batch_size=4, shard_size=4, canary=np.full(8, 9.0))
-    game = design.game("learned", 400)
+    game = replace(design(plain_recipe(Gaussian(1.0))), canary=np.full(8, 9.0)).game("learned", 400)
     seen: list[int] = []
 
-    def learner(zeroed: np.ndarray, there: np.ndarray, *_: int):  # type: ignore[no-untyped-def, type-arg]
+    def learner(zeroed: np.ndarray, there: np.ndarray, *_: int):  # type: ignore[no-untyped-def]
         seen.append(len(zeroed))
         known = {row.tobytes() for world in (zeroed, there) for row in world}
 
-        def recalls(releases: np.ndarray, first: int):  # type: ignore[no-untyped-def, type-arg]
+        def recalls(releases: np.ndarray, first: int):  # type: ignore[no-untyped-def]
             # tells the worlds apart where it has seen the round, and nowhere else
             return np.array([float(row.tobytes() in known) * (1 if first > 1 else -1) for row in releases])
 
         return recalls
 
-    learning = replace(game, learner=learner, score=None)
-    finding = learning.play(alpha=0.05, seed=1)
+    finding = replace(game, learner=learner, score=None).play(alpha=0.05, seed=1)
     assert seen == [200]
     assert finding.lower_bound == 0
 
 
 def test_the_rounds_of_a_lag_are_so_far_apart() -> None:
-    design = Design(law=Gaussian(1.0), batch_size=1, shard_size=1, canary=np.ones(1), releases=2)
-    game = design.game("lagged", 7)
-    pairs = _released(replace(game, lag=3), False, 5)
-    worker = design.worker(False, 5)
-    line = [float(worker.gradient(np.ones(1, np.float32), design.sensitivity, n)[0]) for n in range(1, 19)]
+    one = Design(
+        recipe=plain_recipe(Gaussian(1.0), batch_size=1), shard_size=1, canary=np.ones(1), releases=2
+    )
+    pairs = _released(replace(one.game("lagged", 7), lag=3), False, 5)
+    worker = one.worker(False, 5)
+    line = [float(worker.gradient(np.ones(1, np.float32), one.sensitivity, n)[0]) for n in range(1, 19)]
     assert [(round(a, 6), round(b, 6)) for a, b in pairs[:, :, 0]] == [
         (round(line[n], 6), round(line[n + 3], 6)) for n in (0, 1, 2, 6, 7, 8, 12)
     ]
 
 
-def test_a_run_of_many_canaries_claims_what_the_accountant_composes() -> None:
-    game = ManyCanaries(name="many", law=Gaussian(1.0))
-    assert game.releases == 49
-    assert game.claim.value > ManyCanaries(name="many", law=Gaussian(2.0)).claim.value > 0
+@pytest.mark.parametrize(
+    "law", [Gaussian(1.0), Laplace(2.0), GammaNorm(2.0)], ids=["gaussian", "laplace", "gamma-norm"]
+)
+@pytest.mark.parametrize("clipping", [Clipping.PER_SAMPLE, Clipping.QUANTILE])
+def test_the_row_that_is_always_drawn_is_found(law: NoiseLaw, clipping: Clipping) -> None:
+    game = MostDrawn(
+        name="drawn",
+        recipe=plain_recipe(law, clipping=clipping),
+        shard_size=800,
+        dimension=law.audit_dimension,
+        rounds=1000,
+        plant=MUTATIONS["a record other than the first in every batch"],
+    )
+    assert game.design.shard_size == 800
+    assert game._most_drawn(SEED) == 2
 
 
 def test_noise_of_the_batch_is_planted_where_the_edge_draws_it() -> None:
-    worker = Design(law=Gaussian(1.0), batch_size=4, shard_size=8, canary=np.ones(4)).worker(False, 3)
-    mutated = MUTATIONS["noise drawn from the batch's stream"](worker)
+    mutated = MUTATIONS["noise drawn from the batch's stream"](
+        design(plain_recipe(Gaussian(1.0))).worker(False, 3)
+    )
     expected = mutated.streams.at(0, Purpose.BATCH, 5).standard_normal(4)
     np.testing.assert_array_equal(mutated.streams.at(0, Purpose.NOISE, 5).standard_normal(4), expected)
+
+
+@pytest.mark.parametrize("sampling", [Sampling.POISSON, Sampling.SHUFFLED])
+def test_a_record_that_is_always_drawn_is_planted_where_the_edge_draws(sampling: Sampling) -> None:
+    drawn = replace(design(plain_recipe(Gaussian(1.0), sampling=sampling)), shard_size=40)
+    worker = MUTATIONS["a record other than the first in every batch"](drawn.worker(True, 3))
+    for n in range(1, 21):
+        assert 2 in draw_batch(sampling, worker.streams, 0, n, 40, 4)
 
 
 # ---- the command
@@ -186,37 +237,41 @@ def command() -> typer.Typer:
     return app
 
 
-def test_games_are_played_until_one_refutes() -> None:
-    defect = Planted(name="muted", games=tuple(games(1.0, "one coordinate without noise", 1000)))
-    findings = put_to_test(defect, alpha=ALPHA, seed=SEED)
+def test_games_are_played_until_one_refutes_cheap_ones_first() -> None:
+    games = PLANTED["gaussian, z = 1: one coordinate without noise"].games(1000)
+    assert [game.cost for game in games] == sorted(game.cost for game in games)
+    findings = put_to_test(games, alpha=ALPHA, seed=SEED)
     assert [finding.violated for finding in findings] == [True]
 
 
 def test_the_command_prints_what_each_game_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     # each defect has a test of its own; the whole list takes minutes
-    chosen = [
-        defect for defect in planted(1000) if defect.name.startswith(("one coordinate", "norms between"))
-    ]
-    monkeypatch.setattr("experiments.commands.audit_planted.planted", lambda _: chosen)
-    result = CliRunner().invoke(command(), ["--planted", "--json"])
+    chosen = [PLANTED[f"{name}: one coordinate without noise"] for name in MUTATED]
+    monkeypatch.setattr(audit_planted, "planted", lambda: chosen)
+    result = CliRunner().invoke(command(), ["--planted", "--rounds", "1000", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["missed"] == []
     assert [defect["name"] for defect in report["defects"]] == [defect.name for defect in chosen]
-    assert [len(defect["games"]) for defect in report["defects"]] == [1, 1, 3, 3]
     assert all(defect["games"][-1]["violated"] for defect in report["defects"])
-    printed = CliRunner().invoke(command(), ["--planted"])
+    printed = CliRunner().invoke(command(), ["--planted", "--rounds", "1000"])
     assert printed.exit_code == 0
-    assert "4 of 4 defects are refuted" in printed.stdout
+    assert "6 of 6 defects are refuted" in printed.stdout
 
 
-def test_a_defect_that_is_missed_is_named_and_exits_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = Planted(name="nothing at all", games=(games(4.0, rounds=1000)[TO_AND_FRO],))
-    monkeypatch.setattr("experiments.commands.audit_planted.planted", lambda _: [sound])
-    result = CliRunner().invoke(command(), ["--planted"])
+def test_a_defect_that_is_missed_is_named_and_exits_1_unless_a_reason_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sound = Defect("nothing at all", plain_recipe(Gaussian(4.0), sampling=Sampling.WITH_REPLACEMENT), honest)
+    monkeypatch.setattr(audit_planted, "planted", lambda: [sound])
+    result = CliRunner().invoke(command(), ["--planted", "--rounds", "1000"])
     assert result.exit_code == 1
     assert "NOT REFUTED" in result.stdout
     assert "Missed: nothing at all" in result.stdout
+    monkeypatch.setitem(INVISIBLE, "nothing at all", "there is nothing to see")
+    excused = CliRunner().invoke(command(), ["--planted", "--rounds", "1000"])
+    assert excused.exit_code == 0
+    assert "there is nothing to see" in excused.stdout
 
 
 def test_planted_defects_have_mechanisms_of_their_own() -> None:

@@ -1,13 +1,11 @@
-"""docs/audit.md counts what the code has: games, defects and sound mechanisms, each with its row."""
+"""docs/audit.md counts what the code has: every game, mutation and sound mechanism, each with its row."""
 
 from __future__ import annotations
 
 import re
 
-from experiments.audit.defects import MUTATIONS
-from experiments.audit.planted import planted_games
-from experiments.audit.sound import sound_games
-from experiments.audit.trial import planted
+from experiments.audit.defects import MUTATED, MUTATIONS, planted
+from experiments.audit.sound import sound_battery, sound_recipes
 from tests.program_support import ROOT
 
 PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
@@ -19,21 +17,25 @@ def rows_after(head: str) -> list[str]:
     return [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
 
 
-def test_the_page_counts_the_planted_defects_of_the_code() -> None:
-    text, defects, own = re.sub(r"\s+", " ", PAGE), planted(), len(planted_games())
-    assert f"puts {len(defects)} defects to the games" in text
-    assert f"{len(MUTATIONS)} mutations are planted at z = 1 and z = 4" in text
-    assert f"{own} more have the claim" in text
-    assert f"95% for all {sum(len(defect.games) for defect in defects)} games together" in text
-    assert f"All {len(defects)} were refuted in one run" in text
-    assert f"adds {len(sound_games())} of them" in text
-    assert f"beside the {own} defects" in text
+def test_the_page_counts_what_the_code_has() -> None:
+    text = re.sub(r"\s+", " ", PAGE)
+    recipes = sound_recipes()
+    games = sum(len(sound_battery(recipe, 200)) for recipe in recipes.values())
+    assert f"puts {len(planted())} defects to the battery" in text
+    assert f"{len(MUTATIONS)} mutations of {len(MUTATED)} mechanisms" in text
+    assert f"{len(planted()) - len(MUTATIONS) * len(MUTATED)} more" in text
+    assert f"{len(recipes)} sound mechanisms, {games} games" in text
 
 
-def test_each_game_has_its_row() -> None:
-    made_for = [game.name for game in planted_games()]
-    assert rows_after("| defect, each with a game made for it |") == made_for
-    assert (
-        rows_after("| defect | game that refutes it |") == [one.name for one in planted()][: -len(made_for)]
-    )
-    assert rows_after("| sound | claimed |") == [game.name for game in sound_games()]
+def test_each_defect_and_each_game_has_its_row() -> None:
+    assert rows_after("| mutation |") == list(MUTATIONS)
+    names = [defect.name for defect in planted()]
+    assert rows_after("| other defect |") == names[len(MUTATIONS) * len(MUTATED) :]
+    played = {
+        re.sub(r"^\d+ releases?", "9 releases", game.name)
+        for recipe in sound_recipes().values()
+        for game in sound_battery(recipe, 200)
+    }
+    assert {
+        re.sub(r"\bE local", "4 local", row) for row in rows_after("| game | what it looks for |")
+    } == played

@@ -6,27 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from common.noise.mechanism import Clipping, Sampling
+from common.noise.gaussian import Gaussian
 from experiments.audit import seeds
+from experiments.audit.claims import GdpClaim
+from experiments.audit.design import plain_recipe
 from experiments.audit.game import Game, play_all
-from experiments.audit.sound import sound_batteries, sound_games
+from experiments.audit.sound import sound_battery, sound_recipes
 
 
-def test_every_clipping_and_sampler_is_among_the_games() -> None:
-    names = " ".join(seeds.every_game(200))
-    words = {Clipping.PER_SAMPLE: "poisson", Clipping.QUANTILE: "with a count", Sampling.POISSON: "poisson"}
-    for kind in (*Clipping, *Sampling):
-        assert words.get(kind, kind.value) in names, kind
-    assert "four local steps" in names
-    batteries = sum(map(len, sound_batteries(200).values()))
-    assert len(seeds.every_game(200)) == len(sound_games(200)) + batteries  # no name hides another
+def test_every_sound_mechanism_is_among_the_games() -> None:
+    games = seeds.every_game(200)
+    assert {name.partition(": ")[0] for name in games} == set(sound_recipes())
+    assert len(games) == sum(len(sound_battery(recipe, 200)) for recipe in sound_recipes().values())
 
 
 def test_a_false_claim_is_counted_and_named() -> None:
-    sound = next(game for game in sound_games(400) if game.name == "gaussian z=1 poisson 4/4")
-    weak = next(game for game in sound_games(400) if game.name == "gaussian z=0.5 poisson 4/4")
-    wrong = replace(weak, name="wrong", claim=replace(sound.claim, value=0.1))
-    games: list[Game] = [sound, wrong]
+    sound, weak = (sound_battery(plain_recipe(Gaussian(z)), 400)[0] for z in (1.0, 0.5))
+    assert isinstance(weak, Game)
+    games = [sound, replace(weak, name="wrong", claim=GdpClaim(0.1))]
     one = seeds.judged(3, [game.name for game in games], play_all(games, confidence=0.99, seed=3))
     assert (one.refuted, one.games, one.nearest[1]) == (["wrong"], 2, "wrong")
     said: list[str] = []

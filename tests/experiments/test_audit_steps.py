@@ -7,12 +7,11 @@ import pytest
 
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Sampling
-from experiments.audit.canary import CanarySetting
+from edge.assembly import stabiliser
 from experiments.audit.claims import GdpClaim, TruncatedClaim
+from experiments.audit.design import Design, plain_recipe
 from experiments.audit.game import Game, familywise
 from experiments.audit.of_scenario import scenario_games
-from experiments.audit.planted import planted_games
-from experiments.audit.sound import TRUNCATED, honest_game
 from tests.core_support import small_world
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
@@ -22,7 +21,7 @@ GAUSSIAN = {"noise": "gaussian", "noise_multiplier": 2.0}
 
 def test_a_message_of_four_steps_claims_twice_a_release_and_is_played() -> None:
     world = small_world(data={"sampler": "poisson"}, privacy=GAUSSIAN, local={"steps": 4, "rate": 0.1})
-    games = scenario_games(world, edge=0, rounds=6000)
+    games = scenario_games(world, edge=0, rounds=1500)
     one, message, sampled = games[:3]
     assert (one.claim, message.claim) == (GdpClaim(0.5), GdpClaim(1.0))
     assert "4 local steps" in message.name
@@ -46,7 +45,8 @@ def test_a_scenario_with_truncated_batches_claims_what_the_accountant_does() -> 
 
 
 def test_the_least_figure_of_truncated_batches_is_refuted_only_by_errors_below_the_curve() -> None:
-    claim = honest_game("", TRUNCATED, 10).claim
+    truncated = plain_recipe(Gaussian(1.0), sampling=Sampling.TRUNCATED_POISSON, largest_batch=7)
+    claim = Design(recipe=truncated, shard_size=8, canary=np.ones(4)).claim
     assert isinstance(claim, TruncatedClaim)
     errors = np.array([0.5, 0.2, 1e-4])
     least = claim.least(errors, errors)
@@ -55,10 +55,13 @@ def test_the_least_figure_of_truncated_batches_is_refuted_only_by_errors_below_t
     assert least[2] > claim.value
 
 
-@pytest.mark.parametrize("name", ["half the noise, four local steps", "four local steps charged as two"])
-def test_the_same_edge_with_its_own_claim_is_not_refuted(name: str) -> None:
-    [planted] = [game for game in planted_games() if game.name == name]
-    sound = CanarySetting(law=Gaussian(1.0), batch_size=4, shard_size=4, dimension=16, steps=4)
-    honest = honest_game(name, sound, 3000)
-    assert honest.claim.value >= planted.claim.value
-    assert not honest.play(alpha=1e-3, seed=8).violated
+def test_a_scenario_with_normalised_gradients_is_played_with_its_stabiliser(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    normalised = small_world(privacy={**GAUSSIAN, "clipping": "normalised"}, data={"sampler": "poisson"})
+    monkeypatch.setattr(type(normalised.model), "feature_length", 30.0)
+    expected = stabiliser(normalised.model)
+    assert expected == pytest.approx(0.3)
+    played = [game for game in scenario_games(normalised, edge=0, rounds=1000) if isinstance(game, Game)]
+    assert len(played) > 8
+    assert {game.worker(True, 1).recipe.stabiliser for game in played} == {expected}
