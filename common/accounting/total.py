@@ -93,13 +93,13 @@ def _total(spent: Spent, delta: float, quick: bool, replace_one: bool) -> Total:
     return remembered(
         lambda: _gaussian_total(spent, delta, quick, replace_one),
         *("total", spent, delta, quick, replace_one),
-        kinds=(item.kind for item in spent),
+        kinds=(spent.kind,),
         read=lambda kept: _read_total(kept, spent, delta),
         plain=asdict,
     )
 
 
-def _read_total(kept: dict[str, Any], spent: tuple[Spent, ...], delta: float) -> Total | None:
+def _read_total(kept: dict[str, Any], spent: Spent, delta: float) -> Total | None:
     """Return a total that was kept; None where it cannot be one of these releases: RDP's figure is quick to compute."""
     found = Total(**kept)
     figures = [*found.by_method().values(), *((found.replace_one,) if found.replace_one is not None else ())]
@@ -109,11 +109,10 @@ def _read_total(kept: dict[str, Any], spent: tuple[Spent, ...], delta: float) ->
         or not all(_positive(one) for one in figures)
     ):
         return None
-    groups = _gaussian_groups(spent, Adjacency.ZERO_OUT)
+    groups = _gaussian_groups([spent], Adjacency.ZERO_OUT)
     if any(group.truncation for group in groups):
         return found if found.rdp is None else None
-    by_rdp = gaussian.rdp(groups, delta) + pure.basic(_pure_groups(spent, Adjacency.ZERO_OUT))
-    return found if found.rdp == by_rdp else None
+    return found if found.rdp == gaussian.rdp(groups, delta) else None
 
 
 def _positive(value: object) -> bool:
