@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from common.wire.codec import encode_gradient
 from common.wire.topics import EdgeTopic, edge_topic
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
-from mapa.scenario_files import find_scenario, shipped_names
+from mapa.scenario_files import read_scenario, shipped_names
 from mapa.simulation.world import World
 from mapa.verification.check import Check, Status, is_verified
 from mapa.verification.verify import Verification
@@ -203,7 +202,7 @@ def test_an_honest_run_is_verified(kind: str, tmp_path: Path) -> None:
 
 def shortened(name: str) -> tuple[dict[str, Any], int]:
     """Return a shipped scenario with few updates and whole shards as batches, and how many records it needs."""
-    values = tomllib.loads(find_scenario(name).read_text())
+    _, values = read_scenario(name)
     values |= {"iterations": 2 * values["edges"], "batch_size": 20}
     values["evaluation"] = {"every": values["edges"]}
     values["records"] = {**values.get("records", {}), **LOGGED}
