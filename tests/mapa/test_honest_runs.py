@@ -203,19 +203,19 @@ def test_an_honest_run_is_verified(kind: str, tmp_path: Path) -> None:
 def shortened(name: str) -> tuple[dict[str, Any], int]:
     """Return a shipped scenario with few updates and whole shards as batches, and how many records it needs."""
     _, values = read_scenario(name)
-    values |= {"iterations": 2 * values["edges"], "batch_size": 20}
+    values |= {"iterations": 2 * values["edges"], "batch_size": 5}
     values["evaluation"] = {"every": values["edges"]}
     values["records"] = {**values.get("records", {}), **LOGGED}
     if values["data"].get("holdout"):
-        values["data"]["holdout"] = 20
+        values["data"]["holdout"] = 5
     if values["data"].get("largest_batch"):
-        values["data"]["largest_batch"] = 20
+        values["data"]["largest_batch"] = 5
     privacy = values.get("privacy", {})
     if "total_epsilon" in privacy and privacy.get("pace") != "own":  # z takes its time
         del privacy["total_epsilon"]
         privacy.pop("releases", None)
         privacy["noise_multiplier"] = 4.0
-    return values, 20 * values["edges"] + (20 if values["data"].get("holdout") else 0)
+    return values, 5 * values["edges"] + (5 if values["data"].get("holdout") else 0)
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_a_shortened_run_of_a_shipped_scenario_is_verified(name: str, tmp_path: 
         images = rng.random((count, int(np.prod(known.shape)))).astype(np.float32)
         return Samples(images, (np.arange(count) % known.classes).astype(np.int64))
 
-    dataset = Dataset(known.name, known.shape, known.classes, samples(rows), samples(20), "0" * 64)
+    dataset = Dataset(known.name, known.shape, known.classes, samples(rows), samples(5), "0" * 64)
     world = World.on(parse_scenario(values), dataset)
     path = Path(record_simulation(world, name=name, runs=tmp_path)["path"])
     checks = list(Verification.of(path, ()).checks())
