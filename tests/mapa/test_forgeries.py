@@ -17,11 +17,14 @@ from common.quantities import EdgeId
 from common.records.log_format import Entry, Kind
 from common.records.rundir import ordered
 from common.scenario.scenario import parse_scenario
-from mapa.recording import privacy_of, random_stream, record_simulation
+from mapa.recording import privacy_of, record_simulation, releases_of
 from mapa.simulation.world import World
 from mapa.verification.bundle import make_bundle
 from mapa.verification.check import Check, Status, is_verified
 from mapa.verification.of_privacy import why_not_private
+from mapa.verification.rerun import Rerun
+from mapa.verification.run_files import RunFiles
+from mapa.verification.start import start_of
 from mapa.verification.verify import Verification
 from tests.core_support import small_dataset, small_scenario
 from tests.verification_support import (
@@ -210,25 +213,52 @@ def unlog(parts: Parts) -> None:
 
 
 def cut_in_half(parts: Parts) -> None:
-    """Let the run end at half its updates, by an interruption that log, events, summary and model tell alike."""
+    """Let the run end at half its updates, by an interruption that log, events, summary, ε and model tell alike."""
     value, stated = read(parts, MANIFEST), read(parts, SUMMARY)
-    half = stated["updates"] // 2
-    entries = entries_of(parts[SEGMENT])
+    half, entries = stated["updates"] // 2, entries_of(parts[SEGMENT])
     end = next(place for place in gradients_in(entries) if entries[place].t == half + 1)
-    last = entries[end]
-    kept = [*entries[:end], Entry(Kind.HALT, half + 1, last.time, EdgeId(""), b"interrupted")]
+    moment = entries[end].time
+    kept = [*entries[:end], Entry(Kind.HALT, half + 1, moment, EdgeId(""), b"interrupted")]
     parts[SEGMENT] = with_entries(parts[SEGMENT], kept)
     lines = [json.loads(line) for line in parts[EVENTS].splitlines()]
-    at = next(place for place, line in enumerate(lines) if line.get("t") == half + 1)
-    lines = [
-        *lines[:at],
-        {"event": "halted", "t": half, "reason": "interrupted", "time": round(last.time, 6)},
-    ]
+    at = next(
+        place
+        for place, line in enumerate(lines)
+        if line["event"] == "gradient_applied" and line["t"] == half + 1
+    )
+    last = {"event": "halted", "t": half, "reason": "interrupted", "time": round(moment, 6)}
+    lines = [line for line in lines[:at] if line["event"] != "evaluated"] + [last]
     parts[EVENTS] = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    stated |= {"reason": "interrupted", "updates": half}
+    run = {
+        name.removeprefix("run/"): memoryview(one) for name, one in parts.items() if name.startswith("run/")
+    }
+    files, scenario = RunFiles("forged", run), parse_scenario(value["scenario"])
+    start = start_of(files, scenario, ())
+    rerun = Rerun.of(files, start)
+    accounts = sorted(rerun.server.edges.values(), key=lambda account: account.index)
+    assert start.model is not None
+    seconds = rerun.times[1] - rerun.times[0]
+    for key in [key for key in stated if key.startswith(("final_", "best_"))]:
+        del stated[key]
+    stated |= {
+        **rerun.tally.summary(start.model.metrics),
+        "reason": "interrupted",
+        "seconds": seconds,
+        "iterations_per_second": half / seconds if seconds else None,
+        "releases": [releases_of(one, rerun.lives, rerun.tally, begun=True)[1] for one in accounts],
+    }
+    for row, account in zip(stated["network"], accounts, strict=True):
+        mean = next(edge["staleness_mean"] for edge in stated["edges"] if edge["edge"] == account.index)
+        row |= {"applied": account.applied, "staleness_mean": mean}
     write(parts, SUMMARY, stated)
-    restate(parts, lambda counts: [count // 2 + 1 for count in counts])
-    assert value["engine"] == "network"
+    restate(parts, lambda counts: counts)
+    result, layout = rerun.server.result, start.model.layout
+    remodel(
+        parts,
+        lambda tensors: tensors.update(
+            {"x": result, **{one.name: result[one.slice].reshape(one.shape).copy() for one in layout}}
+        ),
+    )
 
 
 def stretch(entries: list[Entry]) -> list[Entry]:
@@ -460,6 +490,13 @@ def test_a_forgery_is_not_verified_and_the_check_that_finds_it_is_named(
     assert forgery.check in wrong, [one for one in checks if one.name in wrong]
 
 
+def test_a_run_cut_in_half_is_found_by_its_ledgers_alone(bundles: Callable[[str], Path]) -> None:
+    """All else is consistent: without ledgers it is a run that was interrupted, and no record can show another."""
+    checks = found(rewritten(bundles("logged"), cut_in_half), allowed=False)
+    assert {one.name for one in checks if one.status is Status.FAILED} == {"ledgers"}
+    checks = found(rewritten(bundles("logged"), both(cut_in_half, no_ledgers)), allowed=False)
+    assert is_verified(checks)
+
+
 def test_there_are_forgeries_of_every_kind_that_once_passed() -> None:
     assert len(FORGERIES) >= 31 + 10
-    assert random_stream(small_scenario(seed=None), "network") == "secure"
