@@ -72,7 +72,8 @@ HELP = {
     "bundle": ("mapa bundle RUN --ledger state --out run.mapa.zip", _DONE),
     "verify": (
         "mapa verify run.mapa.zip",
-        f"0 no check failed, 1 a check failed, {_WRONG} or neither bundle nor run, 130 interrupted",
+        f"0 verified, 1 not verified: a check failed or could not be made, {_WRONG} or neither bundle nor run,"
+        " 130 interrupted",
     ),
     "dashboard": (
         "mapa dashboard --runs-dir runs --open",

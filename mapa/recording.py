@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cloud.assembly import explained
 from cloud.averaging import first_of_tail
 from cloud.lives import Lives
-from cloud.service import CloudService
 from cloud.terms import EdgeAccount
 from common.accounting.kept import kept_in
 from common.accounting.releases import ReleaseKind
@@ -44,7 +43,13 @@ from mapa.simulation.world import World
 from mapa.statement import OWN, EdgeReleases, state_privacy
 
 ENGINES = ("events", "vectorised", "block", "synchronous")
+NETWORKED = ("network", "processes")  # engines with a cloud
 _STREAMS = {True: "secure", False: "philox key (seed, k), counter (0, 0, purpose, n)"}
+
+
+def random_stream(scenario: Scenario, engine: str) -> str:
+    """Say where a run's random numbers come from."""
+    return blocks.NAME if engine == "block" else _STREAMS[scenario.seed is None]
 
 
 @contextlib.contextmanager
@@ -78,6 +83,11 @@ def check_engine(scenario: Scenario, engine: str) -> None:
     """Refuse an engine that is not there or cannot run the scenario, before data are loaded and noise is computed."""
     if engine not in ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
+    if scenario.records.keep_gradients and engine != "events":
+        raise ConfigurationError(
+            f"records.keep_gradients = true: the {engine} engine computes whole rounds and has no log of gradients;"
+            " allowed are false or no value; --engine events writes one"
+        )
     if engine == "synchronous":
         check_synchronous_scenario(scenario)
     elif engine != "events":
@@ -112,7 +122,8 @@ def record_simulation(
         journal = directory.journal if scenario.records.events else None
         began = time.perf_counter()
         if engine == "events":
-            outcome = simulate(world, journal=journal, progress=progress)
+            logged = directory.path if scenario.records.keep_gradients else None
+            outcome = simulate(world, journal=journal, progress=progress, logged=logged)
         elif engine == "synchronous":
             outcome = simulate_synchronously(world, journal, progress).outcome
         else:
@@ -166,7 +177,7 @@ def record_cloud(
     """
     setting, service, directory = cloud.setting, cloud.service, cloud.directory
     failures: list[RecordsError] = []
-    service.record()
+    service.records.end()  # summary, events and what a view shows have one count
     if reason != "failed" and service.records.failure is not None:  # the last lines only: the run was over
         failures.append(service.records.failure)
     with _kept(failures):
@@ -186,7 +197,9 @@ def record_cloud(
     summary["dropped"] = dict(service.dropped)
     summary["network"] = network(cloud)
     accounts = sorted(service.server.edges.values(), key=lambda account: account.index)
-    summary["releases"] = [_releases(service, account) for account in accounts]
+    begun = service.server.schedule is not None
+    released = [releases_of(a, service.lives, service.tally, begun=begun) for a in accounts]
+    summary["releases"] = [most for _, most in released]
     with _kept(failures):
         _write_model(
             directory, setting.scenario, setting.model, service.server.result, service.server.updates
@@ -196,8 +209,8 @@ def record_cloud(
     if own_edges:  # their ledgers let nothing on its way that the budget does not permit
         caps = release_caps(setting.scenario, setting.shard_sizes)
         summary["releases"] = [
-            releases if (cap := caps[a.index]) is None else max(a.last_sequence, min(releases, cap))
-            for a, releases in zip(accounts, summary["releases"], strict=True)
+            most if (cap := caps[a.index]) is None else max(known, min(most, cap))
+            for a, (known, most) in zip(accounts, released, strict=True)
         ]
     waited_for = f"accounting ε of {sum(summary['releases']):,} releases"
     with said_if_slow(service.say, waited_for), kept_in(user_cache()):
@@ -228,31 +241,41 @@ def _kept(failures: list[RecordsError]) -> Iterator[None]:
         failures.append(error)
 
 
-def _releases(service: CloudService, account: EdgeAccount) -> int:
-    """Return how many gradients an edge can have released; its own ledger has the last word.
+def releases_of(account: EdgeAccount, lives: Lives, tally: Tally, *, begun: bool) -> tuple[int, int]:
+    """Return how many gradients the cloud knows an edge to have released, and how many it can have.
 
-    One more than the cloud knows of may be on its way, if the edge was ever sent a model and did not say goodbye.
+    One more than the cloud knows of may be on its way, if the edge was ever sent a model (`begun`: with the first
+    stage every edge is) and did not say goodbye. Its own ledger has the last word.
     """
-    known = account.last_sequence or service.lives.known(account.edge_id)
-    sent = service.server.schedule is not None  # with the first stage every edge is sent the model
-    gone = service.tally.edges[account.index].gone
-    return known + (sent and (account.present or gone not in ("budget", "shutdown")))
+    known = max(account.last_sequence, lives.known(account.edge_id))
+    gone = tally.edges[account.index].gone
+    return known, known + (begun and (account.present or gone not in ("budget", "shutdown")))
 
 
 _STARTS = (
     "With the shuffled sampler each start of an edge's process begins a new epoch: the starts that this"
     " cloud saw are counted."
 )
-_EARLIER = (
+EARLIER = (
     "Of releases before this cloud began it does not know the starts: each of them is counted as an epoch"
     " of its own."
 )
 
 
+class Starts(Protocol):
+    """Where edges were started again, as far as it counts."""
+
+    def earlier(self, edge_id: EdgeId, /) -> int:
+        """Return how many releases there were before this cloud first heard of the edge."""
+
+    def charges(self, edge_id: EdgeId, kind: ReleaseKind, messages: int) -> int:
+        """Return at least what the edge's ledger has charged for its messages."""
+
+
 def privacy_of(
     scenario: Scenario,
     edges: Sequence[tuple[int, str, NoiseLaw | None, int, int]],
-    lives: Lives | None = None,
+    lives: Starts | None = None,
     least: int | None = None,
 ) -> dict[str, Any]:
     """State what the releases (k, id, law, n_k, count) guarantee; where that cannot be, say why.
@@ -277,7 +300,7 @@ def privacy_of(
         )
         if lives is None or mechanism.sampling is not Sampling.SHUFFLED:
             return stated
-        notes = (_STARTS, _EARLIER) if lives.earlier(EdgeId(edge_id)) else (_STARTS,)
+        notes = (_STARTS, EARLIER) if lives.earlier(EdgeId(edge_id)) else (_STARTS,)
         charges = lives.charges(EdgeId(edge_id), kind, releases)
         return replace(stated, charges=charges, notes=(*stated.notes, *notes))
 
@@ -298,18 +321,13 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
     rows = []
     for account in sorted(service.server.edges.values(), key=lambda account: account.index):
         contact = service.contacts.get(account.edge_id)
-        link = scenario.links[account.index % len(scenario.links)] if scenario.links else None
-        profile = None if link is None else link_profile(link.model_dump())
-        device = scenario.devices[account.index % len(scenario.devices)] if scenario.devices else None
         tally = service.tally.edges.get(account.index)
         measured = contact is not None and contact.turnarounds
         rows.append(
             {
                 "edge": account.index,
                 "edge_id": account.edge_id,
-                "link": None if link is None else link.model_dump(exclude_none=True, exclude_defaults=True),
-                **({} if device is None else {"device": device.model_dump(exclude_none=True)}),
-                "asked_delay_ms": None if profile is None else profile.mean_delay_ms,
+                **asked_of(scenario, account.index),
                 "round_trip_ms": (
                     contact.turnaround_sum / contact.turnarounds * 1e3
                     if contact is not None and measured
@@ -320,6 +338,18 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def asked_of(scenario: Scenario, index: int) -> dict[str, Any]:
+    """Return link, device and one-way delay that the scenario gives edge k."""
+    link = scenario.links[index % len(scenario.links)] if scenario.links else None
+    profile = None if link is None else link_profile(link.model_dump())
+    device = scenario.devices[index % len(scenario.devices)] if scenario.devices else None
+    return {
+        "link": None if link is None else link.model_dump(exclude_none=True, exclude_defaults=True),
+        **({} if device is None else {"device": device.model_dump(exclude_none=True)}),
+        "asked_delay_ms": None if profile is None else profile.mean_delay_ms,
+    }
 
 
 def write_manifest(
@@ -334,7 +364,6 @@ def write_manifest(
 ) -> None:
     """Write the manifest; `started_by` names a container, which goes on with its own run when it is started again."""
     more = {} if started_by is None else {"started_by": started_by}
-    stream = blocks.NAME if engine == "block" else _STREAMS[scenario.seed is None]
     directory.manifest(
         scenario,
         engine=engine,
@@ -342,7 +371,7 @@ def write_manifest(
         data={scenario.data.set: dataset.checksum},
         samples={"shape": list(dataset.shape), "classes": dataset.classes},
         machine=machine_type(),
-        random_stream=stream,
+        random_stream=random_stream(scenario, engine),
         shard_sizes=list(shard_sizes),
         **more,
     )
@@ -383,13 +412,18 @@ def summarise(
         "iterations_per_second": tally.updates / seconds if seconds > 0 else None,
         "diagnostics": scenario.records.diagnostics,
     }
-    if scenario.private:  # z, or z_k of each edge, as it was given or found for the budget
-        summary["noise"] = {"law": scenario.privacy.noise, **scenario.privacy.given}
+    if noise := noise_of(scenario):
+        summary["noise"] = noise
     if rate := explained(scenario, model):
         summary["rate"] = rate
     if warnings := warnings_of(scenario, tally.updates, engine):
         summary["warning"] = "; ".join(warnings)
     return summary
+
+
+def noise_of(scenario: Scenario) -> dict[str, Any] | None:
+    """Return the law and z, or z_k of each edge, as given or found for the budget; None: nothing is noised."""
+    return {"law": scenario.privacy.noise, **scenario.privacy.given} if scenario.private else None
 
 
 def warnings_of(scenario: Scenario, updates: int, engine: str) -> list[str]:

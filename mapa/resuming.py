@@ -11,10 +11,9 @@ from common.records.checkpoint import Checkpoints
 from common.scenario.scenario import Scenario, parse_scenario
 from common.wire.topics import run_id
 from mapa.cloud_run import Setting
+from mapa.recording import NETWORKED
 from mapa.run_parts import OwnFiles
 from mapa.run_reader import read_manifest
-
-_ENGINES = ("network", "processes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Resumable:
         manifest = read_manifest(path)
         if not manifest:
             raise ConfigurationError(f"--resume {path}: no manifest.json: the run never began")
-        if manifest.get("engine") not in _ENGINES:
+        if manifest.get("engine") not in NETWORKED:
             raise ConfigurationError(f"--resume {path}: a simulated run has no cloud to go on")
         checkpoints = Checkpoints(path)
         if not checkpoints.numbers:

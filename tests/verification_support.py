@@ -59,15 +59,27 @@ class Blobs:
 
 
 def logged_run(
-    runs: Path, *, share: float = 0.0, edges: int = 3, faults: int = 0, keep: bool = True, **changes: Any
+    runs: Path,
+    *,
+    share: float = 0.0,
+    edges: int = 3,
+    faults: int = 0,
+    keep: bool = True,
+    first: Callable[[Talk], None] = lambda _talk: None,
+    afterwards: Callable[[Talk], None] = lambda _talk: None,
+    **changes: Any,
 ) -> Path:
-    """Let a cloud and its edges make a run over the twin of a broker, and return its directory."""
+    """Let a cloud and its edges make a run over the twin of a broker, and return its directory.
+
+    `first` is called when all edges have started, `afterwards` when the summary is written and the connection is not
+    yet closed.
+    """
     scenario = small_scenario(**{"edges": edges, "testbed": {"silent_after": 1000.0}, **changes})
     world = World.on(scenario, small_dataset())
     path = runs / f"talk-{STAMP}"
     with open_records(path) as directory:
         talk = Talk(scenario, share=share, seed=faults, edges_at_least=edges)
-        talk.service.records.journal = directory.journal
+        talk.service.records.journal = directory.journal if scenario.records.events else None
         talk.service.evaluations.evaluator = world.evaluator  # with the scenario's λ
         write_manifest(
             directory,
@@ -86,11 +98,13 @@ def logged_run(
             state = path / "state" / str(number)
             state.mkdir(parents=True)
             talk.edge(OperatorPolicy(allowed=frozenset({BLOBS, OWN_MODEL})), SqliteLedger(state))
+        first(talk)
         talk.run()
         assert talk.service.halted is not None
-        assert talk.service.halted.reason == "finished"
+        reason = talk.service.halted.reason
         cloud = SimpleNamespace(setting=world, service=talk.service, directory=directory)
-        record_cloud(cast(CloudRun, cloud), name="talk", reason="finished", engine="network")
+        record_cloud(cast(CloudRun, cloud), name="talk", reason=reason, engine="network")
+        afterwards(talk)
         talk.broker.advance(600)
         for client in talk.clients:
             cast(SqliteLedger, client.ledger).close()

@@ -14,7 +14,7 @@ from common.messages import Fact, GradientRefused
 from common.records.journal import Journal
 from common.records.tally import Evaluation, Tally
 
-_REFUSALS = 100  # lines for refused gradients of one edge; further ones are counted, not written
+MOST_REFUSALS = 100  # lines for refused gradients of one edge; further ones are counted, not written
 
 
 @dataclass(slots=True)
@@ -33,6 +33,7 @@ class Recorder:
         default_factory=list
     )  # since `began`, of each evaluation; none without a clock
     failure: RecordsError | None = None  # why the journal ended before the run
+    ended: bool = False  # the summary is made from these counts: nothing is counted or written any more
     _refusals: Counter[str] = field(default_factory=Counter)  # lines by edge id
     _written: Counter[str] = field(default_factory=Counter)  # lines of a former process, that come again
     _again: bool = False  # facts of the log come, which may be among them
@@ -43,8 +44,15 @@ class Recorder:
         for now, fact in facts:
             self.fact(fact, now)
 
+    def end(self) -> None:
+        """Record what was kept, and nothing after it: what still arrives while the connection ends is in no record."""
+        self.write()
+        self.ended = True
+
     def fact(self, fact: Fact, now: float | None = None) -> None:
         """Record a fact at once."""
+        if self.ended:
+            return
         self.tally.observe(fact)
         journal = self.journal
         if journal is None or (type(fact) is GradientRefused and not self._worth_a_line(fact)):
@@ -181,7 +189,7 @@ class Recorder:
         # after the halt the server does not tell strangers apart: all share one count
         whose = "" if refused.reason == "after-halt" else refused.edge_id
         self._refusals[whose] += 1
-        return self._refusals[whose] <= _REFUSALS
+        return self._refusals[whose] <= MOST_REFUSALS
 
 
 def _refusal(record: Mapping[str, Any]) -> str:

@@ -135,7 +135,9 @@ class RecordsTable(Table):
     events: bool = Field(True, description="write events.jsonl")
     diagnostics: bool = Field(False, description="record gradient norms before noise: NOT private")
     keep_gradients: bool | None = Field(
-        None, description="keep the gradient log for a replay; absent: a cloud does where T·4N is below 1 GB"
+        None,
+        description="keep the gradient log for replay and verify; absent: a cloud does where T·4N is below 1 GB, a"
+        " simulation does not; only the events engine simulates with one",
     )
     durability: Literal["process", "power"] = Field(
         "process", description="what an answered update survives: a SIGKILL of the cloud, or a power failure"

@@ -28,8 +28,13 @@ def write_long(run: Path, folder: Path, updates: int) -> None:
                 stream.write(f"{json.dumps(one)}\n")
         for t in range(1, updates + 1):
             version = max(1, t - len(edges))
-            place = {"t": t, "sequence": 1 + t // len(edges), "version": version, "staleness": t - version}
-            stream.write(f"{json.dumps(edges[t % len(edges)] | place | {'time': float(t)})}\n")
+            place = {
+                "t": t,
+                "sequence": 1 + (t - 1) // len(edges),
+                "version": version,
+                "staleness": t - version,
+            }
+            stream.write(f"{json.dumps(edges[(t - 1) % len(edges)] | place | {'time': float(t)})}\n")
             if t % _EVALUATED == 0:
                 values = {"stage": 1, "accuracy": 0.5, "loss": 0.5, "time": float(t)}
                 stream.write(f"{json.dumps({'event': 'evaluated', 't': t, **values})}\n")

@@ -19,6 +19,7 @@ REQUIRED = frozenset(  # checks of `mapa verify` that must have passed: "not che
         "continuity",
         "exactly once",
         "events",
+        "end",
         "summary",
         "evaluations",
         "ledgers",

@@ -15,7 +15,7 @@ from mapa.commands.common_options import Allowed
 from mapa.commands.run_options import RunName
 from mapa.run_reader import find_run
 from mapa.verification.bundle import make_bundle
-from mapa.verification.check import Check, Status
+from mapa.verification.check import Check, Status, is_verified
 from mapa.verification.verify import Verification
 
 Ledgers = Annotated[
@@ -58,6 +58,12 @@ def verify_command(
     ],
     ledger: Ledgers = None,
     allow: Allowed = None,
+    allow_unlogged: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unlogged", help="pass a run without a gradient log: its final model is then only claimed"
+        ),
+    ] = False,
     runs: options.RunsDir = Path("runs"),
     as_json: options.AsJson = False,
 ) -> None:
@@ -66,23 +72,34 @@ def verify_command(
     if path.is_file() and ledger:
         raise ConfigurationError("--ledger: a bundle has its own ledger statements; give it to `mapa bundle`")
     try:
-        found = list(Verification.of(path, frozenset(allow or ()), ledger or ()).checks())
+        asked = Verification.of(path, frozenset(allow or ()), ledger or (), unlogged=allow_unlogged)
+        found = list(asked.checks())
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
-    wrong = [check for check in found if check.status is Status.FAILED]
+    verified = is_verified(found)
     if as_json:
-        document = {"subject": str(path), "passed": not wrong, "checks": [check.as_dict() for check in found]}
+        document = {
+            "subject": str(path),
+            "verified": verified,
+            "checks": [check.as_dict() for check in found if check.status is not Status.CLAIMED],
+            "claimed": [
+                {"name": check.name, "part": check.part, "detail": check.detail}
+                for check in found
+                if check.status is Status.CLAIMED
+            ],
+        }
         output.print_json(document)
     else:
         _print(found)
-    raise typer.Exit(1 if wrong else 0)
+    raise typer.Exit(0 if verified else 1)
 
 
 def _print(found: list[Check]) -> None:
     table = Table()
     for column in ("check", "result", "part", "detail"):
         table.add_column(column, overflow="fold")
-    for check in found:
+    checked = [check for check in found if check.status is not Status.CLAIMED]
+    for check in checked:
         table.add_row(
             _plain(check.name),
             f"[{_STYLES[check.status]}]{check.status.value}[/]",
@@ -92,8 +109,15 @@ def _print(found: list[Check]) -> None:
     console = output.console(markup=True)
     console.width = max(console.width, 140)
     console.print(table)
-    counts = {status: sum(check.status is status for check in found) for status in Status}
-    console.print(", ".join(f"{count} {status.value}" for status, count in counts.items() if count))
+    claims = [check for check in found if check.status is Status.CLAIMED]
+    if claims:
+        console.print("Claimed, not checked:")
+    for check in claims:
+        console.print(f"- {_plain(check.part)}: {_plain(check.detail)}", highlight=False)
+    counts = {status: sum(check.status is status for check in checked) for status in _STYLES}
+    told = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
+    headline = "[green]verified[/]" if is_verified(found) else "[bold red]not verified[/]"
+    console.print(f"{headline}: {told}", highlight=False)
 
 
 def _plain(text: str) -> str:

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from cloud.assembly import begun, check_own_edges, server_for
+from cloud.assembly import algorithm_for, begun, check_own_edges, server_for
+from cloud.history import History
+from cloud.snapshot import server_state
 from common.errors import ConfigurationError
 from common.messages import (
     AWAY,
@@ -20,7 +23,9 @@ from common.messages import (
     EdgeJoined,
     Effect,
     EvaluationDue,
+    Event,
     GradientApplied,
+    GradientArrived,
     GradientRefused,
     Halt,
     Hello,
@@ -34,6 +39,7 @@ from common.quantities import Vector
 from common.records.journal import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Tally
+from common.wire.codec import encode_gradient, encode_hello
 from edge.worker import EdgeWorker
 from mapa.simulation.delays import arrivals_for
 from mapa.simulation.world import World
@@ -56,14 +62,17 @@ def simulate(
     world: World,
     journal: Journal | None = None,
     progress: Progress | None = None,
+    *,
+    logged: Path | None = None,
 ) -> Outcome:
     """Run the scenario to T, or until the model diverges.
 
-    SIGINT or SIGTERM halts it as `interrupted` and what was done stays valid.
+    SIGINT or SIGTERM halts it as `interrupted` and what was done stays valid. `logged` is the run's directory where
+    the gradient log is to be written, as a cloud writes it.
     """
     run = _Simulation(world, journal)
     limit = world.scenario.time_limit or math.inf
-    with interrupt_between_events() as interrupted, quiet_overflow():
+    with interrupt_between_events() as interrupted, quiet_overflow(), run.history(logged):
         run.begin(progress)
         while (due := run.arrivals.next()) is not None and run.halt is None and not interrupted():
             when, arrived = due
@@ -72,8 +81,7 @@ def simulate(
                     run.stop("time-limit")
                     break
                 run.now = when
-            for effect in run.server.receive(arrived):
-                run.perform(effect)
+            run.receive(arrived)
             if progress is not None:
                 progress(run.records.tally)
         if run.halt is None and interrupted():
@@ -155,7 +163,8 @@ class _Simulation:
         s = world.scenario
         self.arrivals = arrivals_for(s.delays, world.streams, s.local.steps, s.profiles)
         self.timed = world.scenario.delays.kind != "cyclic"
-        self.stays = [""] * len(self.workers)  # the nonce of each edge's present stay
+        self.log: History | None = None
+        self.stays = [f"{0:016x}"] * len(self.workers)  # the nonce of each edge's present stay
         self.returns = 0
         self.now = 0.0
         self.halt: Halt | None = None
@@ -164,12 +173,40 @@ class _Simulation:
     def clock(self) -> float | None:
         return self.now if self.timed else None
 
+    @contextmanager
+    def history(self, logged: Path | None) -> Iterator[None]:
+        """Write the log, and x₁ as the first checkpoint, while the run lasts."""
+        if logged is None:
+            yield
+            return
+        server, made = self.server, type(algorithm_for(self.world.scenario))
+        log = History(logged, incarnation=server.incarnation, dimension=server.model.size, keep=True)
+        log.state = lambda: {"server": server_state(server, made)}
+        log.begin()
+        self.log = log
+        try:
+            yield
+        finally:
+            log.close()
+
     def begin(self, progress: Progress | None) -> None:
         for worker in self.workers:
-            for effect in self.server.receive(Hello(edge_id=worker.edge_id)):
-                self.perform(effect)
-                if progress is not None:
-                    progress(self.records.tally)
+            self.receive(Hello(edge_id=worker.edge_id, nonce=self.stays[worker.index]))
+            if progress is not None:
+                progress(self.records.tally)
+
+    def receive(self, event: Event) -> None:
+        """Let the cloud take an event, behind its record where there is a log."""
+        if self.log is not None:
+            match event:
+                case GradientArrived():
+                    self.log.gradient(self.server, event, encode_gradient(event), self.now)
+                case Hello():
+                    self.log.hello(self.server, event, encode_hello(event), self.now)
+                case Leave():
+                    self.log.leave(self.server, event, self.now)
+        for effect in self.server.receive(event):
+            self.perform(effect)
 
     def perform(self, effect: Effect) -> None:
         match effect:
@@ -197,8 +234,7 @@ class _Simulation:
             else:
                 self.absent(worker, back)
             return
-        for effect in self.server.receive(Leave(sent.edge_id, "budget", self.stays[worker.index])):
-            self.perform(effect)
+        self.receive(Leave(sent.edge_id, "budget", self.stays[worker.index]))
 
     def absent(self, worker: EdgeWorker, back: float) -> None:
         """Let the edge leave for a while, and come back as another process would."""
@@ -208,6 +244,8 @@ class _Simulation:
         self.arrivals.come(back, Hello(edge_id=worker.edge_id, last_sequence=worker.sequence, nonce=stay))
 
     def stop(self, reason: str) -> None:
+        if self.log is not None:
+            self.log.halt(self.server, reason, self.now)
         for effect in self.server.halt(reason):
             self.perform(effect)
 

@@ -30,7 +30,6 @@ from mapa.verification.run_files import (
 from mapa.verification.strict_json import canonical_json, strict_object
 
 FORMAT = "mapa-bundle-2"
-_FIRST_FORMAT = "mapa-bundle-1"  # read as well: its ledger statements say less
 _RUN = "run/"
 _LEDGER = re.compile(PART + r"/\d{6}\.json")
 NAMES = re.compile(f"{re.escape(MANIFEST)}|{_RUN}(?:{FILES.pattern})|{_LEDGER.pattern}")
@@ -162,12 +161,11 @@ def read_bundle(path: Path) -> Bundle:
         {name.removeprefix(_RUN): one for name, one in zipped.parts.items() if name.startswith(_RUN)},
         prefix=_RUN,
     )
-    first = manifest.get("format") == _FIRST_FORMAT
     for name, content in zipped.parts.items():
         if _LEDGER.fullmatch(name):
             try:
                 fields = strict_object(content, _LEDGER_BYTES)
-                files.ledgers.append(LedgerStatement.from_dict(name, fields, first=first))
+                files.ledgers.append(LedgerStatement.from_dict(name, fields))
             except ValueError as error:
                 checks.append(failed("ledgers", name, str(error)))
     return Bundle(files, manifest, checks)
@@ -177,9 +175,8 @@ def _manifest(content: memoryview | None) -> dict[str, Any]:
     if content is None:
         raise ValueError("missing")
     manifest = strict_object(content, _MANIFEST_BYTES)
-    if manifest.get("format") not in (_FIRST_FORMAT, FORMAT):
-        known = f"{_FIRST_FORMAT!r} and {FORMAT!r}"
-        raise ValueError(f"format = {manifest.get('format')!r:.40}: this version reads {known}")
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"format = {manifest.get('format')!r:.40}: this version reads {FORMAT!r} alone")
     if manifest.keys() != _KEYS:
         raise ValueError(f"keys {sorted(manifest.keys() ^ _KEYS)!r:.200} are missing or unknown")
     if canonical_json(manifest) != bytes(content):

@@ -17,8 +17,17 @@ from edge.ledger_snapshot import ledger_snapshot
 
 PART = "ledgers"  # the folder in a bundle
 _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what a run's id has behind its name on the broker
-_FIRST = {"edge_id": str, "run": str, "shard": int, "releases": int, "charges": int, "kind": dict}
-_LATER = {"dataset": str, "partition": str, "reproducible": bool}  # since bundles of format 2
+_FIELDS = {
+    "edge_id": str,
+    "run": str,
+    "shard": int,
+    "releases": int,
+    "charges": int,
+    "kind": dict,
+    "dataset": str,
+    "partition": str,
+    "reproducible": bool,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +41,9 @@ class LedgerStatement:
     releases: int
     charges: int
     kind: Mapping[str, Any]  # law, mechanism and n_k
-    dataset: str | None = None  # its checksum; None, as the next two: a bundle of format 1 does not say
-    partition: str | None = None  # the cut that the shard is of
-    reproducible: bool | None = None  # seeded noise
+    dataset: str  # its checksum
+    partition: str  # the cut that the shard is of
+    reproducible: bool  # seeded noise
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "part"}
@@ -56,10 +65,11 @@ class LedgerStatement:
         )
 
     @classmethod
-    def from_dict(cls, part: str, fields: Mapping[str, Any], *, first: bool = False) -> LedgerStatement:
-        """Read a statement, of a bundle of the first format or of today's; ValueError where it is none."""
-        types = _FIRST if first else _FIRST | _LATER
-        if fields.keys() != types.keys() or any(type(fields[key]) is not kind for key, kind in types.items()):
+    def from_dict(cls, part: str, fields: Mapping[str, Any]) -> LedgerStatement:
+        """Read a statement; ValueError where it is none."""
+        if fields.keys() != _FIELDS.keys() or any(
+            type(fields[key]) is not kind for key, kind in _FIELDS.items()
+        ):
             raise ValueError("not the statement of a ledger")
         if min(fields["shard"], fields["releases"], fields["charges"]) < 0:
             raise ValueError("a negative count")

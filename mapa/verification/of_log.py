@@ -1,4 +1,4 @@
-"""The log against itself, and the records against the log."""
+"""The log against itself; events.jsonl and summary.json against the log, or against each other where there is none."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, StageOpened
+from common.messages import GradientApplied
 from common.metrics import Metric
-from common.records.journal import Journal
 from common.records.log_format import Kind
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
-from mapa.verification.check import Check, failed, passed
+from mapa.recording import ENGINES, asked_of
+from mapa.verification.check import Check, claimed, failed, passed
+from mapa.verification.of_events import Told, told_by
 from mapa.verification.rerun import USED_UP, Rerun
 from mapa.verification.run_files import EVENTS, SUMMARY, RunFiles, UnreadableError
 
-_TOLD = ("gradient_applied", "stage_opened", "edge_joined", "edge_gone")  # lines that a log implies
-_OTHER = ("gradient_refused", "evaluated", "halted", "resumed")  # all other lines that a cloud writes
 _CLOSE, _MOMENT = 1e-6, 1e-3  # of seconds: a cloud that resumes moves its clock, and rounds it
-_OF_FACTS = ("updates", "staleness", "stages", "edges")  # keys of summary.json that a log implies
+_OF_FACTS = ("updates", "staleness", "stages", "edges")  # keys of summary.json that facts decide
+_UNWRITTEN = "stranger"  # refusals that never have a line
 
 
 def log_by_itself(files: RunFiles) -> Iterator[Check]:
@@ -73,136 +73,241 @@ def continuity(rerun: Rerun) -> Iterator[Check]:
     )
 
 
-def events_against_log(files: RunFiles, rerun: Rerun, scenario: Scenario) -> Iterator[Check]:
-    """Check every line that follows from the log, in order."""
+def events_by_themselves(
+    files: RunFiles, scenario: Scenario, engine: str, rerun: Rerun | None, found: list[Told]
+) -> Iterator[Check]:
+    """Check every line in order, and against the log where there is one; `found` gets what the lines amount to."""
     if not scenario.records.events:
         if EVENTS in files and len(files.contents[EVENTS]):
             yield failed("events", EVENTS, "has lines, but the scenario asks for none")
         else:
             yield passed("events", EVENTS, "the scenario asks for none, and there are none")
         return
-    expected = map(_line, filter(_is_told, rerun.facts))
-    count, halts, refusals, sequel = 0, [], Counter[str](), _Sequel()
+    expected = None if rerun is None else told_by(rerun.facts)
+    told = Told(scenario, engine)
     for number, line in enumerate(files.lines(), start=1):
-        event = line.get("event")
-        if (wrong := sequel.wrong(line)) is not None:
+        wrong, fact = told.take(line)
+        if fact is not None and expected is not None and not wrong:
+            line.pop("time", None)
+            follows = next(expected, None)
+            if line != follows:
+                wrong = f"{line!r:.200}; by the log it is {follows!r:.200}"
+        if wrong:
             yield failed("events", EVENTS, f"line {number}: {wrong}")
             return
-        if event == "halted":
-            halts.append((line.get("t"), line.get("reason")))
-        elif event == "gradient_refused" and line.get("reason") != "after-halt":  # those may come at any time
-            refusals[str(line.get("reason"))] += 1
-        elif event not in (*_TOLD, *_OTHER):
-            yield failed("events", EVENTS, f"line {number}: {event!r:.80} is no event of a cloud")
-            return
-        if event not in _TOLD:
-            continue
-        line.pop("time", None)
-        follows = next(expected, None)
-        if line != follows:
-            yield failed("events", EVENTS, f"line {number}: {line!r:.200}; by the log it is {follows!r:.200}")
-            return
-        count += 1
-    if (rest := next(expected, None)) is not None:
+    if expected is not None and (rest := next(expected, None)) is not None:
         yield failed("events", EVENTS, f"ends before {rest!r:.200}, which is in the log")
         return
-    if len(halts) > 1 or any(t != rerun.server.updates for t, _ in halts):
-        yield failed("events", EVENTS, f"halts {halts!r:.200}; the log ends at t = {rerun.server.updates}")
-        return
-    refused = files.json(SUMMARY).get("refused")
-    for reason, lines in refusals.items():
-        stated = refused.get(reason, 0) if isinstance(refused, dict) else None
-        if type(stated) is not int or stated < lines:  # not every refusal has a line
-            yield failed(
-                "events", EVENTS, f"{lines} refusals {reason!r:.40}; summary.json counts {stated!r:.40}"
-            )
-            return
-    resumed = f", resumed {sequel.resumed} times" if sequel.resumed else ""
-    yield passed("events", EVENTS, f"{count} lines agree with the log{resumed}; times in order")
+    found.append(told)
+    resumed = f", resumed {told.resumed} times" if told.resumed else ""
+    source = "follow from those before them" if rerun is None else "agree with the log"
+    yield passed("events", EVENTS, f"{told.lines} lines {source}{resumed}; times in order")
 
 
-def summary_against_log(
-    files: RunFiles, rerun: Rerun, metrics: Sequence[Metric] | None = None
+def end_of(
+    files: RunFiles, scenario: Scenario, engine: str, rerun: Rerun | None, told: Told | None
 ) -> Iterator[Check]:
-    """Check what summary.json counts: updates, staleness, stages, edges, and refusals that used up a sequence.
+    """Check that log, events and summary say the same of the end, and that a run can have ended so."""
+    summary = files.json(SUMMARY)
+    reason, updates = summary.get("reason"), summary.get("updates")
+    wrong = []
+    if told is not None and told.halts != [(updates, reason)]:
+        wrong.append(
+            f"{updates!r:.40} updates, {reason!r:.40}; events.jsonl has the halts {told.halts!r:.120}"
+        )
+    rows = summary.get("evaluations")
+    last = rows[-1] if isinstance(rows, list) and rows and isinstance(rows[-1], dict) else {}
+    useless = "loss" in last and last["loss"] is None
+    if rerun is not None:
+        halted = None if rerun.server.halted is None else rerun.server.halted.reason
+        if halted == "finished" and useless and engine not in ENGINES:
+            halted = "diverged"  # x is finite, and its loss is not
+        if halted != reason:
+            wrong.append(f"reason = {reason!r:.40}; by the log {halted!r}")
+    budget = [row.get("gone") == "budget" for row in _rows(summary.get("edges"))]
+    whole = scenario.iterations
+    if engine == "synchronous":
+        whole = max(1, whole // scenario.workers) * scenario.workers
+    planned = scenario.privacy.release_caps is not None and len(budget) == scenario.workers and all(budget)
+    possible = {
+        "finished": updates == whole or planned,
+        "diverged": useless or not last,
+        "time-limit": scenario.time_limit is not None,
+        "no-budget": any(budget),
+        "interrupted": updates != whole,
+        "no-gradients": engine in ENGINES and updates != whole,
+    }
+    if not isinstance(reason, str) or not possible.get(reason, False):
+        wrong.append(f"reason = {reason!r:.40} after {updates!r:.40} of {whole} updates: no run ends so")
+    for words in wrong:
+        yield failed("end", SUMMARY, words)
+    if not wrong:
+        yield passed("end", SUMMARY, f"{reason} after {updates} updates, told alike by all records")
+
+
+def summary_by_counts(
+    files: RunFiles,
+    scenario: Scenario,
+    rerun: Rerun | None,
+    told: Told | None,
+    metrics: Sequence[Metric] | None = None,
+) -> Iterator[Check]:
+    """Check what summary.json counts, by the log, by events.jsonl, or where neither is there by itself.
 
     `metrics` are the model's; None: as the summary names them.
     """
-    summary, counted = files.json(SUMMARY), _plain(rerun.tally.summary())
-    wrong = [key for key in _OF_FACTS if summary.get(key) != counted[key]]
-    for key in wrong:
-        yield failed("summary", SUMMARY, f"{key} = {_difference(summary.get(key), counted[key])}")
-    plain = {"edges_configured": rerun.server.terms.edges, "parameters": rerun.server.model.size}
-    for key, value in plain.items():
-        if summary.get(key) != value:
-            wrong.append(key)
-            yield failed("summary", SUMMARY, f"{key} = {summary.get(key)!r:.80}; by the log {value}")
-    refused = summary.get("refused")
-    for reason in USED_UP:
-        stated = refused.get(reason, 0) if isinstance(refused, dict) else None
-        if stated != rerun.tally.refused[reason]:
-            wrong.append(reason)
-            yield failed(
-                "summary", SUMMARY, f"refused.{reason} = {stated}; by the log {rerun.tally.refused[reason]}"
-            )
-    halted, end = rerun.server.halted, summary.get("reason")
-    fits = {"finished": ("finished", "diverged")}  # x may be finite, and its loss is not
-    if halted is not None and end not in fits.get(halted.reason, (halted.reason,)):
-        wrong.append("reason")
-        yield failed("summary", SUMMARY, f"reason = {end!r:.40}; by the log {halted.reason!r}")
-    for words in (*_network(summary, rerun), *_seconds(summary, rerun)):
-        wrong.append(words)
+    summary = files.json(SUMMARY)
+    simulated = summary.get("engine") in ENGINES
+    tally = rerun.tally if rerun is not None else told.tally if told is not None else None
+    source = "the log" if rerun is not None else "events.jsonl"
+    wrong = [] if tally is None else list(_counts(summary, tally, source))
+    wrong += _refusals(summary, rerun, told)
+    if summary.get("edges_configured") != scenario.workers:
+        wrong.append(
+            f"edges_configured = {summary.get('edges_configured')!r:.80}; by the scenario {scenario.workers}"
+        )
+    wrong += _network(summary, scenario, rerun)
+    times = rerun.times if rerun is not None else told.times if told is not None else None
+    if times is not None and not simulated:
+        wrong += _seconds(summary, times, source)
+    if tally is None:
+        wrong += _alone(summary, scenario)
+    for words in wrong:
         yield failed("summary", SUMMARY, words)
-    yield from _evaluations(files, summary, metrics)
     if not wrong:
-        yield passed("summary", SUMMARY, "updates, staleness, stages, edges and refusals agree with the log")
+        words = "agree among themselves" if tally is None else f"agree with {source}"
+        yield passed("summary", SUMMARY, f"updates, staleness, stages, edges and refusals {words}")
+    yield from _evaluations(summary, told, metrics)
+    if tally is None and not scenario.records.events:
+        yield claimed(
+            "summary", SUMMARY, "updates, staleness, stages and edges: there is neither log nor events.jsonl"
+        )
+    yield from _claims(summary, told, rerun, simulated=simulated)
 
 
-def _network(summary: Mapping[str, Any], rerun: Rerun) -> Iterator[str]:
-    """Say where the rows of the network are of other edges, or count otherwise, than the log."""
-    rows, keys = summary.get("network"), ("edge", "edge_id", "applied", "staleness_mean")
-    told = {row["edge"]: row["staleness_mean"] for row in rerun.tally.summary()["edges"]}
-    expected = [
-        dict(zip(keys, (one.index, one.edge_id, one.applied, told.get(one.index)), strict=True))
-        for one in sorted(rerun.server.edges.values(), key=lambda one: one.index)
-    ]
+def _claims(
+    summary: Mapping[str, Any], told: Told | None, rerun: Rerun | None, *, simulated: bool
+) -> Iterator[Check]:
+    refused = summary.get("refused")
+    counts = refused if isinstance(refused, dict) else {}
+    written = told is not None and not told.some_not_written
+    logged = USED_UP if rerun is not None else ()
+    if rest := [key for key in counts if (key == _UNWRITTEN or not written) and key not in logged]:
+        yield claimed(
+            "refusals", SUMMARY, f"{', '.join(rest)}: refusals that changed nothing and have no line"
+        )
+    if rows := summary.get("evaluations"):
+        yield claimed(
+            "metrics",
+            SUMMARY,
+            f"values of {len(rows)} evaluations: they need the data set; `mapa replay` has it",
+        )
+    if simulated:
+        yield claimed("times", SUMMARY, "seconds that the simulation took, and its virtual seconds")
+    else:
+        yield claimed("times", SUMMARY, "when each event came, round_trip_ms and dropped messages")
+
+
+def _rows(value: object) -> list[dict[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _counts(summary: Mapping[str, Any], tally: Tally, source: str) -> Iterator[str]:
+    counted = _plain(tally.summary())
+    for key in _OF_FACTS:
+        if summary.get(key) != counted[key]:
+            yield f"{key} = {_difference(summary.get(key), counted[key], source)}"
+
+
+def _alone(summary: Mapping[str, Any], scenario: Scenario) -> Iterator[str]:
+    """Say where counts that nothing else can show contradict each other."""
+    rows, updates = _rows(summary.get("edges")), summary.get("updates")
+    counts: list[tuple[Any, Any]] = [(row.get("applied"), row.get("last_sequence")) for row in rows]
+    if not all(type(one) is int for pair in (*counts, (updates,)) for one in pair):
+        yield "updates, edges: not counts"
+    elif sum(one for one, _ in counts) != updates or any(not 0 <= one <= last for one, last in counts):
+        yield f"updates = {updates}; its edges have {counts!r:.100} applied and as last sequence"
+    ids: list[Any] = [row.get("edge") for row in rows]
+    known = all(type(one) is int and 0 <= one < scenario.workers for one in ids)
+    if not known or ids != sorted(set(ids)):
+        yield f"edges = {ids!r:.100}: not the edges of {scenario.workers}"
+
+
+def _refusals(summary: Mapping[str, Any], rerun: Rerun | None, told: Told | None) -> Iterator[str]:
+    """Say which refusals are not as many as the log or the lines of events.jsonl."""
+    refused = summary.get("refused")
+    if not isinstance(refused, dict) or any(type(one) is not int or one < 1 for one in refused.values()):
+        yield f"refused = {refused!r:.100}: not a count for each reason"
+        return
+    if rerun is not None:
+        for reason in USED_UP:
+            if refused.get(reason, 0) != rerun.tally.refused[reason]:
+                yield f"refused.{reason} = {refused.get(reason, 0)}; by the log {rerun.tally.refused[reason]}"
+    if told is None:
+        return
+    lines = told.tally.refused
+    for reason in sorted({*refused, *lines} - {_UNWRITTEN}):
+        stated = refused.get(reason, 0)
+        if stated < lines[reason] or (stated > lines[reason] and not told.some_not_written):
+            yield f"refused.{reason} = {stated}; events.jsonl has {lines[reason]} of them"
+
+
+def _network(summary: Mapping[str, Any], scenario: Scenario, rerun: Rerun | None) -> Iterator[str]:
+    """Say where the rows of the network are of other edges, links or counts than the scenario and the edges' rows."""
+    rows = summary.get("network")
+    if summary.get("engine") in ENGINES:
+        return
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         yield "network: not a list of objects"
         return
-    stated = [{key: row.get(key) for key in keys} for row in rows]
-    if stated != expected:
-        yield f"network = {_difference(stated, _plain(expected))}"
+    edges = {row.get("edge"): row for row in _rows(summary.get("edges"))}
+    known: list[tuple[int, Any, Any]]
+    if rerun is not None:
+        known = [(one.index, one.edge_id, one.applied) for one in rerun.server.edges.values()]
+    else:
+        known = [(k, row.get("edge_id"), row.get("applied")) for k, row in edges.items() if type(k) is int]
+    expected = [
+        {
+            "edge": index,
+            "edge_id": edge_id,
+            **asked_of(scenario, index),
+            "staleness_mean": edges.get(index, {}).get("staleness_mean"),
+            "applied": applied,
+        }
+        for index, edge_id, applied in sorted(known)
+    ]
+    stated = [{key: value for key, value in row.items() if key != "round_trip_ms"} for row in rows]
+    if stated != _plain(expected):
+        yield f"network = {_difference(stated, _plain(expected), 'the edges')}"
 
 
-def _seconds(summary: Mapping[str, Any], rerun: Rerun) -> Iterator[str]:
+def _seconds(summary: Mapping[str, Any], times: Sequence[float], source: str) -> Iterator[str]:
     """Say where the run's seconds are not those from the first update to the last."""
-    stated, elapsed = summary.get("seconds"), 0.0
-    if rerun.times:
-        elapsed = rerun.times[-1] - rerun.times[0]
+    stated, elapsed = summary.get("seconds"), times[-1] - times[0] if times else 0.0
     if not isinstance(stated, int | float) or not math.isclose(
         stated, elapsed, rel_tol=_CLOSE, abs_tol=_MOMENT
     ):
-        yield f"seconds = {stated!r:.40}; by the log {elapsed:g}"
+        yield f"seconds = {stated!r:.40}; by {source} {elapsed:g}"
 
 
 def _evaluations(
-    files: RunFiles, summary: Mapping[str, Any], metrics: Sequence[Metric] | None
+    summary: Mapping[str, Any], told: Told | None, metrics: Sequence[Metric] | None
 ) -> Iterator[Check]:
     """Check that the evaluations in summary.json are those of events.jsonl, and its final and best figures theirs."""
     rows = summary.get("evaluations")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         yield failed("evaluations", SUMMARY, "evaluations: not a list of objects")
         return
-    if EVENTS in files and len(files.contents[EVENTS]):
-        ignored = ("event", "time", "t")
-        told = [
-            {"updates": line.get("t"), **{key: value for key, value in line.items() if key not in ignored}}
-            for line in files.lines()
-            if line.get("event") == "evaluated"
-        ]
-        if told != rows:
-            yield failed("evaluations", SUMMARY, f"evaluations = {_difference(rows, told)} in events.jsonl")
-            return
+    if told is not None and told.evaluations != rows:
+        yield failed(
+            "evaluations", SUMMARY, f"evaluations = {_difference(rows, told.evaluations, 'events.jsonl')}"
+        )
+        return
+    at, updates = [row.get("updates") for row in rows], summary.get("updates")
+    rising = all(type(one) is int for one in (*at, updates)) and at == sorted(set(at))
+    if not rising or (at and not 0 <= at[0] <= at[-1] <= updates):
+        yield failed("evaluations", SUMMARY, f"after {at!r:.80} updates of {updates!r:.40}")
+        return
     try:
         figures = _figures(rows, metrics or [Metric.from_dict(one) for one in summary["metrics"]])
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -225,79 +330,18 @@ def _figures(rows: Sequence[Mapping[str, Any]], metrics: Sequence[Metric]) -> di
     return {key: told[key] for key in told if key == "metrics" or key.startswith(("final_", "best_"))}
 
 
-class _Sequel:
-    """What follows from the lines before: times never go back, and a cloud resumes at the t that was reached."""
-
-    def __init__(self) -> None:
-        self.resumed = 0
-        self._updates, self._time = 0, 0.0
-
-    def wrong(self, line: Mapping[str, Any]) -> str | None:
-        """Take a line; return what is wrong with it."""
-        event = line.get("event")
-        if event in (
-            *_TOLD,
-            "halted",
-            "resumed",
-        ):  # an evaluation or a refusal may be written later than its time
-            time = line.get("time")
-            if (
-                isinstance(time, bool)
-                or not isinstance(time, int | float)
-                or not self._time <= time < math.inf
-            ):
-                return f"time = {time!r:.40} follows {self._time:g}"
-            if event != "resumed":  # a cloud that ends before it takes anything leaves no time to the next
-                self._time = time
-        if event == "gradient_applied":
-            self._updates += 1
-        elif event == "resumed":
-            self.resumed += 1
-            torn = line.get("torn_bytes")
-            if set(line) != {"event", "t", "torn_bytes", "time"} or type(torn) is not int or torn < 0:
-                return f"{dict(line)!r:.200} is not how a cloud says that it resumed"
-            if line.get("t") != self._updates:
-                return f"resumed at t = {line.get('t')!r:.40}, behind {self._updates} updates"
-        return None
-
-
-def _is_told(fact: Fact) -> bool:
-    return isinstance(fact, GradientApplied | StageOpened | EdgeJoined | EdgeGone)
-
-
-class _Sheet:
-    """Takes one line of a journal."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str, /) -> None:
-        self.text = text
-
-
-_SHEET = _Sheet()
-_JOURNAL = Journal(_SHEET)
-
-
-def _line(fact: Fact) -> dict[str, Any]:
-    """Return a fact as its line of events.jsonl says it."""
-    _JOURNAL.fact(fact)
-    line: dict[str, Any] = json.loads(_SHEET.text)
-    return line
-
-
 def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _difference(stated: Any, expected: Any) -> str:
+def _difference(stated: Any, expected: Any, source: str) -> str:
     """Say where two values differ first."""
     if isinstance(stated, dict) and isinstance(expected, dict):
         for key in (*expected, *stated):
             if stated.get(key) != expected.get(key):
-                return f"{key}: {_difference(stated.get(key), expected.get(key))}"
+                return f"{key}: {_difference(stated.get(key), expected.get(key), source)}"
     if isinstance(stated, list) and isinstance(expected, list) and len(stated) == len(expected):
         for place, (one, other) in enumerate(zip(stated, expected, strict=True)):
             if one != other:
-                return f"[{place}] {_difference(one, other)}"
-    return f"{stated!r:.100}; by the log {expected!r:.100}"
+                return f"[{place}] {_difference(one, other, source)}"
+    return f"{stated!r:.100}; by {source} {expected!r:.100}"

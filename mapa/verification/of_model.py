@@ -9,12 +9,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from common.models.model import Block
-from common.quantities import Vector
+from common.quantities import Vector, is_finite
 from common.records.regular import MOST_MODEL
 from common.scenario.scenario import Scenario
-from mapa.verification.check import Check, failed, not_checked, passed
+from mapa.verification.check import Check, claimed, failed, passed
 from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import MODEL, RunFiles, UnreadableError
+from mapa.verification.run_files import MODEL, SUMMARY, RunFiles, UnreadableError
 from mapa.verification.strict_json import strict_object
 
 _HEADER = 1 << 24  # bytes
@@ -40,26 +40,35 @@ def final_model(files: RunFiles) -> tuple[dict[str, Vector], dict[str, object]]:
     return tensors, metadata if isinstance(metadata, dict) else {}
 
 
-def model_against_replay(
-    files: RunFiles, rerun: Rerun, scenario: Scenario, layout: Sequence[Block] | None
+def model_of_run(
+    files: RunFiles, rerun: Rerun | None, scenario: Scenario, layout: Sequence[Block] | None
 ) -> Iterator[Check]:
-    """Check that model.safetensors is what the log gives."""
+    """Check that model.safetensors is what the log gives; without one, that it has the form of the run's."""
     tensors, metadata = final_model(files)
-    x, replayed = tensors.pop("x"), rerun.server.result
-    words = difference(x, replayed)
-    if words:
-        yield failed("model", MODEL, f"is not the replayed one: {words}")
-    expected = {"scenario_sha256": scenario.digest, "updates": str(rerun.server.updates)}
+    summary = files.json(SUMMARY)
+    x, wrong = tensors.pop("x"), []
+    if rerun is not None and (words := difference(x, rerun.server.result)):
+        wrong.append(f"is not the replayed one: {words}")
+    if rerun is None and summary.get("reason") != "diverged" and not is_finite(x):
+        wrong.append("numbers that are not finite")
+    updates = summary.get("updates") if rerun is None else rerun.server.updates
+    expected = {"scenario_sha256": scenario.digest, "updates": str(updates)}
     if metadata != expected:
-        yield failed("model", MODEL, f"metadata {metadata!r:.200}; by the log {expected}")
-    if layout is None:
-        yield not_checked("model", MODEL, "its named blocks: the run's model cannot be made here")
-    elif tensors.keys() != {block.name for block in layout} or any(
-        tensors[block.name].tobytes() != x[block.slice].tobytes() for block in layout
+        wrong.append(f"metadata {metadata!r:.200}; by the run {expected}")
+    if summary.get("parameters") != x.size:
+        wrong.append(f"{x.size} numbers; summary.json has parameters = {summary.get('parameters')!r:.40}")
+    if layout is not None and (
+        tensors.keys() != {block.name for block in layout}
+        or any(tensors[block.name].tobytes() != x[block.slice].tobytes() for block in layout)
     ):
-        words = "its blocks are not the vector x"
+        wrong.append("its blocks are not the vector x")
+    for words in wrong:
         yield failed("model", MODEL, words)
-    if not words and metadata == expected:
+    if layout is None:
+        yield claimed("blocks", MODEL, "names of the model's blocks: the run's model cannot be made here")
+    if rerun is None:
+        yield claimed("model", MODEL, "every number of the final model: without a log nothing is replayed")
+    elif not wrong:
         yield passed("model", MODEL, f"the same {x.size} numbers as the replay's, bit for bit")
 
 

@@ -6,8 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
-from mapa.recording import ENGINES, NO_TAIL
-from mapa.verification.check import Check, failed, passed
+from cloud.assembly import explained
+from common.models.model import Model
+from common.scenario.scenario import Scenario
+from mapa.recording import ENGINES, noise_of, random_stream, warnings_of
+from mapa.verification.check import Check, claimed, failed, passed
 from mapa.verification.run_files import MANIFEST, SUMMARY, RunFiles
 
 # Every key that any version has written; whoever adds one to the records adds it here.
@@ -56,14 +59,12 @@ def records_by_themselves(files: RunFiles) -> Iterator[Check]:
     wrong = 0
     for part, words in (
         *((MANIFEST, words) for words in _unknown("", manifest, OF_MANIFEST)),
-        *((SUMMARY, words) for words in (*_keys(manifest, summary), *_figures(manifest, summary))),
+        *((SUMMARY, words) for words in (*_keys(manifest, summary), *_figures(summary))),
     ):
         wrong += 1
         yield failed("fields", part, words)
     if not wrong:
-        yield passed(
-            "fields", SUMMARY, "no unknown key; speed, diagnostics and dropped messages as they can be"
-        )
+        yield passed("fields", SUMMARY, "no unknown key; speed and dropped messages as they can be")
 
 
 def _keys(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterator[str]:
@@ -96,17 +97,7 @@ def _unknown(place: str, values: Mapping[str, Any], known: frozenset[str] | set[
         yield f"{place}{': ' if place else ''}unknown keys {odd!r:.200}"
 
 
-def _figures(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterator[str]:
-    scenario = manifest.get("scenario")
-    records = scenario.get("records") if isinstance(scenario, dict) else None
-    asked = records.get("diagnostics") if isinstance(records, dict) else None
-    warned = "warning" in summary
-    if not asked and warned:  # then it may only be of a tail that did not begin
-        warned = not (_has_tail(scenario) and str(summary["warning"]).startswith(NO_TAIL))
-    if summary.get("diagnostics") is not asked or warned is not bool(asked):
-        yield f"diagnostics = {summary.get('diagnostics')!r:.40}, or its warning; the scenario has {asked!r:.40}"
-    if (noise := summary.get("noise")) is not None and noise != (asked_noise := _noise(scenario, noise)):
-        yield f"noise = {noise!r:.100}; the scenario has {asked_noise!r:.100}"
+def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
     seconds, speed = summary.get("seconds"), summary.get("iterations_per_second")
     updates = summary.get("updates")
     if not _is_number(seconds) or not 0 <= seconds < math.inf or type(updates) is not int:
@@ -116,19 +107,43 @@ def _figures(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterato
             yield f"iterations_per_second = {speed!r:.40} in 0 seconds"
     elif not _is_number(speed) or not math.isclose(speed, updates / seconds, rel_tol=_CLOSE):
         yield f"iterations_per_second = {speed!r:.40}; {updates} updates in {seconds:g} s are {updates / seconds:g}"
+    virtual = summary.get("virtual_seconds")
+    if virtual is not None and not (_is_number(virtual) and 0 <= virtual < math.inf):
+        yield f"virtual_seconds = {virtual!r:.40}: not a time"
 
 
-def _noise(scenario: object, stated: object) -> dict[str, Any] | None:
-    """Return what the scenario says of the law and the parameters that a summary names."""
-    privacy = scenario.get("privacy") if isinstance(scenario, dict) else None
-    if not isinstance(privacy, dict) or not isinstance(stated, dict):
-        return None
-    return {"law": privacy.get("noise"), **{key: privacy.get(key) for key in stated if key != "law"}}
-
-
-def _has_tail(scenario: object) -> bool:
-    algorithm = scenario.get("algorithm") if isinstance(scenario, dict) else None
-    return isinstance(algorithm, dict) and algorithm.get("average") == "tail"
+def words_of_scenario(files: RunFiles, scenario: Scenario, model: Model | None) -> Iterator[Check]:
+    """Check what manifest and summary say in words and the scenario decides: stream, diagnostics, warning, rate."""
+    manifest, summary = files.json(MANIFEST), files.json(SUMMARY)
+    engine, updates = str(manifest.get("engine")), summary.get("updates")
+    warning = "; ".join(warnings_of(scenario, updates if type(updates) is int else 0, engine))
+    expected: list[tuple[str, str, object, object]] = [
+        (MANIFEST, "random_stream", manifest.get("random_stream"), random_stream(scenario, engine)),
+        (SUMMARY, "diagnostics", summary.get("diagnostics"), scenario.records.diagnostics),
+        (SUMMARY, "warning", summary.get("warning", ""), warning),
+        (SUMMARY, "path", summary.get("path"), "."),
+        (SUMMARY, "noise", summary.get("noise"), noise_of(scenario)),
+    ]
+    if model is not None:
+        expected += [
+            (SUMMARY, "rate", summary.get("rate", ""), explained(scenario, model)),
+            (SUMMARY, "parameters", summary.get("parameters"), model.dimension),
+        ]
+    elif "rate" in summary:
+        yield claimed("rate", SUMMARY, "rate: the run's model cannot be made here")
+    wrong = [
+        (part, f"{key} = {stated!r:.100}; by the scenario {value!r:.100}")
+        for part, key, stated, value in expected
+        if stated != value
+    ]
+    for part, words in wrong:
+        yield failed("words", part, words)
+    if not wrong:
+        keys = ", ".join(key for _, key, _, _ in expected)
+        yield passed("words", SUMMARY, f"{keys}: as the scenario has them")
+    yield claimed(
+        "origin", MANIFEST, "versions, machine, start, and the data set's checksum: nothing can show them"
+    )
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

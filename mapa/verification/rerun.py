@@ -28,6 +28,7 @@ from mapa.verification.start import Start
 
 _REASON = 64  # bytes of a halt's reason, at most
 USED_UP = (
+    "cap",
     "future",
     "no-such-model",
     "sensitivity",

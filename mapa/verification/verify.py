@@ -9,20 +9,33 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from common.errors import ConfigurationError
+from common.models.model import Model
 from common.records.keeping import keeps_gradients
 from common.records.rundir import FORMAT, run_of, versions
 from common.scenario.scenario import Scenario
-from mapa.recording import ENGINES
+from mapa.recording import ENGINES, NETWORKED
 from mapa.verification.bundle import Bundle, claims, read_bundle
-from mapa.verification.check import Check, failed, guarded, not_checked, passed
+from mapa.verification.check import Check, claimed, failed, guarded, passed
 from mapa.verification.ledgers import PART, find_ledgers
-from mapa.verification.of_log import continuity, events_against_log, log_by_itself, summary_against_log
-from mapa.verification.of_model import final_model, model_against_replay
-from mapa.verification.of_privacy import releases_against_ledgers, statement_again, why_not_private
-from mapa.verification.of_summary import records_by_themselves
+from mapa.verification.of_events import Told
+from mapa.verification.of_log import (
+    continuity,
+    end_of,
+    events_by_themselves,
+    log_by_itself,
+    summary_by_counts,
+)
+from mapa.verification.of_model import final_model, model_of_run
+from mapa.verification.of_privacy import (
+    Released,
+    against_ledgers,
+    released_by_log,
+    released_by_records,
+    statement_again,
+    why_not_private,
+)
+from mapa.verification.of_summary import records_by_themselves, words_of_scenario
 from mapa.verification.rerun import Rerun
 from mapa.verification.run_files import (
     EVENTS,
@@ -35,7 +48,7 @@ from mapa.verification.run_files import (
     UnreadableError,
     of_directory,
 )
-from mapa.verification.start import NotCheckedError, Start, first_state, scenario_of, start_of
+from mapa.verification.start import NotCheckedError, Start, first_state, model_of, scenario_of, start_of
 
 _LONGEST = 200  # characters of a package's name or version
 
@@ -47,16 +60,19 @@ class Verification:
     files: RunFiles
     bundle: Bundle | None
     allowed: Collection[str]
+    unlogged: bool = False  # whether a run without a gradient log may pass
     faults: list[Check] = field(default_factory=list)  # found while it was read
 
     @classmethod
-    def of(cls, path: Path, allowed: Collection[str], ledgers: Collection[Path] = ()) -> Verification:
+    def of(
+        cls, path: Path, allowed: Collection[str], ledgers: Collection[Path] = (), *, unlogged: bool = False
+    ) -> Verification:
         """Read a bundle, or a run's directory with the ledgers that it holds."""
         if path.is_dir():
             files = of_directory(path)
-            return cls(files, None, allowed, list(_take_ledgers(files, path, ledgers)))
+            return cls(files, None, allowed, unlogged, list(_take_ledgers(files, path, ledgers)))
         bundle = read_bundle(path)
-        return cls(bundle.files, bundle, allowed, bundle.checks)
+        return cls(bundle.files, bundle, allowed, unlogged, bundle.checks)
 
     def checks(self) -> Iterator[Check]:
         """Yield every check, each whatever became of those before it."""
@@ -84,29 +100,50 @@ class Verification:
         yield from guarded("scenario", MANIFEST, lambda: self._scenario(scenarios))
         yield from guarded("versions", MANIFEST, self._versions)
         yield from guarded("fields", SUMMARY, lambda: records_by_themselves(files))
-        if not files.segments or (START_OF_LOG not in files and not self._is_due()):
-            yield from guarded("log", "log", self._no_log)
-            yield from guarded("model", MODEL, self._model_alone)
-            return
-        yield from guarded("log", "log", lambda: log_by_itself(files))
-        if self._is_due():
-            yield from guarded("checkpoint", START[0], self._checkpoint)
         reruns: list[tuple[Start, Rerun]] = []
-        yield from guarded("replay", "log", lambda: self._rerun(scenarios, reruns))
-        for start, rerun in reruns:
-            yield from self._against_log(start, rerun)
-        yield not_checked("metrics", SUMMARY, "accuracy and loss need the data set; `mapa replay` evaluates")
+        if files.segments and (START_OF_LOG in files or self._is_due()):
+            yield from guarded("log", "log", lambda: log_by_itself(files))
+            if self._is_due():
+                yield from guarded("checkpoint", START[0], self._checkpoint)
+            yield from guarded("replay", "log", lambda: self._rerun(scenarios, reruns))
+            for _, rerun in reruns:
+                yield from guarded("continuity", "log", partial(continuity, rerun))
+        else:
+            yield from guarded("log", "log", self._no_log)
+        for scenario in scenarios:
+            model = reruns[0][0].model if reruns else self._model(scenario)
+            yield from self._records(scenario, model, reruns[0][1] if reruns else None)
 
-    def _against_log(self, start: Start, rerun: Rerun) -> Iterator[Check]:
-        files, scenario = self.files, start.scenario
-        layout = None if start.model is None else start.model.layout
-        yield from guarded("continuity", "log", partial(continuity, rerun))
-        yield from guarded("events", EVENTS, partial(events_against_log, files, rerun, scenario))
-        metrics = None if start.model is None else start.model.metrics
-        yield from guarded("summary", SUMMARY, partial(summary_against_log, files, rerun, metrics))
-        yield from guarded("ledgers", PART, partial(releases_against_ledgers, files, rerun, scenario))
-        yield from guarded("ε", SUMMARY, partial(statement_again, files, rerun, scenario))
-        yield from guarded("model", MODEL, partial(model_against_replay, files, rerun, scenario, layout))
+    def _records(self, scenario: Scenario, model: Model | None, rerun: Rerun | None) -> Iterator[Check]:
+        """Check the records against the log; against each other, where there is none."""
+        files = self.files
+        engine = str(files.json(MANIFEST).get("engine"))
+        lines: list[Told] = []
+        yield from guarded("words", SUMMARY, partial(words_of_scenario, files, scenario, model))
+        yield from guarded(
+            "events", EVENTS, partial(events_by_themselves, files, scenario, engine, rerun, lines)
+        )
+        told, metrics = lines[0] if lines else None, None if model is None else model.metrics
+        yield from guarded("end", SUMMARY, partial(end_of, files, scenario, engine, rerun, told))
+        yield from guarded(
+            "summary", SUMMARY, partial(summary_by_counts, files, scenario, rerun, told, metrics)
+        )
+        found: list[Released] = []
+        yield from guarded(
+            "releases", SUMMARY, partial(_released, files, scenario, engine, rerun, told, found)
+        )
+        if found or not files.json(SUMMARY).get("edges"):
+            yield from guarded("ledgers", PART, partial(against_ledgers, files, scenario, found, rerun))
+            yield from guarded("ε", SUMMARY, partial(statement_again, files, scenario, found, rerun))
+        layout = None if model is None else model.layout
+        yield from guarded("model", MODEL, partial(model_of_run, files, rerun, scenario, layout))
+
+    def _model(self, scenario: Scenario) -> Model | None:
+        """Return the model of a run without a log; None: it cannot be made here."""
+        try:
+            return model_of(scenario, self.files.json(MANIFEST), self.allowed)
+        except (NotCheckedError, UnreadableError):
+            return None
 
     def _scenario(self, found: list[Scenario]) -> Iterator[Check]:
         manifest, summary = self.files.json(MANIFEST), self.files.json(SUMMARY)
@@ -162,6 +199,10 @@ class Verification:
             run_of(manifest)
         except ConfigurationError as error:
             yield failed("scenario", MANIFEST, str(error).removeprefix(f"{MANIFEST}: "))
+        if manifest.get("engine") not in (*ENGINES, *NETWORKED):
+            yield failed(
+                "scenario", MANIFEST, f"engine = {manifest.get('engine')!r:.40}: no engine of this version"
+            )
         for key, (one, other) in said.items():
             if one != other:
                 yield failed("scenario", SUMMARY, f"{key} = {other!r:.80}; the manifest has {one!r:.80}")
@@ -195,23 +236,36 @@ class Verification:
     def _keeps_log(self) -> bool:
         """Tell whether the run, by its own scenario, keeps the log of its gradients when it has ended."""
         manifest = self.files.json(MANIFEST)
-        if manifest.get("engine") in ENGINES:
-            return False  # simulated: there was no cloud to write one
         scenario = manifest["scenario"]
         asked = scenario["records"].get("keep_gradients")
+        if manifest.get("engine") in ENGINES:
+            return asked is True  # a simulation writes one only where it is told to
         return keeps_gradients(asked, scenario["iterations"], final_model(self.files)[0]["x"].size)
 
     def _no_log(self) -> Iterator[Check]:
         if self._keeps_log():
             raise UnreadableError("log", "missing, and by its scenario this run keeps its gradients")
         found = "only its end is left" if self.files.segments else "missing"
-        raise NotCheckedError(f"{found}: this run did not keep its gradients, so nothing is replayed")
+        words = f"{found}: this run did not keep its gradients, so nothing is replayed"
+        if not self.unlogged:
+            raise NotCheckedError(f"{words}; --allow-unlogged takes the final model for claimed")
+        yield claimed("log", "log", words)
 
-    def _model_alone(self) -> Iterator[Check]:
-        tensors, _ = final_model(self.files)
-        if not all(map(_finite, tensors.values())):
-            raise UnreadableError(MODEL, "numbers that are not finite")
-        raise NotCheckedError("without a log the model is only read, not replayed")
+
+def _released(
+    files: RunFiles,
+    scenario: Scenario,
+    engine: str,
+    rerun: Rerun | None,
+    told: Told | None,
+    found: list[Released],
+) -> Iterator[Check]:
+    summary = files.json(SUMMARY)
+    if rerun is not None:
+        found += released_by_log(rerun, scenario, engine, summary)
+    else:
+        found += released_by_records(files, scenario, engine, told, summary)
+    yield from ()
 
 
 def _take_ledgers(files: RunFiles, path: Path, given: Collection[Path]) -> Iterator[Check]:
@@ -228,10 +282,6 @@ def _take_ledgers(files: RunFiles, path: Path, given: Collection[Path]) -> Itera
 
 def _is_version(item: tuple[object, object]) -> bool:
     return all(isinstance(text, str) and 0 < len(text) <= _LONGEST and text.isprintable() for text in item)
-
-
-def _finite(tensor: object) -> bool:
-    return bool(np.isfinite(np.asarray(tensor)).all())
 
 
 def _algorithm(start: Start) -> str:

@@ -11,11 +11,38 @@ from pathlib import Path
 import pytest
 
 from common.datasets.catalogue import data_directory
+from edge.owners import BOOK_VARIABLE
 from mapa.brokers import Broker
-from tests.program_support import PATIENCE, eventually, journal_has, start_mapa
+from tests.local_support import write_csv
+from tests.program_support import PATIENCE, environment, eventually, journal_has, start_mapa
 from tests.program_support import run_mapa as mapa
 
 pytestmark = pytest.mark.broker
+OWN = """
+edges = 2
+iterations = 60
+batch_size = 8
+
+[data]
+set = "local"
+
+[data.schema]
+kind = "table"
+classes = 2
+label = "ill"
+columns = [{ name = "age", range = [0, 100] }, { name = "dose", range = [0, 5] }]
+
+[model]
+name = "softmax"
+
+[algorithm]
+name = "constant"
+rate = 0.1
+first_clip = 2.0
+
+[privacy]
+noise_multiplier = 4.0
+"""
 
 
 def failed(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -73,3 +100,31 @@ def test_a_run_whose_cloud_was_killed_and_resumed_elsewhere_passes(mosquitto: Br
     assert [one["status"] for one in told] == ["passed"]
     assert json.loads((path / "summary.json").read_text())["run"] == began.name
     assert mapa("replay", str(path), "--json").returncode == 0
+
+
+def test_a_run_whose_edges_bring_records_of_their_own_passes_and_counts_each_refusal_once(
+    mosquitto: Broker, tmp_path: Path
+) -> None:
+    """Of these n_k the cloud knows a bound alone; and what edges send at the end is counted by all records alike."""
+    broker = str(mosquitto.address)
+    (tmp_path / "own.toml").write_text(OWN)
+    environ = {**environment(), BOOK_VARIABLE: str(tmp_path / "registry.sqlite3")}
+    words = ["cloud", str(tmp_path / "own.toml"), "--broker", broker, "--run", "own", "--edges-at-least", "2"]
+    running = [start_mapa(*words, "--runs-dir", str(tmp_path / "runs"), env=environ)]
+    try:
+        for name, rows in (("north", 137), ("south", 215)):
+            data = write_csv(tmp_path / f"{name}.csv", rows)
+            state = ["--state-dir", str(tmp_path / name), "--data", str(data)]
+            running.append(start_mapa("edge", "--broker", broker, "--run", "own", *state, env=environ))
+        assert [process.wait(PATIENCE) for process in running] == [0, 0, 0]
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    [path] = (tmp_path / "runs").iterdir()
+    ledgers = [word for name in ("north", "south") for word in ("--ledger", str(tmp_path / name))]
+    verified = mapa("verify", str(path), *ledgers, "--json")
+    assert verified.returncode == 0, failed(verified)
+    told = {(one["name"], one["status"]) for one in json.loads(verified.stdout)["checks"]}
+    assert {("ε", "passed"), ("ledgers", "passed"), ("summary", "passed"), ("end", "passed")} <= told

@@ -1,0 +1,502 @@
+"""Forgeries by someone who makes hashes, checksums and copies right again: none is verified, and a check names each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from common.quantities import EdgeId
+from common.records.log_format import Entry, Kind
+from common.records.rundir import ordered
+from common.scenario.scenario import parse_scenario
+from mapa.recording import privacy_of, record_simulation, releases_of
+from mapa.simulation.world import World
+from mapa.verification.bundle import make_bundle
+from mapa.verification.check import Check, Status, is_verified
+from mapa.verification.of_privacy import why_not_private
+from mapa.verification.rerun import Rerun
+from mapa.verification.run_files import RunFiles
+from mapa.verification.start import start_of
+from mapa.verification.verify import Verification
+from tests.core_support import small_dataset, small_scenario
+from tests.verification_support import (
+    PRIVATE,
+    entries_of,
+    gradients_in,
+    logged_run,
+    parts_of,
+    rewritten,
+    with_entries,
+)
+
+MANIFEST, SUMMARY, EVENTS = "run/manifest.json", "run/summary.json", "run/events.jsonl"
+MODEL, SEGMENT = "run/model.safetensors", "run/log/000001.seg"
+UNLOGGED = {"keep_gradients": False}
+SHUFFLED = {**PRIVATE, "data": {"sampler": "shuffled"}}
+Parts = dict[str, bytes]
+
+
+def _simulated(runs: Path, **changes: Any) -> Path:
+    world = World.on(small_scenario(**{"edges": 3, "iterations": 30, **PRIVATE, **changes}), small_dataset())
+    return Path(record_simulation(world, name="one", runs=runs)["path"])
+
+
+BASES: dict[str, Callable[[Path], Path]] = {
+    "logged": lambda runs: logged_run(runs, iterations=30, **PRIVATE),
+    "seeded": lambda runs: logged_run(runs, iterations=30, share=0.2),
+    "shuffled": lambda runs: logged_run(runs, iterations=30, batch_size=20, **SHUFFLED),
+    "unlogged": lambda runs: logged_run(runs, iterations=30, keep=False, records=UNLOGGED, **PRIVATE),
+    "simulated": _simulated,
+    "simulated, logged": lambda runs: _simulated(runs, records={"keep_gradients": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def bundle(base: str) -> Path:
+        if base not in made:
+            run = BASES[base](tmp_path_factory.mktemp("base"))
+            made[base] = run.parent / "run.mapa.zip"
+            make_bundle(run, made[base], (), not_private=base == "seeded")
+        return made[base]
+
+    return bundle
+
+
+# -- tools of a forger ----------------------------------------------------------------------------------------
+
+
+def read(parts: Parts, name: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(parts[name])
+    return value
+
+
+def write(parts: Parts, name: str, value: dict[str, Any]) -> None:
+    parts[name] = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def of_json(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Parts], None]:
+    def forge(parts: Parts) -> None:
+        value = read(parts, name)
+        change(value)
+        write(parts, name, value)
+
+    return forge
+
+
+def summary(change: Callable[[dict[str, Any]], object]) -> Callable[[Parts], None]:
+    return of_json(SUMMARY, change)
+
+
+def manifest(change: Callable[[dict[str, Any]], object]) -> Callable[[Parts], None]:
+    return of_json(MANIFEST, change)
+
+
+def ledger(**changes: Any) -> Callable[[Parts], None]:
+    return of_json("ledgers/000001.json", lambda value: value.update(changes))
+
+
+def events(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Callable[[Parts], None]:
+    def forge(parts: Parts) -> None:
+        lines = change([json.loads(line) for line in parts[EVENTS].splitlines()])
+        parts[EVENTS] = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
+
+    return forge
+
+
+def both(*forgeries: Callable[[Parts], None]) -> Callable[[Parts], None]:
+    def forge(parts: Parts) -> None:
+        for one in forgeries:
+            one(parts)
+
+    return forge
+
+
+def rescenario(parts: Parts, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the scenario, and every hash and copy of it."""
+    value, stated = read(parts, MANIFEST), read(parts, SUMMARY)
+    change(value["scenario"])
+    value["scenario"] = parse_scenario(value["scenario"]).canonical()
+    text = json.dumps(value["scenario"], sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    value["scenario_sha256"] = stated["scenario_sha256"] = digest
+    write(parts, MANIFEST, value)
+    write(parts, SUMMARY, stated)
+    remodel(parts, lambda _: None)
+
+
+def remodel(parts: Parts, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the model's tensors, with metadata that fit the records."""
+    tensors = {name: np.array(tensor) for name, tensor in load(parts[MODEL]).items()}
+    change(tensors)
+    value, stated = read(parts, MANIFEST), read(parts, SUMMARY)
+    metadata = {"scenario_sha256": value["scenario_sha256"], "updates": str(stated["updates"])}
+    parts[MODEL] = ordered(save(tensors, metadata=metadata))
+
+
+def sevens(tensors: dict[str, Any]) -> None:
+    for tensor in tensors.values():
+        tensor[...] = 7
+
+
+def restate(parts: Parts, releases: Callable[[list[int]], list[int]]) -> None:
+    """State other releases, with the ε that they have."""
+    value, stated = read(parts, MANIFEST), read(parts, SUMMARY)
+    scenario = parse_scenario(value["scenario"])
+    stated["releases"] = releases(stated["releases"])
+    rows = [
+        (row["edge"], row["edge_id"], scenario.law(row["edge"]), value["shard_sizes"][row["edge"]], count)
+        for row, count in zip(stated["edges"], stated["releases"], strict=True)
+    ]
+    stated["privacy"] = privacy_of(scenario, rows)
+    write(parts, SUMMARY, stated)
+
+
+def scale(value: Any, factor: float) -> Any:
+    """Multiply every ε of a statement, words included."""
+    if isinstance(value, dict):
+        found = {key: scale(one, factor) for key, one in value.items()}
+        for key in ("epsilon", "epsilon_replace_one"):
+            if isinstance(found.get(key), float):
+                found[key] *= factor
+        if isinstance(found.get("epsilon_by_method"), dict):
+            found["epsilon_by_method"] = {
+                key: one * factor for key, one in found["epsilon_by_method"].items()
+            }
+        return found
+    return [scale(one, factor) for one in value] if isinstance(value, list) else value
+
+
+def no_log(parts: Parts) -> None:
+    for name in [name for name in parts if name.startswith(("run/log/", "run/checkpoints/"))]:
+        del parts[name]
+
+
+def no_ledgers(parts: Parts) -> None:
+    for name in [name for name in parts if name.startswith("ledgers/")]:
+        del parts[name]
+
+
+def relabel(parts: Parts) -> None:
+    """Call a networked run simulated: no log, no ledgers, edges renamed, keys of its engine, and every weight 7."""
+    no_log(parts)
+    no_ledgers(parts)
+    value, stated = read(parts, MANIFEST), read(parts, SUMMARY)
+    ids = {row["edge_id"]: f"edge-{row['edge']}" for row in stated["edges"]}
+    for name in (SUMMARY, EVENTS):
+        for old, new in ids.items():
+            parts[name] = parts[name].replace(old.encode(), new.encode())
+    stated = read(parts, SUMMARY)
+    del stated["network"], stated["dropped"]
+    stated |= {"engine": "events", "virtual_seconds": None}
+    value["engine"] = "events"
+    write(parts, SUMMARY, stated)
+    write(parts, MANIFEST, value)
+    remodel(parts, sevens)
+
+
+def unlog(parts: Parts) -> None:
+    """Say that the run kept no gradients, and put another model in place."""
+    no_log(parts)
+    rescenario(parts, lambda scenario: scenario["records"].update(keep_gradients=False))
+    remodel(parts, sevens)
+
+
+def cut_in_half(parts: Parts) -> None:
+    """Let the run end at half its updates, by an interruption that log, events, summary, ε and model tell alike."""
+    value, stated = read(parts, MANIFEST), read(parts, SUMMARY)
+    half, entries = stated["updates"] // 2, entries_of(parts[SEGMENT])
+    end = next(place for place in gradients_in(entries) if entries[place].t == half + 1)
+    moment = entries[end].time
+    kept = [*entries[:end], Entry(Kind.HALT, half + 1, moment, EdgeId(""), b"interrupted")]
+    parts[SEGMENT] = with_entries(parts[SEGMENT], kept)
+    lines = [json.loads(line) for line in parts[EVENTS].splitlines()]
+    at = next(
+        place
+        for place, line in enumerate(lines)
+        if line["event"] == "gradient_applied" and line["t"] == half + 1
+    )
+    last = {"event": "halted", "t": half, "reason": "interrupted", "time": round(moment, 6)}
+    lines = [line for line in lines[:at] if line["event"] != "evaluated"] + [last]
+    parts[EVENTS] = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    run = {
+        name.removeprefix("run/"): memoryview(one) for name, one in parts.items() if name.startswith("run/")
+    }
+    files, scenario = RunFiles("forged", run), parse_scenario(value["scenario"])
+    start = start_of(files, scenario, ())
+    rerun = Rerun.of(files, start)
+    accounts = sorted(rerun.server.edges.values(), key=lambda account: account.index)
+    assert start.model is not None
+    seconds = rerun.times[1] - rerun.times[0]
+    for key in [key for key in stated if key.startswith(("final_", "best_"))]:
+        del stated[key]
+    stated |= {
+        **rerun.tally.summary(start.model.metrics),
+        "reason": "interrupted",
+        "seconds": seconds,
+        "iterations_per_second": half / seconds if seconds else None,
+        "releases": [releases_of(one, rerun.lives, rerun.tally, begun=True)[1] for one in accounts],
+    }
+    for row, account in zip(stated["network"], accounts, strict=True):
+        mean = next(edge["staleness_mean"] for edge in stated["edges"] if edge["edge"] == account.index)
+        row |= {"applied": account.applied, "staleness_mean": mean}
+    write(parts, SUMMARY, stated)
+    restate(parts, lambda counts: counts)
+    result, layout = rerun.server.result, start.model.layout
+    remodel(
+        parts,
+        lambda tensors: tensors.update(
+            {"x": result, **{one.name: result[one.slice].reshape(one.shape).copy() for one in layout}}
+        ),
+    )
+
+
+def stretch(entries: list[Entry]) -> list[Entry]:
+    """Let a second pass between two records of the log."""
+    return [entry._replace(time=entry.time + place) for place, entry in enumerate(entries)]
+
+
+def in_log(change: Callable[[list[Entry]], list[Entry]]) -> Callable[[Parts], None]:
+    def forge(parts: Parts) -> None:
+        parts[SEGMENT] = with_entries(parts[SEGMENT], change(entries_of(parts[SEGMENT])))
+
+    return forge
+
+
+def weaker_noise(parts: Parts) -> None:
+    """State a noise multiplier that the scenario and its hash then have as well: the ledgers do not."""
+    rescenario(parts, lambda scenario: scenario["privacy"].update(noise_multiplier=[40.0]))
+    restate(parts, lambda counts: counts)
+
+
+def weaker_noise_in_events(parts: Parts) -> None:
+    weaker_noise(parts)
+    parts[EVENTS] = parts[EVENTS].replace(b'"noise_multiplier": 4.0', b'"noise_multiplier": 40.0')
+
+
+def larger_shards(parts: Parts) -> None:
+    manifest(lambda value: value.update(shard_sizes=[10 * size for size in value["shard_sizes"]]))(parts)
+    restate(parts, lambda counts: counts)
+
+
+def other_ends(**changes: Any) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    return lambda lines: [line | changes if line["event"] == "halted" else line for line in lines]
+
+
+def drop(event: str, number: int = 0) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    def change(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        place = [place for place, line in enumerate(lines) if line["event"] == event][number]
+        return lines[:place] + lines[place + 1 :]
+
+    return change
+
+
+def one_more_refusal(parts: Parts) -> None:
+    """Count a refusal that has no line."""
+    stated = read(parts, SUMMARY)
+    reason = next(iter(stated["refused"]))
+    stated["refused"][reason] += 1
+    write(parts, SUMMARY, stated)
+
+
+def seven_updates(parts: Parts) -> None:
+    """Let the summary say that seven updates more were applied, wherever it counts them."""
+
+    def change(value: dict[str, Any]) -> None:
+        value["updates"] += 7
+        value["edges"][0]["applied"] += 7
+        value["network"][0]["applied"] += 7
+        value["iterations_per_second"] = value["updates"] / value["seconds"] if value["seconds"] else None
+
+    summary(change)(parts)
+    remodel(parts, lambda _: None)
+
+
+@dataclass(frozen=True)
+class Forgery:
+    base: str
+    forge: Callable[[Parts], None]
+    check: str  # that finds it
+    allowed: bool = False  # with --allow-unlogged
+    claims: tuple[tuple[str, Any], ...] = ()  # of the bundle's own manifest
+
+
+def stated_epsilon(factor: float) -> Callable[[Parts], None]:
+    return summary(lambda value: value.update(privacy=scale(value["privacy"], factor)))
+
+
+ZERO = summary(
+    lambda value: value["privacy"].update(
+        epsilon=0.0, delta=0.0, words=["Each record of an edge's shard is protected with (ε = 0, δ = 0)-DP."]
+    )
+)
+NOTHING = summary(lambda value: value.update(privacy={"words": ["Nothing was released."], "edges": []}))
+
+FORGERIES: dict[str, Forgery] = {
+    # B.2: ε where there is no log
+    "ε/100, simulated": Forgery("simulated", stated_epsilon(0.01), "ε", allowed=True),
+    "ε/100, unlogged": Forgery("unlogged", stated_epsilon(0.01), "ε", allowed=True),
+    "ε/100, logged": Forgery("logged", stated_epsilon(0.01), "ε"),
+    "ε = 0, δ = 0, simulated": Forgery("simulated", ZERO, "ε", allowed=True),
+    "ε = 0, δ = 0, unlogged": Forgery("unlogged", ZERO, "ε", allowed=True),
+    "releases all 1 beside the statement": Forgery(
+        "simulated", summary(lambda v: v.update(releases=[1] * len(v["releases"]))), "releases", allowed=True
+    ),
+    "releases all 1, and the statement's": Forgery(
+        "simulated", lambda parts: restate(parts, lambda c: [1] * len(c)), "releases", allowed=True
+    ),
+    "releases all 1 in an unlogged run": Forgery(
+        "unlogged", lambda parts: restate(parts, lambda c: [1] * len(c)), "releases", allowed=True
+    ),
+    "networked run relabelled as simulated, weights 7": Forgery("logged", relabel, "log"),
+    "log dropped with the scenario's word, weights 7": Forgery("logged", unlog, "log"),
+    "log dropped without it": Forgery("logged", no_log, "log", allowed=True),
+    # B.3: ledgers that contradict the statement
+    "shuffled: a charge for each release in a ledger": Forgery("shuffled", ledger(charges=10), "ledgers"),
+    "shuffled: one charge in a ledger": Forgery("shuffled", ledger(charges=1), "ledgers"),
+    "shuffled: one charge in the statement": Forgery(
+        "shuffled", summary(lambda v: [row.update(charges=1) for row in v["privacy"]["edges"]]), "ε"
+    ),
+    # B.14
+    "halted interrupted in events": Forgery("logged", events(other_ends(reason="interrupted")), "end"),
+    "halted interrupted in the summary": Forgery(
+        "logged", summary(lambda v: v.update(reason="interrupted")), "end"
+    ),
+    "halted interrupted in both, unlogged": Forgery(
+        "unlogged",
+        both(events(other_ends(reason="interrupted")), summary(lambda v: v.update(reason="interrupted"))),
+        "end",
+        allowed=True,
+    ),
+    "no halted line": Forgery("logged", events(drop("halted")), "end"),
+    "no halted line, simulated": Forgery("simulated", events(drop("halted")), "end", allowed=True),
+    "any random_stream": Forgery("logged", manifest(lambda v: v.update(random_stream="quantum")), "words"),
+    "secure stream of a seeded run": Forgery(
+        "seeded", manifest(lambda v: v.update(random_stream="secure")), "words"
+    ),
+    "any text in rate": Forgery("logged", summary(lambda v: v.update(rate="proved optimal")), "words"),
+    "any warning": Forgery("logged", summary(lambda v: v.update(warning="audited by an authority")), "words"),
+    "format-1 downgrade": Forgery("logged", lambda _: None, "hashes", claims=(("format", "mapa-bundle-1"),)),
+    "cut in half, ledgers keep the counts": Forgery("logged", cut_in_half, "ledgers"),
+    "a ledger with 10⁹ releases": Forgery("logged", ledger(releases=10**9, charges=10**9), "ledgers"),
+    "a ledger with 10⁹ releases, unlogged": Forgery(
+        "unlogged", ledger(releases=10**9, charges=10**9), "ledgers", allowed=True
+    ),
+    # D.5
+    "a refusal more in the summary": Forgery("seeded", one_more_refusal, "summary"),
+    "a refusal line dropped": Forgery("seeded", events(drop("gradient_refused")), "summary"),
+    # others
+    "nothing was released": Forgery("simulated", NOTHING, "ε", allowed=True),
+    "no statement at all": Forgery("simulated", summary(lambda v: v.pop("privacy")), "ε", allowed=True),
+    "one release under way left out": Forgery(
+        "logged", lambda parts: restate(parts, lambda c: [c[0] - 1, *c[1:]]), "releases"
+    ),
+    "one release under way left out, simulated": Forgery(
+        "simulated", lambda parts: restate(parts, lambda c: [c[0] - 1, *c[1:]]), "releases", allowed=True
+    ),
+    "another noise than the ledgers'": Forgery("unlogged", weaker_noise_in_events, "ledgers", allowed=True),
+    "another noise than the edges said": Forgery("simulated", weaker_noise, "ε", allowed=True),
+    "shards ten times as large": Forgery("logged", larger_shards, "ledgers"),
+    "an update dropped from events, unlogged": Forgery(
+        "unlogged", events(drop("gradient_applied", -1)), "summary", allowed=True
+    ),
+    "an update in the middle dropped": Forgery(
+        "simulated", events(drop("gradient_applied", 9)), "events", allowed=True
+    ),
+    "seven updates more in the summary, unlogged": Forgery(
+        "unlogged", seven_updates, "summary", allowed=True
+    ),
+    "staleness told smaller": Forgery(
+        "simulated", summary(lambda v: v["staleness"].update(max=0)), "summary", allowed=True
+    ),
+    "final accuracy of its own": Forgery(
+        "simulated", summary(lambda v: v.update(final_accuracy=0.99)), "evaluations", allowed=True
+    ),
+    "seconds of its own": Forgery(
+        "unlogged",
+        summary(lambda v: v.update(seconds=5.0, iterations_per_second=v["updates"] / 5.0)),
+        "summary",
+        allowed=True,
+    ),
+    "a link that the scenario does not give": Forgery(
+        "unlogged", summary(lambda v: v["network"][0].update(asked_delay_ms=250.0)), "summary", allowed=True
+    ),
+    "more parameters than the model": Forgery(
+        "simulated", summary(lambda v: v.update(parameters=10**6)), "words", allowed=True
+    ),
+    "infinite weights, unlogged": Forgery(
+        "simulated",
+        lambda parts: remodel(parts, lambda t: [x.fill(np.inf) for x in t.values()]),
+        "model",
+        allowed=True,
+    ),
+    "blocks that are not x, unlogged": Forgery(
+        "simulated",
+        lambda parts: remodel(parts, lambda t: [x.fill(1) for name, x in t.items() if name != "x"]),
+        "model",
+        allowed=True,
+    ),
+    "weights 7 beside a simulation's log": Forgery(
+        "simulated, logged", lambda parts: remodel(parts, sevens), "model"
+    ),
+    "a simulation's log dropped": Forgery("simulated, logged", no_log, "log", allowed=True),
+    "an engine that is none": Forgery(
+        "logged",
+        both(manifest(lambda v: v.update(engine="oracle")), summary(lambda v: v.update(engine="oracle"))),
+        "scenario",
+    ),
+    "another clock in the log": Forgery("logged", in_log(stretch), "summary"),
+}
+
+
+def found(path: Path, *, allowed: bool) -> list[Check]:
+    return list(Verification.of(path, (), unlogged=allowed).checks())
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forgery_is_not_verified_and_the_check_that_finds_it_is_named(
+    bundles: Callable[[str], Path], name: str
+) -> None:
+    forgery = FORGERIES[name]
+    bundle = bundles(forgery.base)
+    assert is_verified(found(bundle, allowed=True)), "the run itself is honest"
+    parts = parts_of(bundle)
+    forgery.forge(parts)
+    reasons = why_not_private(read(parts, MANIFEST), read(parts, SUMMARY))
+
+    def forge(of_bundle: Parts) -> None:
+        of_bundle.clear()
+        of_bundle.update({name: content for name, content in parts.items() if name != "manifest.json"})
+
+    claims = {
+        "private": not reasons,
+        "not_private": reasons,
+        "scenario_sha256": read(parts, MANIFEST)["scenario_sha256"],
+        **dict(forgery.claims),
+    }
+    checks = found(rewritten(bundle, forge, **claims), allowed=forgery.allowed)
+    assert not is_verified(checks)
+    wrong = {one.name for one in checks if one.status in (Status.FAILED, Status.NOT_CHECKED)}
+    assert forgery.check in wrong, [one for one in checks if one.name in wrong]
+
+
+def test_a_run_cut_in_half_is_found_by_its_ledgers_alone(bundles: Callable[[str], Path]) -> None:
+    """All else is consistent: without ledgers it is a run that was interrupted, and no record can show another."""
+    checks = found(rewritten(bundles("logged"), cut_in_half), allowed=False)
+    assert {one.name for one in checks if one.status is Status.FAILED} == {"ledgers"}
+    checks = found(rewritten(bundles("logged"), both(cut_in_half, no_ledgers)), allowed=False)
+    assert is_verified(checks)
+
+
+def test_there_are_forgeries_of_every_kind_that_once_passed() -> None:
+    assert len(FORGERIES) >= 31 + 10

@@ -1,0 +1,282 @@
+"""Every kind of run that mapa makes passes `mapa verify`: engines, laws, samplers, clippings, ends, scenarios."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.datasets.catalogue import describe
+from common.datasets.dataset import Dataset, Samples
+from common.errors import ConfigurationError
+from common.messages import GradientArrived
+from common.noise.mechanism import Clipping, Sampling
+from common.noise.registry import describe_law, law_names
+from common.quantities import NoisyGradient
+from common.records.tally import Tally
+from common.scenario.scenario import parse_scenario
+from common.wire.codec import encode_gradient
+from common.wire.topics import EdgeTopic, edge_topic
+from mapa.recording import check_engine, record_simulation
+from mapa.run_parts import OwnFiles
+from mapa.scenario_files import read_scenario, shipped_names
+from mapa.simulation.world import World
+from mapa.verification.check import Check, Status, is_verified
+from mapa.verification.verify import Verification
+from tests.core_support import small_dataset, small_scenario
+from tests.local_support import local_values, write_csv
+from tests.mapa.test_conversation import Talk
+from tests.program_support import Mapa
+from tests.verification_support import PRIVATE, logged_run
+
+GAUSSIAN = {"noise": "gaussian", "noise_multiplier": 4.0}
+LOGGED = {"keep_gradients": True}
+TIMED = {"kind": "exponential", "compute": 0.01, "network": 0.01}
+DEVICE = {"availability": {"up": 0.2, "down": 0.1}}
+
+
+def simulated(
+    runs: Path, engine: str = "events", progress: Callable[[Tally], None] | None = None, **changes: Any
+) -> Path:
+    values = {"edges": 3, "iterations": 30, "seed": None, "data": {"sampler": "poisson"}, "privacy": GAUSSIAN}
+    world = World.on(small_scenario(**{**values, **changes}), small_dataset())
+    done = record_simulation(world, name="one", runs=runs, engine=engine, progress=progress)
+    return Path(done["path"])
+
+
+def of_law(name: str) -> dict[str, Any]:
+    return {"noise": name, **dict.fromkeys(describe_law(name).names, 1.0)}
+
+
+def interrupted(runs: Path, engine: str, **changes: Any) -> Path:
+    """Stop a simulation by a signal, as Ctrl-C does."""
+
+    def stop(tally: Tally) -> None:
+        if tally.updates >= 200:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return simulated(runs, engine, stop, iterations=2000, evaluation={"every": 0}, **changes)
+
+
+def local(runs: Path) -> Path:
+    files = tuple(write_csv(runs / f"{k}.csv", 40 + k, k) for k in range(2))
+    scenario = parse_scenario(local_values(records=LOGGED, data={"sampler": "poisson"}))
+    world = World.of(scenario, runs, OwnFiles(files, write_csv(runs / "test.csv", 20, 9)))
+    return Path(record_simulation(world, name="own", runs=runs)["path"])
+
+
+def beyond_the_cap(talk: Talk) -> None:
+    """Let anybody who can write to the topic send a gradient beyond R_k."""
+    service = talk.service
+    talk.until(lambda: any(one.gone == "budget" for one in service.tally.edges.values()))
+    service.record()
+    index = next(k for k, one in service.tally.edges.items() if one.gone == "budget")
+    account = next(one for one in service.server.edges.values() if one.index == index)
+    zeros = NoisyGradient(np.zeros(service.server.model.size, np.float32))
+    life = service.server.incarnation
+    forged = GradientArrived(account.edge_id, account.last_sequence + 1, 1, 1.0, zeros, life)
+    service.on_gradient(edge_topic(talk.run_id, account.edge_id, EdgeTopic.GRADIENT), encode_gradient(forged))
+    assert service.records.facts[-1][1].reason == "cap"  # type: ignore[union-attr]
+
+
+def in_the_middle(talk: Talk) -> None:
+    talk.until(lambda: talk.service.server.updates >= 20)
+    talk.service.interrupt()
+
+
+PACED: dict[str, Any] = {
+    "seed": None,
+    "batch_size": 80,
+    "data": {"sampler": "poisson"},
+    "algorithm": {"name": "constant", "rate": 0.3},
+    "privacy": {"total_epsilon": 3.0, "pace": "own", "paces": [1.0, 2.0, 4.0]},
+}
+Maker = Callable[[Path], Path]
+RUNS: dict[str, Maker] = {
+    **{
+        f"simulated, {engine}": partial(simulated, engine=engine, delays=delays)
+        for engine, delays in (
+            *((engine, {"kind": "cyclic"}) for engine in ("events", "vectorised", "block")),
+            ("synchronous", TIMED),
+        )
+    },
+    **{f"law {name}": partial(simulated, privacy=of_law(name), records=LOGGED) for name in law_names()},
+    **{
+        f"sampler {one.value}": partial(
+            simulated,
+            records=LOGGED,
+            data={
+                "sampler": one.value,
+                **({"largest_batch": 9} if one is Sampling.TRUNCATED_POISSON else {}),
+            },
+        )
+        for one in Sampling
+    },
+    **{
+        f"clipping {one.value}": partial(
+            simulated,
+            records=LOGGED,
+            algorithm={"name": "quantile" if one is Clipping.QUANTILE else "constant", "rate": 0.1},
+            privacy={**GAUSSIAN, "noise_multiplier": 40.0, "clipping": one.value},
+        )
+        for one in Clipping
+    },
+    "local data, simulated": local,
+    "seeded": lambda runs: simulated(runs, seed=3, records=LOGGED),
+    "not private": lambda runs: simulated(runs, algorithm={"name": "asgd"}, records=LOGGED),
+    "shared records": lambda runs: simulated(
+        runs, data={"sampler": "poisson", "partition": "shared"}, records=LOGGED
+    ),
+    "local steps": lambda runs: simulated(runs, local={"steps": 3, "rate": 0.1}, records=LOGGED),
+    "diagnostics": lambda runs: simulated(runs, records={**LOGGED, "diagnostics": True}),
+    "no events, logged": lambda runs: simulated(runs, records={**LOGGED, "events": False}),
+    "no events, unlogged": lambda runs: simulated(runs, records={"events": False}),
+    "tail that never began": lambda runs: simulated(
+        runs,
+        records=LOGGED,
+        delays=TIMED,
+        time_limit=0.02,
+        algorithm={"name": "constant", "rate": 0.1, "average": "tail"},
+    ),
+    "devices that are away": lambda runs: simulated(runs, records=LOGGED, delays=TIMED, devices=[DEVICE]),
+    "devices that are away, unlogged": lambda runs: simulated(runs, delays=TIMED, devices=[DEVICE]),
+    "time limit": lambda runs: simulated(runs, records=LOGGED, delays=TIMED, time_limit=0.1),
+    "time limit, synchronous": lambda runs: simulated(runs, "synchronous", delays=TIMED, time_limit=0.1),
+    "diverged": lambda runs: simulated(
+        runs, records=LOGGED, algorithm={"name": "constant", "rate": 1e38, "first_clip": 2.0}
+    ),
+    "budget spent": lambda runs: simulated(runs, records=LOGGED, privacy={**GAUSSIAN, "total_epsilon": 0.5}),
+    "paced": lambda runs: simulated(
+        runs,
+        records=LOGGED,
+        delays={**TIMED, "speeds": [1.0, 2.0, 4.0]},
+        **{**PACED, "privacy": {"total_epsilon": 3.0, "pace": "own"}},
+    ),
+    "interrupted, events": lambda runs: interrupted(runs, "events", records=LOGGED),
+    "interrupted, unlogged": lambda runs: interrupted(runs, "events"),
+    "interrupted, block": lambda runs: interrupted(runs, "block"),
+    "network, lossy": lambda runs: logged_run(runs, share=0.2),
+    "network, shuffled": lambda runs: logged_run(runs, **{**PRIVATE, "data": {"sampler": "shuffled"}}),
+    "network, unlogged": lambda runs: logged_run(
+        runs, share=0.2, keep=False, records={"keep_gradients": False}, **PRIVATE
+    ),
+    "network, shuffled, unlogged": lambda runs: logged_run(
+        runs, keep=False, records={"keep_gradients": False}, **{**PRIVATE, "data": {"sampler": "shuffled"}}
+    ),
+    "network, no events": lambda runs: logged_run(runs, records={"events": False}, **PRIVATE),
+    "network, interrupted": lambda runs: logged_run(runs, first=in_the_middle, **PRIVATE),
+    "network, paced, a gradient beyond R_k": lambda runs: logged_run(runs, first=beyond_the_cap, **PACED),
+    "network, unlogged, a gradient beyond R_k": lambda runs: logged_run(
+        runs, first=beyond_the_cap, keep=False, records={"keep_gradients": False}, **PACED
+    ),
+}
+
+
+def wrong(checks: list[Check]) -> list[str]:
+    return [
+        f"{one.name} of {one.part}: {one.status.value}: {one.detail}"
+        for one in checks
+        if one.status in (Status.FAILED, Status.NOT_CHECKED)
+    ]
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_an_honest_run_is_verified(kind: str, tmp_path: Path) -> None:
+    path = RUNS[kind](tmp_path)
+    logged = (path / "log").exists()
+    checks = list(Verification.of(path, (), unlogged=not logged).checks())
+    assert is_verified(checks), wrong(checks)
+    assert {"ε", "releases", "end", "summary"} <= {one.name for one in checks if one.status is Status.PASSED}
+    if not logged:  # and not without the caller's word
+        assert [
+            one.name for one in Verification.of(path, ()).checks() if one.status is Status.NOT_CHECKED
+        ] == ["log"]
+
+
+def shortened(name: str) -> tuple[dict[str, Any], int]:
+    """Return a shipped scenario with few updates and whole shards as batches, and how many records it needs."""
+    _, values = read_scenario(name)
+    values |= {"iterations": 2 * values["edges"], "batch_size": 5}
+    values["evaluation"] = {"every": values["edges"]}
+    values["records"] = {**values.get("records", {}), **LOGGED}
+    if values["data"].get("holdout"):
+        values["data"]["holdout"] = 5
+    if values["data"].get("largest_batch"):
+        values["data"]["largest_batch"] = 5
+    privacy = values.get("privacy", {})
+    if "total_epsilon" in privacy and privacy.get("pace") != "own":  # z takes its time
+        del privacy["total_epsilon"]
+        privacy.pop("releases", None)
+        privacy["noise_multiplier"] = 4.0
+    return values, 5 * values["edges"] + (5 if values["data"].get("holdout") else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_shortened_run_of_a_shipped_scenario_is_verified(name: str, tmp_path: Path) -> None:
+    values, rows = shortened(name)
+    [known] = [one for one in describe(Path()) if one.name == values["data"]["set"]]
+    rng = np.random.default_rng(0)
+
+    def samples(count: int) -> Samples:
+        images = rng.random((count, int(np.prod(known.shape)))).astype(np.float32)
+        return Samples(images, (np.arange(count) % known.classes).astype(np.int64))
+
+    dataset = Dataset(known.name, known.shape, known.classes, samples(rows), samples(5), "0" * 64)
+    world = World.on(parse_scenario(values), dataset)
+    path = Path(record_simulation(world, name=name, runs=tmp_path)["path"])
+    checks = list(Verification.of(path, ()).checks())
+    assert is_verified(checks), wrong(checks)
+
+
+# -- the log of a simulation, and one count of refusals --------------------------------------------------------
+
+
+def test_a_simulation_that_keeps_its_gradients_is_replayed_bit_for_bit(mapa: Mapa, tmp_path: Path) -> None:
+    path = simulated(tmp_path, records=LOGGED)
+    done = mapa("verify", str(path))
+    assert done.code == 0, done.out
+    assert "bit for bit" in done.out
+    assert json.loads((path / "summary.json").read_text())["engine"] == "events"
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "block", "synchronous"])
+def test_an_engine_without_a_log_refuses_to_keep_gradients(engine: str) -> None:
+    delays = TIMED if engine == "synchronous" else {"kind": "cyclic"}
+    with pytest.raises(ConfigurationError, match=r"records\.keep_gradients = true: .*--engine events"):
+        check_engine(small_scenario(records=LOGGED, delays=delays), engine)
+
+
+def test_what_arrives_after_the_summary_is_in_no_record(tmp_path: Path) -> None:
+    """Edges go on sending while the cloud takes its leave: events.jsonl had more refusals than the summary."""
+    told: list[int] = []
+
+    def late(talk: Talk) -> None:
+        service = talk.service
+        told.append(service.tally.refused["after-halt"])
+        [account, *_] = service.server.edges.values()
+        zeros = NoisyGradient(np.zeros(service.server.model.size, np.float32))
+        forged = GradientArrived(account.edge_id, 1, 1, 1.0, zeros, service.server.incarnation)
+        topic = edge_topic(talk.run_id, account.edge_id, EdgeTopic.GRADIENT)
+        for _ in range(3):
+            service.on_gradient(topic, encode_gradient(forged))
+        service.record()
+        told.append(service.tally.refused["after-halt"])
+
+    path = logged_run(tmp_path, afterwards=late, **PRIVATE)
+    assert told[0] == told[1], "what a view shows is the summary's count"
+    summary = json.loads((path / "summary.json").read_text())
+    lines = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    refusals = [
+        line for line in lines if line["event"] == "gradient_refused" and line["reason"] == "after-halt"
+    ]
+    assert len(refusals) == summary["refused"].get("after-halt", 0)
+    checks = list(Verification.of(path, ()).checks())
+    assert is_verified(checks), wrong(checks)
