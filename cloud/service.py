@@ -61,6 +61,7 @@ _RECORD_EVERY = 0.25  # seconds between two batches of records
 _COMPLAINTS = 50  # messages that get a line for the operator: anybody can send any number
 # times silent_after that an edge which is only away may take to come back to a run without budgets
 _RETURN = 10
+_SLOWEST = 10  # times `gather` that edges may take to come one after the other
 _SUSPECT = {  # reasons of a refused gradient that its operator should know of
     "norm": "its norm is larger than an honest edge's can be",
     "sensitivity": "the model version that it names was sent with another ΔS",
@@ -97,6 +98,7 @@ class CloudService:
         default_factory=list
     )  # what must not be performed before the log is on disk
     _complaints: int = 0
+    _told: int = 0  # edges that the operator was last told to be here
     _idle: float = 0.0  # seconds that nobody has been here who could train
     notices: Notices = field(init=False)
     evaluations: Evaluations = field(init=False)
@@ -212,7 +214,9 @@ class CloudService:
             self.lives.welcomed(edge_id, hello.nonce, hello.last_sequence)
         here = len(self.server.edges)
         if self.gather is not None and self.server.schedule is None and here > before:
-            self.loop.call_later(self.gather, partial(self._begin_unless_more_came, here))
+            # a machine that takes long to start one edge takes as long to start the next
+            slowness = min(now - self.records.began, _SLOWEST * self.gather)
+            self.loop.call_later(max(self.gather, slowness), partial(self._begin_unless_more_came, here))
 
     def _begin_unless_more_came(self, edges: int) -> None:
         server, now = self.server, self.loop.now()
@@ -385,6 +389,7 @@ class CloudService:
     def _record_often(self) -> None:
         self.record()
         self.on_records()
+        self._tell_who_is_here()
         if self.history is not None:
             self.release()
             self.history.checkpoint_if_due()
@@ -393,6 +398,13 @@ class CloudService:
             self.halt("time-limit")
         if self.halted is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
+
+    def _tell_who_is_here(self) -> None:
+        """Say how many of the edges that the first update waits for have come, where that has changed."""
+        here, awaited = len(self.server.edges), self.server.terms.edges_at_least
+        if here != self._told and self.server.schedule is None and self.halted is None:
+            self._told = here
+            self.say(f"{here} of {awaited} edges are here; the first update waits for the others")
 
     def _look_for_silence(self) -> None:
         """Report edges that have been silent for too long; no one waits for them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import socket
 import threading
@@ -26,6 +27,7 @@ from common.own_code import allowing
 from common.quantities import RunId
 from common.randomness import new_incarnation, streams_for
 from common.records.keeping import keeps_gradients
+from common.records.naming import HALT_OWED
 from common.records.recorder import Recorder
 from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario
@@ -43,6 +45,7 @@ from mapa.budget import Say
 from mapa.live import View
 from mapa.run_parts import OwnFiles, RunParts, assemble
 
+EXIT_UNDELIVERED = 5  # the run has ended, and its edges were not told
 EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}
 _ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
 _ECHO = 20.0  # seconds for a message as large as a model to come back
@@ -52,6 +55,9 @@ _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart t
 @dataclass(frozen=True, slots=True)
 class Setting(RunParts):
     """The parts of a run on a network, before anything connects."""
+
+    data_dir: Path | None = None
+    test_data: Path | None = None  # of the cloud, where the edges bring their own records
 
     @classmethod
     def of(
@@ -65,7 +71,8 @@ class Setting(RunParts):
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         made = type(algorithm_for(parts.scenario))
         ValueCodec(made).plain(algorithm)  # nor where no checkpoint could hold it
-        return cls(parts.scenario, parts.dataset, parts.model, parts.rows)
+        test = None if own is None else own.test
+        return cls(parts.scenario, parts.dataset, parts.model, parts.rows, data_dir, test)
 
     @property
     def payload_bytes(self) -> int:
@@ -92,8 +99,26 @@ class CloudRun:
     channel: MqttChannel
     loop: SelectorLoop
     directory: RunDirectory
+    reached: str = ""  # the options by which the operator reached the broker
     patience: float = _GOODBYE  # seconds for what the broker has not taken
+    undelivered: bool = False  # the halt: no edge was told
     _hurried: bool = False
+
+    def exit_code(self, reason: str) -> int:
+        return EXIT_UNDELIVERED if self.undelivered else EXIT_CODES.get(reason, 1)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with this run; what it needs besides stands in the run's own directory."""
+        reached = self.reached or f"--broker {self.channel.options.address}"
+        path = shlex.quote(str(self.directory.path))
+        return f"mapa cloud --resume {path} {reached}{allowing(self.setting.scenario.canonical())}"
+
+    def remember(self) -> None:
+        """Write what a resumed cloud needs."""
+        places = {"data_dir": self.setting.data_dir, "test_data": self.setting.test_data}
+        values = {name: None if path is None else str(path.resolve()) for name, path in places.items()}
+        self.directory.remember({**values, HALT_OWED: self.undelivered})
 
     def serve(self) -> str:
         """Serve until the halt and its delivery; return its reason.
@@ -106,8 +131,7 @@ class CloudRun:
             except RecordsError as error:  # nobody was answered since: the next process goes on from there
                 raise RecordsError(
                     f"{error}; the run has stopped, and no update that was answered is lost: make room, then go on"
-                    f" with mapa cloud --resume {self.directory.path} --broker {self.channel.options.address}"
-                    f"{allowing(self.setting.scenario.canonical())}"
+                    f" with {self.resume_command}"
                 ) from error
             self._deliver()
         halted = self.service.halted
@@ -129,9 +153,18 @@ class CloudRun:
                 f"the broker is disconnected; waiting up to {self.patience:g} s to deliver the halt to the edges"
             )
         until = self.loop.now() + self.patience
-        if not self.loop.serve(lambda: self._hurried or not owing(), until=until) or owing():
+        self.undelivered = not self.loop.serve(lambda: self._hurried or not owing(), until=until) or owing()
+        if self.undelivered:
             self.patience = 0.0
-            say("halt not delivered; edges may keep waiting")
+            say(
+                "halt not delivered: edges keep waiting until they are told; once the broker is back, tell them with"
+                f" {self.resume_command}"
+            )
+        if service.history is not None:
+            with contextlib.suppress(
+                RecordsError
+            ):  # the other records cannot be written either, which is said
+                self.remember()
 
 
 @contextlib.contextmanager
@@ -148,12 +181,14 @@ def open_cloud(
     gather: float | None = None,
     incarnation: int | None = None,
     remembers: bool = True,
+    reached: str = "",
     metrics: socket.socket | None = None,
 ) -> Iterator[CloudRun]:
     """Connect the cloud and begin to serve hellos as soon as the loop runs.
 
     Without an incarnation the run begins, with a new one; with that of a run it goes on where the directory's log
-    ends. `remembers`: whether there is such a log.
+    ends. `remembers`: whether there is such a log. `reached`: the options that name the broker, for the command that
+    resumes the run.
     """
     scenario, nonce = setting.scenario, new_nonce()
     server = server_for(
@@ -228,6 +263,7 @@ def open_cloud(
     )
     view.attach(service)
     history = _history(setting, server.incarnation, directory, view.say) if remembers else None
+    cloud = CloudRun(setting, service, channel, loop, directory, reached)
     channel.connect(connect_timeout)
     try:
         _ask_for_others(service, loop)
@@ -235,6 +271,8 @@ def open_cloud(
         if history is not None:
             go_on = begin_history if incarnation is None else revive
             go_on(service, history, type(algorithm_for(scenario)), directory)
+            cloud.undelivered = service.halted is not None  # it ended before, and goes on to tell the edges
+            cloud.remember()
     except (ConfigurationError, RecordsError):
         channel.close()  # with a goodbye: our last will would say that the run's cloud is away
         loop.close()
@@ -245,7 +283,6 @@ def open_cloud(
     started.append(service)
     beat(loop, lambda: channel.connected)
     try:
-        cloud = CloudRun(setting, service, channel, loop, directory)
         if metrics is not None:
             service.replies = Buckets(SECONDS)
         with published(metrics, loop, lambda: read_cloud(service), view.say, every=EVERY):

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -78,6 +78,9 @@ class Bed:
         self.answers: list[tuple[str, Admission | Refuse]] = []
         self.edge.subscribe(edge_topic(RUN, EdgeId("+"), EdgeTopic.WELCOME), self._take)
         self.edge.connect()
+
+    def begun(self) -> bool:
+        return self.service.server.schedule is not None
 
     def _take(self, topic: str, payload: bytes) -> None:
         edge_id = topic.split("/")[4]
@@ -518,6 +521,29 @@ def test_a_run_ends_at_its_time_limit_which_counts_from_the_first_update() -> No
     assert bed.service.halted is None
     bed.broker.advance(1.5)
     assert bed.service.halted == Halt("time-limit", 1, LIFE)
+
+
+def test_a_cloud_says_who_is_here_and_edges_that_start_slowly_are_waited_for() -> None:
+    bed = Bed()
+    bed.service.gather = 5.0
+    bed.service.server.terms = replace(bed.service.server.terms, edges_at_least=4)
+    bed.broker.advance(20.0)
+    bed.hello("a")
+    bed.broker.advance(15.0)  # the first took 20 seconds: five without another say nothing
+    assert not bed.begun()
+    assert "1 of 4 edges are here; the first update waits for the others" in bed.said
+    bed.hello("b")
+    bed.broker.advance(34.0)
+    assert not bed.begun()
+    bed.broker.advance(2.0)
+    assert bed.begun()
+    late = Bed()
+    late.service.gather = 0.1
+    late.service.server.terms = replace(late.service.server.terms, edges_at_least=4)
+    late.broker.advance(20.0)
+    late.hello("a")
+    late.broker.advance(1.1)  # ten times as long, and no longer
+    assert late.begun()
 
 
 def test_without_a_time_limit_a_run_goes_on() -> None:
