@@ -170,7 +170,9 @@ class CloudServer:
         account = self.edges.get(hello.edge_id)
         returned = account is not None
         if account is None:
-            account = self.edges[hello.edge_id] = EdgeAccount(hello.edge_id, index)
+            account = self.edges[hello.edge_id] = EdgeAccount(
+                hello.edge_id, index, earlier=hello.last_sequence
+            )
         # an edge that waits says hello again and again: that is no news
         news = not (returned and account.present and account.law == law and account.index == index)
         self.indices.exchange(account.index, index)

@@ -9,7 +9,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
-from cloud.contacts import Contacts
+from cloud.contacts import Allowance, Contacts
 from cloud.evaluation import Evaluator
 from cloud.evaluations import Evaluations
 from cloud.history import History
@@ -34,7 +34,7 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.quantities import RunId
+from common.quantities import EdgeId, RunId
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
@@ -102,6 +102,7 @@ class CloudService:
     _idle: float = 0.0  # seconds that nobody has been here who could train
     notices: Notices = field(init=False)
     evaluations: Evaluations = field(init=False)
+    allowance: Allowance = field(init=False)
     models: Owed[SendModel] = field(init=False)  # on their way; what the channel has not taken
 
     def __post_init__(self, evaluator: Evaluator | None) -> None:
@@ -114,6 +115,7 @@ class CloudService:
             self._complain,
             self.dropped,
         )
+        self.allowance = Allowance(self.scenario.testbed.resend_after)
         self.evaluations = Evaluations(evaluator, self.loop, self._evaluated, lambda text: self.say(text))
         self.models = Owed(self.loop, self._publish_model, lambda: self.channel.connected)
 
@@ -172,12 +174,23 @@ class CloudService:
             self.dropped["gradient"] += 1
             raise
         now, history = self.loop.now(), self.history
+        if not self.server.is_new(arrived) and not self._may_be_answered(edge_id, now):
+            return
         if history is None:
             self.take_gradient(arrived, now)
         else:
             history.gradient(self.server, arrived, payload, now - self.records.began)
             self.take_gradient(arrived, now)
             history.at("replied")
+
+    def _may_be_answered(self, edge_id: EdgeId, now: float) -> bool:
+        """Tell whether an edge has not asked too often; before the log: what is dropped here has never come."""
+        granted = self.allowance.grant(edge_id, now)
+        if not granted:
+            self.dropped["too-often"] += 1
+            if (contact := self.contacts.get(edge_id)) is not None:
+                contact.seen = now  # it is there
+        return granted
 
     def take_gradient(self, arrived: GradientArrived, now: float) -> None:
         """Apply a gradient, whoever brings it: the network, or the log."""
@@ -198,6 +211,8 @@ class CloudService:
             self.dropped["hello"] += 1
             raise
         now = self.loop.now()
+        if not self._may_be_answered(edge_id, now):
+            return
         if self.history is not None:
             self.history.hello(self.server, hello, payload, now - self.records.began)
         self.take_hello(hello, now)
@@ -209,8 +224,7 @@ class CloudService:
         if not effects or hello.incarnation != self.server.incarnation:
             self.dropped["late-hello"] += 1  # it came before, or a newer one did, or it is of an earlier life
         self.answer(effects, now, hello)
-        account = self.server.edges.get(edge_id)
-        if account is not None and account.nonce == hello.nonce:
+        if any(isinstance(effect, Welcome) for effect in effects):
             self.lives.welcomed(edge_id, hello.nonce, hello.last_sequence)
         here = len(self.server.edges)
         if self.gather is not None and self.server.schedule is None and here > before:

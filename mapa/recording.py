@@ -211,12 +211,13 @@ def _kept(failures: list[RecordsError]) -> Iterator[None]:
 def _releases(service: CloudService, account: EdgeAccount) -> int:
     """Return how many gradients an edge can have released; its own ledger has the last word.
 
-    One more than the cloud knows of may be on its way, if the edge was ever sent a model and did not say goodbye.
+    One more than the cloud knows of may have left, if the edge was ever sent a model: only an edge that found its
+    budget spent had an answer to its last one.
     """
-    known = account.last_sequence or service.lives.known(account.edge_id)
+    known = max(account.last_sequence, service.lives.known(account.edge_id))
     sent = service.server.schedule is not None  # with the first stage every edge is sent the model
     gone = service.tally.edges[account.index].gone
-    return known + (sent and (account.present or gone not in ("budget", "shutdown")))
+    return known + (sent and (account.present or gone != "budget"))
 
 
 _STARTS = (

@@ -179,6 +179,7 @@ def test_refused_gradients_of_one_edge_get_a_hundred_lines_and_are_counted_beyon
         bed.gradient(edge, 1)
     for _ in range(150):
         bed.gradient("a", 1)
+        bed.broker.advance(2.0)  # not so often that it gets no answer
     bed.gradient("b", 1)
     lines = [event["edge_id"] for event in bed.events("gradient_refused")]
     assert (lines.count("a"), lines.count("b")) == (100, 1)
