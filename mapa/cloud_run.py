@@ -21,10 +21,11 @@ from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from cloud.snapshot import ValueCodec
 from common.datasets.catalogue import load_dataset
-from common.errors import ConfigurationError, RecordsError, RemoteProtocolError
+from common.errors import ConfigurationError, LocalProtocolError, RecordsError, RemoteProtocolError
 from common.health import beat
+from common.messages import Welcome
 from common.own_code import allowing
-from common.quantities import RunId
+from common.quantities import EdgeId, RunId
 from common.randomness import new_incarnation, streams_for
 from common.records.keeping import keeps_gradients
 from common.records.naming import HALT_OWED
@@ -38,7 +39,7 @@ from common.transport.connection import SIZE_HINT, BrokerAddress, Credentials, M
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.transport.routing import UNREAD, RetainedMessageError
-from common.wire.codec import Presence, encode_presence, new_nonce
+from common.wire.codec import Admission, Presence, encode_presence, encode_welcome, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
 from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
 from mapa.budget import Say
@@ -81,8 +82,31 @@ class Setting(RunParts):
 
     @property
     def probe_bytes(self) -> int:
-        """The size of an encoded model, or of the largest other message."""
-        return max(HEADER_BYTES + 4 * self.model.dimension, COLD_LIMIT)
+        """The size of an encoded model, of the largest welcome, or of the largest other message."""
+        return max(HEADER_BYTES + 4 * self.model.dimension, COLD_LIMIT, self._welcome_bytes)
+
+    @property
+    def _welcome_bytes(self) -> int:
+        """The largest welcome: that of the edge with the longest link, or with the longest device."""
+        scenario, most = self.scenario, 2**63 - 1
+        cycled = (scenario.links, scenario.devices)
+        edges = {max(range(len(values)), key=lambda k: len(repr(values[k]))) for values in cycled if values}
+        admissions = [
+            Admission(
+                welcome=Welcome(EdgeId("edge"), k, most),
+                edges=scenario.workers,
+                scenario=scenario.for_edge(k),
+                seed=scenario.seed,
+                nonce="0" * 16,
+                number=most,
+                incarnation=most,
+            )
+            for k in {0, *(k for k in edges if k < scenario.workers)}
+        ]
+        try:
+            return max(len(encode_welcome(admission)) for admission in admissions)
+        except LocalProtocolError as error:
+            raise ConfigurationError(f"scenario: edges cannot be sent it: {error}") from error
 
     @property
     def packet_bytes(self) -> int:
@@ -265,15 +289,18 @@ def open_cloud(
     history = _history(setting, server.incarnation, directory, view.say) if remembers else None
     cloud = CloudRun(setting, service, channel, loop, directory, reached)
     channel.connect(connect_timeout)
+    inquiry = Inquiry(run, nonce, channel, server.incarnation)
     try:
-        _ask_for_others(service, loop)
+        _ask_for_others(inquiry, loop, view.say)
         _probe_size(SizeProbe(run, nonce, channel, setting.probe_bytes), channel, loop, view.say)
         if history is not None:
             go_on = begin_history if incarnation is None else revive
             go_on(service, history, type(algorithm_for(scenario)), directory)
             cloud.undelivered = service.halted is not None  # it ended before, and goes on to tell the edges
             cloud.remember()
+        _check_alone(inquiry)  # others may have asked meanwhile
     except (ConfigurationError, RecordsError):
+        inquiry.withdraw()
         channel.close()  # with a goodbye: our last will would say that the run's cloud is away
         loop.close()
         raise
@@ -320,17 +347,21 @@ def _history(
     )
 
 
-def _ask_for_others(service: CloudService, loop: SelectorLoop) -> None:
+def _ask_for_others(inquiry: Inquiry, loop: SelectorLoop, say: Callable[[str], None]) -> None:
     """Raise ConfigurationError where another cloud serves the run; one that left only its presence is replaced."""
-    inquiry = Inquiry(service.run, service.nonce, service.channel, service.server.incarnation)
     inquiry.begin()
     loop.serve(lambda: inquiry.settled, until=loop.now() + _ANSWER)
+    _check_alone(inquiry)
+    if inquiry.online or inquiry.earlier:
+        say(f"run {inquiry.run!r}: previous cloud unresponsive; taking over")
+
+
+def _check_alone(inquiry: Inquiry) -> None:
     if inquiry.answered:
         raise ConfigurationError(
-            f"run = {service.run!r}: another cloud is serving it on this broker; stop that one, or choose another --run"
+            f"run = {inquiry.run!r}: another cloud is serving it on this broker, or began to at the same moment; stop"
+            " that one, or choose another --run"
         )
-    if inquiry.online:
-        service.say(f"run {service.run!r}: previous cloud unresponsive; taking over")
 
 
 def _probe_size(

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
@@ -377,6 +379,51 @@ def test_where_nobody_was_there_is_nothing_to_wait_for() -> None:
     inquiry = ask(bed)
     assert inquiry.settled
     assert not inquiry.answered
+
+
+def newcomer(broker: MemoryBroker, nonce: str) -> Inquiry:
+    channel = MemoryChannel(broker)
+    channel.connect()
+    inquiry = Inquiry(RUN, nonce, channel)
+    inquiry.begin()
+    return inquiry
+
+
+@given(st.permutations("abc"), st.lists(st.booleans(), min_size=3, max_size=3))
+def test_of_clouds_that_start_together_the_first_to_ask_goes_on_and_the_others_end(
+    order: list[str], overlap: list[bool]
+) -> None:
+    """Whether they hear each other's question live or retained, or everything twice."""
+    broker, asking = MemoryBroker(), []
+    for name, soon in zip(order, overlap, strict=True):
+        asking.append(newcomer(broker, name * 16))
+        if not soon:
+            broker.settle()
+    broker.settle()
+    for topic, payload in list(broker.published):
+        broker.route(topic, payload, retain=False)
+    broker.settle()
+    assert [one.answered for one in asking] == [False, True, True]
+    assert asking[0].settled
+
+
+def test_a_question_of_a_cloud_that_died_is_waited_for_and_then_taken_over() -> None:
+    broker = MemoryBroker()
+    newcomer(broker, OURS).channel.close()
+    second = newcomer(broker, THEIRS)
+    broker.settle()
+    assert (second.earlier, second.asked, second.settled) == (True, True, False)
+    begun = encode_presence(Presence(True, "c" * 16, LIFE))  # or another cloud announces itself meanwhile
+    broker.route(presence_topic(RUN), begun, retain=True)
+    broker.settle()
+    assert second.answered
+
+
+def test_a_cloud_that_starts_leaves_no_question_behind() -> None:
+    bed = Bed()
+    ask(bed)
+    assert not bed.broker.retained.get(clouds_topic(RUN))
+    assert not bed.service.dropped
 
 
 def test_the_will_of_another_cloud_does_not_stay_the_last_word() -> None:
