@@ -41,6 +41,8 @@ from common.wire.codec import (
     encode_presence,
 )
 from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic
+from edge.conversation import Phase
+from edge.session import EdgeSession
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
 
@@ -424,6 +426,23 @@ def test_a_cloud_that_starts_leaves_no_question_behind() -> None:
     ask(bed)
     assert not bed.broker.retained.get(clouds_topic(RUN))
     assert not bed.service.dropped
+
+
+def test_a_goodbye_that_somebody_else_says_is_told_counted_and_taken_back() -> None:
+    """Edges end by it and a halt, with 0: without an ACL anybody can do that, and the operator must know."""
+    bed = Bed()
+    edge = EdgeSession()
+    bed.edge.subscribe(presence_topic(RUN), lambda _, payload: edge.receive(decode_presence(payload)))
+    forged = Presence(False, bed.service.nonce, LIFE, over=True)
+    bed.broker.route(presence_topic(RUN), encode_presence(forged), retain=True)
+    bed.broker.settle()
+    assert bed.service.dropped == {"presence": 1}
+    assert any("another sender has said goodbye in this cloud's name" in line for line in bed.said)
+    assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online  # whoever comes now joins
+    edge.receive(Halt("finished", 60, LIFE))
+    assert edge.phase is not Phase.DONE  # a halt alone ends nobody
+    edge.receive(forged)
+    assert edge.phase is Phase.DONE
 
 
 def test_the_will_of_another_cloud_does_not_stay_the_last_word() -> None:
