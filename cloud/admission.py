@@ -13,6 +13,7 @@ from common.noise.law import NoiseLaw
 if TYPE_CHECKING:
     from cloud.server import CloudServer
 
+_LIVES = 100  # of a run's name: an edge that comes with more releases than they can have is not believed
 _REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
 
 
@@ -65,6 +66,13 @@ def judged(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
         return None
     if account is None and len(server.edges) >= terms.edges:
         return refuse("fleet-full", f"all {terms.edges} shards are assigned")
+    most = _most_releases(account, terms.iterations)
+    if hello.last_sequence > most:
+        detail = (
+            f"last_sequence = {hello.last_sequence}: must be at most {most} in a run of T = {terms.iterations};"
+            " a run under another name begins at 0"
+        )
+        return refuse("mechanism", detail)
     # the process that speaks for the edge forgets nothing: what it has not debited another sent in its name
     other = account is not None and hello.nonce != account.nonce
     if account is not None and other and hello.last_sequence < account.last_sequence:
@@ -80,6 +88,16 @@ def judged(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
     if account is not None and law != account.law and not _may_change(server, hello, account, moment):
         return refuse("mechanism", f"an edge must keep the noise law it started with: {account.law}")
     return Admitted(index, law, moment)
+
+
+def _most_releases(account: EdgeAccount | None, iterations: int) -> int:
+    """Return how many releases an honest edge can have debited under the run's name, generously.
+
+    Nobody can check what it says, and the run's statement of privacy counts it: one hello must not ruin that.
+    """
+    if account is None:
+        return _LIVES * (iterations + 1)
+    return account.earlier + 2 * (iterations + 1)  # in this life, with all that was refused or lost
 
 
 def _redealt(indices: Indices, hello: Hello, account: EdgeAccount) -> int:

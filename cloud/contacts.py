@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.quantities import EdgeId
+
+_AT_ONCE = 16  # answers that an edge gets one after the other
+_OFTEN = 4  # times as often as an honest edge asks again an answer is given on and on
+_REMEMBERED = 4096  # edge ids that have asked of late
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Answers to what brings the training no further: hellos, and gradients that came before.
+
+    Each is answered by a whole model, so one edge that repeats itself could keep the cloud busy for all. What is
+    dropped counts as lost on the way: an honest edge asks again after `resend_after`, and is answered then.
+    """
+
+    resend_after: float  # seconds after which an honest edge asks again, at the earliest
+    _until: dict[EdgeId, float] = field(default_factory=dict)  # when an edge will have all its answers back
+
+    def grant(self, edge_id: EdgeId, now: float) -> bool:
+        """Tell whether an edge may be answered now, and charge it."""
+        step = self.resend_after / _OFTEN
+        until = max(self._until.get(edge_id, now), now)
+        if until + step > now + _AT_ONCE * step:
+            return False
+        if len(self._until) >= _REMEMBERED:
+            self._until = {one: end for one, end in self._until.items() if end > now}
+        if len(self._until) < _REMEMBERED or edge_id in self._until:
+            self._until[edge_id] = until + step
+        return True
 
 
 @dataclass(slots=True)

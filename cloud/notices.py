@@ -45,6 +45,7 @@ class Notices:
         subscribe = self.channel().subscribe
         subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
         subscribe(halt_topic(self.run), self.on_halt, qos=1, retained=True)
+        self._clear_questions()  # ours: the presence says more
         subscribe(clouds_topic(self.run), self.on_inquiry, qos=1)
 
     def announce(self) -> None:
@@ -120,15 +121,27 @@ class Notices:
             return
         if not presence.online:
             self.announce()
+            if presence.over and presence.incarnation == self.server.incarnation:
+                self.dropped["presence"] += 1
+                self.complain(
+                    f"run {self.run!r}: another sender has said goodbye in this cloud's name: edges that believed it"
+                    " have ended, with exit code 0; the broker's ACL keeps others from that topic"
+                )
         elif presence.nonce != self.nonce:
             self.complain(f"another cloud is announcing itself for run {self.run!r}")
 
     def on_inquiry(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
         """Answer a cloud that is about to start under this run's name."""
+        if not payload:
+            return  # a question that was withdrawn
         asking = self._decoded(payload)
         if not asking.online and asking.nonce != self.nonce and not self.over:
             answer = encode_presence(self.presence(online=True))
             self.channel().publish(clouds_topic(self.run), answer, qos=1)
+            self._clear_questions()  # it will not start
+
+    def _clear_questions(self) -> None:
+        self.channel().publish(clouds_topic(self.run), b"", qos=1, retain=True)
 
     def _decoded(self, payload: bytes) -> Presence:
         try:

@@ -18,7 +18,7 @@ REFUSALS = (
     *("no-such-model", "norm", "sensitivity", "sequence", "stranger"),
 )
 HELLO_REFUSALS = ("epsilon-floor", "fleet-full", "halted", "incarnation", "ledger-lost", "mechanism")
-DROPPED = ("gradient", "halt", "hello", "late-hello", "leave", "packet", "presence", "retained")
+DROPPED = ("gradient", "halt", "hello", "late-hello", "leave", "packet", "presence", "retained", "too-often")
 STATES = ("present", "away", "left")
 
 _COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
@@ -44,7 +44,7 @@ REFUSED_HELLOS = Family(
 DROPS = Family(
     "mapa_cloud_dropped_messages_total",
     _COUNTER,
-    "Messages dropped because they break the protocol or came late, by kind.",
+    "Messages dropped because they break the protocol, came late or too often, by kind.",
     "kind",
     DROPPED,
 )

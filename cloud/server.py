@@ -170,7 +170,9 @@ class CloudServer:
         account = self.edges.get(hello.edge_id)
         returned = account is not None
         if account is None:
-            account = self.edges[hello.edge_id] = EdgeAccount(hello.edge_id, index)
+            account = self.edges[hello.edge_id] = EdgeAccount(
+                hello.edge_id, index, earlier=hello.last_sequence
+            )
         # an edge that waits says hello again and again: that is no news
         news = not (returned and account.present and account.law == law and account.index == index)
         self.indices.exchange(account.index, index)
@@ -193,7 +195,10 @@ class CloudServer:
                 self.schedule = self.schedule.with_moment(self.moment, self.t)
                 yield from self._stage_opened(reopened=True)
             yield self._send(account)
-        elif sum(not edge.preparing for edge in self.edges.values()) >= self.terms.edges_at_least:
+        elif (
+            sum(edge.present and not edge.preparing for edge in self.edges.values())
+            >= self.terms.edges_at_least
+        ):
             yield from self._first_stage()
 
     def _first_stage(self) -> Iterator[Effect]:

@@ -9,7 +9,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
-from cloud.contacts import Contacts
+from cloud.contacts import Allowance, Contacts
 from cloud.evaluation import Evaluator
 from cloud.evaluations import Evaluations
 from cloud.history import History
@@ -34,7 +34,7 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
-from common.quantities import RunId
+from common.quantities import EdgeId, RunId
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
@@ -61,6 +61,7 @@ _RECORD_EVERY = 0.25  # seconds between two batches of records
 _COMPLAINTS = 50  # messages that get a line for the operator: anybody can send any number
 # times silent_after that an edge which is only away may take to come back to a run without budgets
 _RETURN = 10
+_SLOWEST = 10  # times `gather` that edges may take to come one after the other
 _SUSPECT = {  # reasons of a refused gradient that its operator should know of
     "norm": "its norm is larger than an honest edge's can be",
     "sensitivity": "the model version that it names was sent with another ΔS",
@@ -97,9 +98,11 @@ class CloudService:
         default_factory=list
     )  # what must not be performed before the log is on disk
     _complaints: int = 0
+    _told: int = 0  # edges that the operator was last told to be here
     _idle: float = 0.0  # seconds that nobody has been here who could train
     notices: Notices = field(init=False)
     evaluations: Evaluations = field(init=False)
+    allowance: Allowance = field(init=False)
     models: Owed[SendModel] = field(init=False)  # on their way; what the channel has not taken
 
     def __post_init__(self, evaluator: Evaluator | None) -> None:
@@ -112,6 +115,7 @@ class CloudService:
             self._complain,
             self.dropped,
         )
+        self.allowance = Allowance(self.scenario.testbed.resend_after)
         self.evaluations = Evaluations(evaluator, self.loop, self._evaluated, lambda text: self.say(text))
         self.models = Owed(self.loop, self._publish_model, lambda: self.channel.connected)
 
@@ -170,12 +174,23 @@ class CloudService:
             self.dropped["gradient"] += 1
             raise
         now, history = self.loop.now(), self.history
+        if not self.server.is_new(arrived) and not self._may_be_answered(edge_id, now):
+            return
         if history is None:
             self.take_gradient(arrived, now)
         else:
             history.gradient(self.server, arrived, payload, now - self.records.began)
             self.take_gradient(arrived, now)
             history.at("replied")
+
+    def _may_be_answered(self, edge_id: EdgeId, now: float) -> bool:
+        """Tell whether an edge has not asked too often; before the log: what is dropped here has never come."""
+        granted = self.allowance.grant(edge_id, now)
+        if not granted:
+            self.dropped["too-often"] += 1
+            if (contact := self.contacts.get(edge_id)) is not None:
+                contact.seen = now  # it is there
+        return granted
 
     def take_gradient(self, arrived: GradientArrived, now: float) -> None:
         """Apply a gradient, whoever brings it: the network, or the log."""
@@ -196,6 +211,8 @@ class CloudService:
             self.dropped["hello"] += 1
             raise
         now = self.loop.now()
+        if not self._may_be_answered(edge_id, now):
+            return
         if self.history is not None:
             self.history.hello(self.server, hello, payload, now - self.records.began)
         self.take_hello(hello, now)
@@ -211,7 +228,9 @@ class CloudService:
             self.lives.welcomed(edge_id, hello.nonce, hello.last_sequence)
         here = len(self.server.edges)
         if self.gather is not None and self.server.schedule is None and here > before:
-            self.loop.call_later(self.gather, partial(self._begin_unless_more_came, here))
+            # a machine that takes long to start one edge takes as long to start the next
+            slowness = min(now - self.records.began, _SLOWEST * self.gather)
+            self.loop.call_later(max(self.gather, slowness), partial(self._begin_unless_more_came, here))
 
     def _begin_unless_more_came(self, edges: int) -> None:
         server, now = self.server, self.loop.now()
@@ -384,6 +403,7 @@ class CloudService:
     def _record_often(self) -> None:
         self.record()
         self.on_records()
+        self._tell_who_is_here()
         if self.history is not None:
             self.release()
             self.history.checkpoint_if_due()
@@ -392,6 +412,13 @@ class CloudService:
             self.halt("time-limit")
         if self.halted is None:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
+
+    def _tell_who_is_here(self) -> None:
+        """Say how many of the edges that the first update waits for have come, where that has changed."""
+        here, awaited = len(self.server.edges), self.server.terms.edges_at_least
+        if here != self._told and self.server.schedule is None and self.halted is None:
+            self._told = here
+            self.say(f"{here} of {awaited} edges are here; the first update waits for the others")
 
     def _look_for_silence(self) -> None:
         """Report edges that have been silent for too long; no one waits for them."""

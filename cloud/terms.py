@@ -143,6 +143,7 @@ class EdgeAccount:
     index: int  # k
     last_sequence: int = 0  # last sequence applied (or refused for good)
     announced: int = 0  # last_sequence of its newest hello
+    earlier: int = 0  # last_sequence of its first hello to this cloud: releases of earlier lives of the run
     applied: int = 0
     present: bool = True
     left: str = ""  # why it went on purpose; only the hello of another process takes it back

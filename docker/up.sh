@@ -18,7 +18,8 @@ down() { docker compose down --remove-orphans >/dev/null 2>&1; }
 trap 'down' EXIT
 trap 'exit 130' INT TERM
 
-docker compose up --detach --quiet-pull --scale edge="$edges"
+# so many are started: wait for all of them, or for a minute in which none has come
+GATHER=${GATHER:-60} docker compose up --detach --quiet-pull --scale edge="$edges"
 cloud=$(docker compose ps --all --quiet cloud)
 docker logs --follow "$cloud"
 code=$(docker wait "$cloud")

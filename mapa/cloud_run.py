@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import socket
 import threading
@@ -20,12 +21,20 @@ from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from cloud.snapshot import ValueCodec
 from common.datasets.catalogue import load_dataset
-from common.errors import BrokerUnavailableError, ConfigurationError, RecordsError, RemoteProtocolError
+from common.errors import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    LocalProtocolError,
+    RecordsError,
+    RemoteProtocolError,
+)
 from common.health import beat
+from common.messages import Welcome
 from common.own_code import allowing
-from common.quantities import RunId
+from common.quantities import EdgeId, RunId
 from common.randomness import new_incarnation, streams_for
 from common.records.keeping import keeps_gradients
+from common.records.naming import HALT_OWED
 from common.records.recorder import Recorder
 from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario
@@ -36,13 +45,14 @@ from common.transport.connection import SIZE_HINT, BrokerAddress, Credentials, M
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.transport.routing import UNREAD, RetainedMessageError
-from common.wire.codec import Presence, encode_presence, new_nonce
+from common.wire.codec import Admission, Presence, encode_presence, encode_welcome, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
 from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
 from mapa.budget import Say
 from mapa.live import View
 from mapa.run_parts import OwnFiles, RunParts, assemble
 
+EXIT_UNDELIVERED = 5  # the run has ended, and its edges were not told
 EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}
 _ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
 _ECHO = 20.0  # seconds for a message as large as a model to come back
@@ -52,6 +62,9 @@ _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart t
 @dataclass(frozen=True, slots=True)
 class Setting(RunParts):
     """The parts of a run on a network, before anything connects."""
+
+    data_dir: Path | None = None
+    test_data: Path | None = None  # of the cloud, where the edges bring their own records
 
     @classmethod
     def of(
@@ -65,7 +78,8 @@ class Setting(RunParts):
         algorithm = begun(parts.scenario, parts.model)  # where the algorithm cannot begin, nothing does
         made = type(algorithm_for(parts.scenario))
         ValueCodec(made).plain(algorithm)  # nor where no checkpoint could hold it
-        return cls(parts.scenario, parts.dataset, parts.model, parts.rows)
+        test = None if own is None else own.test
+        return cls(parts.scenario, parts.dataset, parts.model, parts.rows, data_dir, test)
 
     @property
     def payload_bytes(self) -> int:
@@ -74,8 +88,31 @@ class Setting(RunParts):
 
     @property
     def probe_bytes(self) -> int:
-        """The size of an encoded model, or of the largest other message."""
-        return max(HEADER_BYTES + 4 * self.model.dimension, COLD_LIMIT)
+        """The size of an encoded model, of the largest welcome, or of the largest other message."""
+        return max(HEADER_BYTES + 4 * self.model.dimension, COLD_LIMIT, self._welcome_bytes)
+
+    @property
+    def _welcome_bytes(self) -> int:
+        """The largest welcome: that of the edge with the longest link, or with the longest device."""
+        scenario, most = self.scenario, 2**63 - 1
+        cycled = (scenario.links, scenario.devices)
+        edges = {max(range(len(values)), key=lambda k: len(repr(values[k]))) for values in cycled if values}
+        admissions = [
+            Admission(
+                welcome=Welcome(EdgeId("edge"), k, most),
+                edges=scenario.workers,
+                scenario=scenario.for_edge(k),
+                seed=scenario.seed,
+                nonce="0" * 16,
+                number=most,
+                incarnation=most,
+            )
+            for k in {0, *(k for k in edges if k < scenario.workers)}
+        ]
+        try:
+            return max(len(encode_welcome(admission)) for admission in admissions)
+        except LocalProtocolError as error:
+            raise ConfigurationError(f"scenario: edges cannot be sent it: {error}") from error
 
     @property
     def packet_bytes(self) -> int:
@@ -92,8 +129,26 @@ class CloudRun:
     channel: MqttChannel
     loop: SelectorLoop
     directory: RunDirectory
+    reached: str = ""  # the options by which the operator reached the broker
     patience: float = _GOODBYE  # seconds for what the broker has not taken
+    undelivered: bool = False  # the halt: no edge was told
     _hurried: bool = False
+
+    def exit_code(self, reason: str) -> int:
+        return EXIT_UNDELIVERED if self.undelivered else EXIT_CODES.get(reason, 1)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with this run; what it needs besides stands in the run's own directory."""
+        reached = self.reached or f"--broker {self.channel.options.address}"
+        path = shlex.quote(str(self.directory.path))
+        return f"mapa cloud --resume {path} {reached}{allowing(self.setting.scenario.canonical())}"
+
+    def remember(self) -> None:
+        """Write what a resumed cloud needs."""
+        places = {"data_dir": self.setting.data_dir, "test_data": self.setting.test_data}
+        values = {name: None if path is None else str(path.resolve()) for name, path in places.items()}
+        self.directory.remember({**values, HALT_OWED: self.undelivered})
 
     def serve(self) -> str:
         """Serve until the halt and its delivery; return its reason.
@@ -106,8 +161,7 @@ class CloudRun:
             except RecordsError as error:  # nobody was answered since: the next process goes on from there
                 raise RecordsError(
                     f"{error}; the run has stopped, and no update that was answered is lost: make room, then go on"
-                    f" with mapa cloud --resume {self.directory.path} --broker {self.channel.options.address}"
-                    f"{allowing(self.setting.scenario.canonical())}"
+                    f" with {self.resume_command}"
                 ) from error
             self._deliver()
         halted = self.service.halted
@@ -129,9 +183,18 @@ class CloudRun:
                 f"the broker is disconnected; waiting up to {self.patience:g} s to deliver the halt to the edges"
             )
         until = self.loop.now() + self.patience
-        if not self.loop.serve(lambda: self._hurried or not owing(), until=until) or owing():
+        self.undelivered = not self.loop.serve(lambda: self._hurried or not owing(), until=until) or owing()
+        if self.undelivered:
             self.patience = 0.0
-            say("halt not delivered; edges may keep waiting")
+            say(
+                "halt not delivered: edges keep waiting until they are told; once the broker is back, tell them with"
+                f" {self.resume_command}"
+            )
+        if service.history is not None:
+            with contextlib.suppress(
+                RecordsError
+            ):  # the other records cannot be written either, which is said
+                self.remember()
 
 
 @contextlib.contextmanager
@@ -148,12 +211,14 @@ def open_cloud(
     gather: float | None = None,
     incarnation: int | None = None,
     remembers: bool = True,
+    reached: str = "",
     metrics: socket.socket | None = None,
 ) -> Iterator[CloudRun]:
     """Connect the cloud and begin to serve hellos as soon as the loop runs.
 
     Without an incarnation the run begins, with a new one; with that of a run it goes on where the directory's log
-    ends. `remembers`: whether there is such a log.
+    ends. `remembers`: whether there is such a log. `reached`: the options that name the broker, for the command that
+    resumes the run.
     """
     scenario, nonce = setting.scenario, new_nonce()
     server = server_for(
@@ -228,14 +293,21 @@ def open_cloud(
     )
     view.attach(service)
     history = _history(setting, server.incarnation, directory, view.say) if remembers else None
+    cloud = CloudRun(setting, service, channel, loop, directory, reached)
+    inquiry = Inquiry(run, nonce, channel, server.incarnation)
     try:
         channel.connect(connect_timeout, view.say)
-        _ask_for_others(service, loop)
+        _ask_for_others(inquiry, loop, view.say)
         _probe_size(SizeProbe(run, nonce, channel, setting.probe_bytes), channel, loop, view.say)
         if history is not None:
             go_on = begin_history if incarnation is None else revive
             go_on(service, history, type(algorithm_for(scenario)), directory)
+            cloud.undelivered = service.halted is not None  # it ended before, and goes on to tell the edges
+            cloud.remember()
+        _check_alone(inquiry)  # others may have asked meanwhile
     except (BrokerUnavailableError, ConfigurationError, RecordsError):
+        if channel.connected:
+            inquiry.withdraw()
         channel.close()  # with a goodbye: our last will would say that the run's cloud is away
         loop.close()
         raise
@@ -245,7 +317,6 @@ def open_cloud(
     started.append(service)
     beat(loop, lambda: channel.connected)
     try:
-        cloud = CloudRun(setting, service, channel, loop, directory)
         if metrics is not None:
             service.replies = Buckets(SECONDS)
         with published(metrics, loop, lambda: read_cloud(service), view.say, every=EVERY):
@@ -283,17 +354,21 @@ def _history(
     )
 
 
-def _ask_for_others(service: CloudService, loop: SelectorLoop) -> None:
+def _ask_for_others(inquiry: Inquiry, loop: SelectorLoop, say: Callable[[str], None]) -> None:
     """Raise ConfigurationError where another cloud serves the run; one that left only its presence is replaced."""
-    inquiry = Inquiry(service.run, service.nonce, service.channel, service.server.incarnation)
     inquiry.begin()
     loop.serve(lambda: inquiry.settled, until=loop.now() + _ANSWER)
+    _check_alone(inquiry)
+    if inquiry.online or inquiry.earlier:
+        say(f"run {inquiry.run!r}: previous cloud unresponsive; taking over")
+
+
+def _check_alone(inquiry: Inquiry) -> None:
     if inquiry.answered:
         raise ConfigurationError(
-            f"run = {service.run!r}: another cloud is serving it on this broker; stop that one, or choose another --run"
+            f"run = {inquiry.run!r}: another cloud is serving it on this broker, or began to at the same moment; stop"
+            " that one, or choose another --run"
         )
-    if inquiry.online:
-        service.say(f"run {service.run!r}: previous cloud unresponsive; taking over")
 
 
 def _probe_size(

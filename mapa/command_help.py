@@ -15,6 +15,7 @@ EXIT_CODES = {  # every code of every command, and what it means; each command's
     2: "wrong configuration or usage: nothing was started",
     3: "no edge has budget left",
     4: "an edge found no free shard",
+    5: "the run has ended, but its halt was not delivered: the command that it prints tells the edges",
     130: "interrupted by Ctrl-C or SIGTERM (of an edge that takes part: by Ctrl-C); records are kept",
 }
 
@@ -27,7 +28,10 @@ HELP = {
         " left, 130 interrupted (records are kept)",
     ),
     "run": ("mapa run quickstart --edges 5 --links wan", _TRAINED),
-    "cloud": ("mapa cloud quickstart --broker vm.example.org --run first --edges-at-least 3", _TRAINED),
+    "cloud": (
+        "mapa cloud quickstart --broker vm.example.org --run first --edges-at-least 3",
+        f"{_TRAINED}, 5 ended, but the edges were not told: the command that it prints does that",
+    ),
     "edge": (
         "mapa edge --broker vm.example.org --run first --total-epsilon 2",
         "0 run ended, budget spent or SIGTERM, 1 failed, 2 refused or wrong configuration, 4 no free shard,"

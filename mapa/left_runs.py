@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.records.keeping import keeps_gradients
+from common.records.naming import HALT_OWED, RESUME
 from common.records.regular import regular_object
 
 _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what new_run_id puts after the name
@@ -16,15 +17,17 @@ _AT_ONCE = 120.0  # seconds within which a policy does
 
 
 def ended_with(path: Path) -> str | None:
-    """Return the reason for which a run has ended; None: it has not, or its cloud was killed over its last records."""
+    """Return the reason for which a run has ended; None: it has not, or its last records or its halt are owed."""
     summary = _json(path / "summary.json")
     return None if summary is None or _owes(path, summary) else str(summary.get("reason"))
 
 
 def _owes(path: Path, summary: dict[str, Any]) -> bool:
-    """Tell whether a cloud that goes on has yet to state the privacy, or to remove a log that is not kept."""
+    """Tell whether a resumed cloud has yet to tell the halt, state the privacy, or remove a log that is not kept."""
     if not any(path.glob("checkpoints/[0-9]*")):
         return False  # nobody can go on with it
+    if (_json(path / RESUME) or {}).get(HALT_OWED) is True:
+        return True
     scenario = (_json(path / "manifest.json") or {}).get("scenario") or {}
     asked = scenario.get("records", {}).get("keep_gradients")
     kept = keeps_gradients(asked, summary.get("iterations", 0), summary.get("parameters", 0))

@@ -244,12 +244,13 @@ def _kept(failures: list[RecordsError]) -> Iterator[None]:
 def releases_of(account: EdgeAccount, lives: Lives, tally: Tally, *, begun: bool) -> tuple[int, int]:
     """Return how many gradients the cloud knows an edge to have released, and how many it can have.
 
-    One more than the cloud knows of may be on its way, if the edge was ever sent a model (`begun`: with the first
-    stage every edge is) and did not say goodbye. Its own ledger has the last word.
+    One more than the cloud knows of may have left, if the edge was ever sent a model (`begun`: with the first stage
+    every edge is): only an edge that found its budget spent had an answer to its last one. Its own ledger has the
+    last word.
     """
     known = max(account.last_sequence, lives.known(account.edge_id))
     gone = tally.edges[account.index].gone
-    return known, known + (begun and (account.present or gone not in ("budget", "shutdown")))
+    return known, known + (begun and (account.present or gone != "budget"))
 
 
 _STARTS = (

@@ -24,7 +24,7 @@ from mapa.runs_folder import files_of
 FLAG = "--forget-account"
 _SQLITE = b"SQLite format 3\0"
 _RECORDS = re.compile(  # what a run writes; anything else is somebody's, and is not removed with it
-    r"(manifest|summary|audit)\.json|events\.jsonl|model\.safetensors|\.[a-z.]+\.tmp|edges-\d+\.log"
+    r"(manifest|summary|audit|resume)\.json|events\.jsonl|model\.safetensors|\.[a-z.]+\.tmp|edges-\d+\.log"
     r"|(log|checkpoints|broker)/.+"
 )
 

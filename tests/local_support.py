@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,18 @@ def local_values(**changes: Any) -> dict[str, Any]:
     for key, value in changes.items():
         values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
     return values
+
+
+def write_toml(path: Path, values: dict[str, Any]) -> Path:
+    """Write a scenario as a file."""
+
+    def inline(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{key} = {inline(one)}" for key, one in value.items()) + "}"
+        return f"[{', '.join(map(inline, value))}]" if isinstance(value, list) else json.dumps(value)
+
+    path.write_text("".join(f"{key} = {inline(value)}\n" for key, value in values.items()))
+    return path
 
 
 def declared(**changes: Any) -> dict[str, Any]:

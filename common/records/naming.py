@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+RESUME = "resume.json"  # what a resumed cloud needs: paths of this machine, so it is in no bundle
+HALT_OWED = "halt_owed"  # its key for a run that has ended while the broker was away: no edge was told
 LONGEST = 64  # characters before the stamp: those of a run's name on a broker
 STAMP = 25  # characters of the moment and the random part that follow
 _OTHERS = re.compile(r"[^A-Za-z0-9._-]+")

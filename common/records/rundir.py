@@ -24,7 +24,7 @@ from common.models.model import Block
 from common.quantities import Vector
 from common.records.eventfile import EventFile
 from common.records.journal import Journal
-from common.records.naming import LONGEST, folder_name
+from common.records.naming import LONGEST, RESUME, folder_name
 from common.records.regular import regular_object
 from common.scenario.scenario import Scenario
 
@@ -147,6 +147,10 @@ class RunDirectory:
                 **more,
             },
         )
+
+    def remember(self, values: Mapping[str, Any]) -> None:
+        """Write what a resumed cloud needs."""
+        self._json(RESUME, values)
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Write how the run ended; its path is relative to the file, which may be moved or bundled."""

@@ -184,7 +184,11 @@ class TestbedTable(Table):
     __test__ = False  # pytest: not a test class
 
     edges_at_least: int = Field(
-        1, ge=1, le=100_000, description="edges that can train to wait for before the first update"
+        1,
+        ge=1,
+        le=100_000,
+        description="edges that can train to wait for before the first update; not given, and with"
+        ' data.set = "local", all of them',
     )
     # both drive timers of whoever is told of them: a peer must be able to make nobody spin or fall asleep
     silent_after: float = Field(

@@ -71,10 +71,20 @@ def cloud_command(
         str | None, typer.Option(hidden=True, help="who starts it: kept in the manifest, for a container")
     ] = None,
     edges_at_least: Annotated[
-        int | None, typer.Option(min=1, help="edges to wait for before the first update")
+        int | None,
+        typer.Option(
+            min=1,
+            help="edges to wait for before the first update; default: testbed.edges_at_least, or all of them with"
+            ' data.set = "local" or --gather',
+        ),
     ] = None,
     gather: Annotated[
-        float | None, typer.Option(min=0.1, help="start with the edges present after N idle seconds")
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="start with the edges present after N idle seconds; where edges are slow to come, up to 10 N. With"
+            ' data.set = "local" only beside --edges-at-least',
+        ),
     ] = None,
     allow: Allowed = None,
     code: options.Code = None,
@@ -100,6 +110,12 @@ def cloud_command(
     address, checked = connection.address, connection.run_id
     introduced, listener = connection.credentials(), metrics.listener()
     own = _own_files(resolved, test_data)
+    local = resolved.data.set == LOCAL
+    if edges_at_least is None and (local or gather is not None):
+        told = "edges_at_least" in resolved.testbed.model_fields_set
+        edges_at_least = resolved.testbed.edges_at_least if told else resolved.workers
+        gather = None if local else gather
+    awaited = min(edges_at_least or resolved.testbed.edges_at_least, resolved.workers)
     setting = Setting.of(resolved, options.data_dir_or_default(data_dir), own, say=note)
     resolved = setting.scenario
     console = progress_console()
@@ -114,9 +130,10 @@ def cloud_command(
             credentials=introduced,
             directory=directory,
             view=view,
-            edges_at_least=min(edges_at_least or resolved.testbed.edges_at_least, resolved.workers),
+            edges_at_least=awaited,
             connect_timeout=connection.connect_timeout,
             gather=gather,
+            reached=connection.words,
             metrics=listener,
         ) as cloud:
             for left in unfinished_runs(checked, runs_dir):
@@ -135,11 +152,17 @@ def cloud_command(
             )
             view.say(
                 f"serving run {checked!r} on {address}; edges: mapa edge --broker {address} --run {checked}"
+                f"{' --data FILE' if local else ''}"
             )
+            if awaited > 1:
+                sooner = "" if gather is None else f", or {gather:g} s without a new one"
+                view.say(
+                    f"waiting for {awaited} edges before the first update{sooner}; --edges-at-least changes that"
+                )
             reason = cloud.serve()
         summary = record_cloud(cloud, name=name, reason=reason, engine="network")
     report(summary, as_json=as_json)
-    raise typer.Exit(EXIT_CODES.get(reason, 1))
+    raise typer.Exit(cloud.exit_code(reason))
 
 
 def _own_files(scenario: Scenario, test_data: Path | None) -> OwnFiles | None:
@@ -163,7 +186,7 @@ def _resume(
     if connection.run not in (None, run.run):
         raise ConfigurationError(f"--run {connection.run}: the run that is resumed is called {run.run!r}")
     address, introduced, listener = connection.address, connection.credentials(), metrics.listener()
-    setting = run.setting(options.data_dir_or_default(data_dir), _own_files(run.scenario, test_data))
+    setting = run.setting(data_dir, test_data)
     with (
         open_again(path) as directory,
         view_for(setting.scenario, progress_console(), quiet=as_json) as view,
@@ -178,10 +201,11 @@ def _resume(
             edges_at_least=1,
             connect_timeout=connection.connect_timeout,
             incarnation=run.incarnation,
+            reached=connection.words,
             metrics=listener,
         ) as cloud:
             view.say(f"serving run {run.run!r} on {address} again")
             reason = cloud.serve()
         summary = record_cloud(cloud, name=run.name, reason=reason, engine=run.engine)
     report(summary, as_json=as_json)
-    raise typer.Exit(EXIT_CODES.get(reason, 1))
+    raise typer.Exit(cloud.exit_code(reason))

@@ -90,7 +90,7 @@ def containers_command(
             "SET": ";".join(changed.resolve(scenario)),
             "EDGES": str(resolved.edges),
             "EDGES_AT_LEAST": str(resolved.workers),
-            "GATHER": "10",
+            "GATHER": "60",
             "MESSAGE_SIZE_LIMIT": str(message),
             **({} if changed.seed is None else {"SEED": str(changed.seed)}),
             **own_code(resolved, folder),

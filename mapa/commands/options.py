@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,21 @@ class Connection:
     def __post_init__(self) -> None:
         if not self.connect_timeout >= 0:
             raise ConfigurationError(f"--connect-timeout {self.connect_timeout}: must be at least 0")
+
+    @property
+    def words(self) -> str:
+        """The options that reach the broker, as this command was given them."""
+        given = [
+            ("--broker", self.broker),
+            ("--username", self.broker_username),
+            ("--password-file", self.broker_password_file),
+            ("--tls-ca", self.tls_ca),
+            ("--cert", self.tls_cert),
+            ("--key", self.tls_key),
+        ]
+        words = [word for name, value in given if value is not None for word in (name, str(value))]
+        flags = [("--tls", self.tls), ("--plain-password", self.plain_password)]
+        return shlex.join([*words, *(name for name, given in flags if given)])
 
     @property
     def address(self) -> BrokerAddress:

@@ -13,6 +13,7 @@ import typer
 
 from common.errors import ConfigurationError
 from common.own_code import allowing
+from common.records.naming import HALT_OWED, RESUME
 from mapa import output
 from mapa.commands import run_options as options
 from mapa.output import printable
@@ -168,7 +169,8 @@ def next_steps(path: Path, line: RunLine, runs: Path) -> dict[str, str]:
         else shlex.quote(path.name)
     )
     logged = any(path.glob("log/*"))
-    resumable = line.state == KILLED and any(path.glob("checkpoints/[0-9]*"))
+    owed = line.state == KILLED or (read_object(path / RESUME) or {}).get(HALT_OWED) is True
+    resumable = owed and any(path.glob("checkpoints/[0-9]*"))
     steps = {
         "ledger": f"mapa ledger show {name}",
         "verify": f"mapa verify {name}",

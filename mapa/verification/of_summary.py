@@ -48,7 +48,7 @@ OF_NETWORK_ROW = frozenset(
     )
 )
 DROPPED = frozenset(
-    ("gradient", "hello", "late-hello", "leave", "halt", "presence", "retained", "packet")
+    ("gradient", "hello", "late-hello", "leave", "halt", "presence", "retained", "packet", "too-often")
 )  # kinds of messages
 _CLOSE = 1e-9  # relative, of a quotient that JSON has kept to the last digit
 

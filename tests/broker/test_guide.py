@@ -80,7 +80,7 @@ class Host:
             name: value for name, value in environment().items() if not name.startswith(("XDG_", "MAPA_"))
         }
         path = os.pathsep.join((str(Path(sys.executable).parent), "/usr/sbin", os.environ["PATH"]))
-        return {**kept, "PATH": path, "HOME": str(self.folder), "MAPA_EDGES_AT_LEAST": "2"}
+        return {**kept, "PATH": path, "HOME": str(self.folder)}
 
 
 @pytest.fixture

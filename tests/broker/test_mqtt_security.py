@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ import pytest
 
 from common.errors import BrokerUnavailableError, ConfigurationError
 from common.quantities import EdgeId, RunId
-from common.transport.connection import BrokerAddress, MqttOptions, TlsFiles
+from common.transport.connection import BrokerAddress, Credentials, MqttOptions, TlsFiles
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic
 from mapa.brokers import Broker, MosquittoOptions, find_mosquitto, free_port, private_mosquitto
+from tests.broker.testbed_support import open_testbed, scenario
 from tests.program_support import PATIENCE, ROOT, eventually
 
 pytestmark = [
@@ -136,6 +139,75 @@ def test_a_wrong_password_is_refused_clearly(tmp_path: Path, connect: Connect) -
 def test_the_password_is_never_shown() -> None:
     options = MqttOptions(address=BrokerAddress("h"), client_id="c", username="u", password="secret")
     assert "secret" not in repr(options)
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, certificates: Path) -> Iterator[tuple[Broker, BrokerAddress]]:
+    """Start a broker as docker/cloud.yml does; return it, and the address of its clouds' listener."""
+    home, secrets, files = tmp_path / "home", tmp_path / "secrets", ROOT / "docker" / "mosquitto"
+    for folder in (*(home / part for part in ("config", "data", "secrets")), secrets):
+        folder.mkdir(parents=True)
+    for name in ("ca.pem", "server.pem", "server.key"):
+        (secrets / name).write_bytes((certificates / name).read_bytes())
+    passwords(secrets, cloud="c", e1="1", e2="2")
+    (home / "config" / "acl").write_text((files / "acl").read_text())
+    edges, clouds = (BrokerAddress("127.0.0.1", free_port()) for _ in range(2))
+    text = (files / "tls.conf").read_text().replace("/mosquitto/secrets", str(home / "secrets"))
+    for line, address in (("listener 8883", edges), ("listener 8884", clouds)):
+        assert line in text
+        text = text.replace(f"{line}\n", f"listener {address.port} 127.0.0.1\n")
+    (home / "config" / "mosquitto.conf").write_text(f"user {getuser()}\n{text}")
+    variables = {
+        "MOSQUITTO_HOME": home,
+        "MOSQUITTO_SECRETS": secrets,
+        "MOSQUITTO_USER": getuser(),
+        "RUN": "test",
+        "PATH": f"{os.environ['PATH']}:{Path(find_mosquitto() or '/').parent}",
+    }
+    words = [f"{name}={value}" for name, value in variables.items()]
+    command = ["/usr/bin/env", *words, "/bin/sh", str(files / "start.sh")]
+    broker = Broker(edges, "mosquitto", command, tmp_path / "log", needs_greeting=False)
+    broker.start()
+    yield broker, clouds
+    broker.stop()
+
+
+def test_no_edge_account_throws_the_cloud_or_another_edge_out_by_its_client_id(
+    shipped: tuple[Broker, BrokerAddress], certificates: Path, tmp_path: Path, connect: Connect
+) -> None:
+    (broker, clouds), tls = shipped, TlsFiles(ca=certificates / "ca.pem")
+    for name in ("cloud", "1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "1" / "e1").write_text("1\n")
+    credentials = Credentials(username="cloud", password="c", tls=tls)
+    values = scenario(edges=2, iterations=200)
+    with open_testbed(clouds, tmp_path / "cloud", values, credentials=credentials) as bed:
+        ca = ("--tls-ca", str(certificates / "ca.pem"))
+        bed.edge("--accounts", str(tmp_path / "1"), *ca, broker=broker.address)
+        service = bed.cloud.service
+        bed.wait(lambda: bed.updates > 10)
+        thrown_out = [f"test::{service.nonce}", "cloud", "test:e1", "e1"]
+        for client_id in thrown_out:  # what the presence and the topics tell every edge
+            thief = connect(broker, client_id, username="e2", password="2", tls=tls)
+            thief.close()
+        assert bed.finish()["updates"] == 200
+        assert service.lost_connections == 0
+        assert not bed.events("edge_gone")
+
+
+def test_an_edge_account_can_retain_in_its_branch_of_the_run_alone(
+    shipped: tuple[Broker, BrokerAddress], certificates: Path, connect: Connect
+) -> None:
+    (broker, clouds), tls = shipped, TlsFiles(ca=certificates / "ca.pem")
+    edge = connect(broker, "e1", username="e1", password="1", tls=tls)
+    for number in range(20):
+        edge.channel.publish(f"mapa/v1/other-{number}/edge/e1/hello", b"x", qos=1, retain=True)
+    edge.channel.publish("mapa/v1/test/edge/e1/leave", b"x", qos=1, retain=True)
+    cloud = connect(clouds, "cloud", "mapa/v1/#", username="cloud", password="c", tls=tls)
+    cloud.wait(lambda: len(cloud.seen) > 0)
+    cloud.channel.publish("mapa/v1/test/mark", b"x", qos=1)
+    cloud.wait(lambda: cloud.seen[-1][0].endswith("mark"))
+    assert [topic for topic, _ in cloud.seen] == ["mapa/v1/test/edge/e1/leave", "mapa/v1/test/mark"]
 
 
 def test_an_acl_by_user_name_keeps_each_edge_to_its_own_branch(tmp_path: Path, connect: Connect) -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
+import shlex
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from common.records.log_reader import LogReader
+from edge.owners import BOOK_VARIABLE
 from experiments.recovery import Fault, killed_run
 from mapa.brokers import Broker
 from tests.broker.test_records_fail import lab
 from tests.broker.test_run_endings import only_run
-from tests.program_support import PATIENCE, eventually, journal_has
+from tests.local_support import local_values, write_csv, write_toml
+from tests.program_support import PATIENCE, environment, eventually, journal_has, start_mapa
 from tests.program_support import run_mapa as mapa
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
@@ -97,6 +103,72 @@ def test_a_full_disk_stops_the_run_and_with_room_it_goes_on(mosquitto: Broker, t
         assert edges.returncode == 0, heard
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["t"] for event in events if event["event"] == "gradient_applied"] == list(range(1, 301))
+
+
+def test_a_cloud_whose_edges_bring_their_records_goes_on_with_the_command_that_it_prints(
+    mosquitto: Broker, tmp_path: Path
+) -> None:
+    """On a full disk, from another folder, and its edge too; the test data are not said again."""
+    scenario = write_toml(tmp_path / "local.toml", local_values(edges=1, iterations=300))
+    test, own = write_csv(tmp_path / "test.csv", 50, seed=2), write_csv(tmp_path / "own.csv", 200)
+    reached = ("--broker", str(mosquitto.address), "--run", "lab")
+    env = {**environment(), BOOK_VARIABLE: str(tmp_path / "registry.sqlite3")}
+    cloud = start_mapa(
+        *("cloud", str(scenario), *reached, "--test-data", "test.csv", "--runs-dir", str(tmp_path / "runs")),
+        env=env,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)),
+    )
+    edge = start_mapa(
+        *("edge", *reached, "--data", str(own), "--state-dir", str(tmp_path / "state")), env=env
+    )
+    try:
+        _, said = cloud.communicate(timeout=PATIENCE)
+        assert cloud.returncode == 1, said
+        printed = re.search(r"go on with mapa (cloud --resume .*)", said)
+        assert printed is not None, said
+        test.rename(tmp_path / "elsewhere.csv")
+        gone = mapa(*shlex.split(printed[1]))
+        assert gone.returncode == 2, gone.stderr
+        assert f"no longer in {test}; say where with --test-data" in gone.stderr
+        (tmp_path / "elsewhere.csv").rename(test)
+        again = mapa(*shlex.split(printed[1]))
+        assert again.returncode == 0, again.stderr
+        assert edge.wait(PATIENCE) == 0
+    finally:
+        for child in (cloud, edge):
+            child.kill()
+            child.communicate()
+    run = only_run(tmp_path / "runs")
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["updates"] == 300
+    assert 0 <= summary["final_accuracy"] <= 1
+
+
+def test_a_halt_that_the_broker_did_not_take_is_told_by_a_resume(mosquitto: Broker, tmp_path: Path) -> None:
+    with lab(mosquitto, tmp_path) as (cloud, edges):
+        eventually(lambda: journal_has(tmp_path / "runs", '"gradient_applied"'), "an update")
+        run = only_run(tmp_path / "runs")
+        mosquitto.stop()
+        cloud.send_signal(signal.SIGINT)
+        eventually(lambda: journal_has(tmp_path / "runs", '"halted"'), "the halt")
+        cloud.send_signal(signal.SIGINT)  # it waits for no broker
+        _, said = cloud.communicate(timeout=PATIENCE)
+        assert cloud.returncode == 5, said
+        command = f"mapa cloud --resume {run} --broker {mosquitto.address}"
+        assert f"once the broker is back, tell them with {command}" in said
+        first = json.loads((run / "summary.json").read_text())
+        assert edges.poll() is None  # they wait for their cloud
+        mosquitto.start()
+        again = mapa(*shlex.split(command)[1:])
+        assert again.returncode == 130, again.stderr
+        _, heard = edges.communicate(timeout=PATIENCE)
+        assert edges.returncode == 0, heard
+    assert json.loads((run / "summary.json").read_text())["privacy"] == first["privacy"]
+    last = mapa(*shlex.split(command)[1:])
+    assert "has ended, interrupted: nothing to resume" in last.stderr
 
 
 def test_a_run_that_was_killed_while_it_accounted_gets_its_statement(

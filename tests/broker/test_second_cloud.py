@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloud.rivals import Inquiry
 from common.errors import ConfigurationError
 from common.messages import EvaluationDue
 from common.quantities import RunId
@@ -16,7 +19,7 @@ from common.wire.codec import Presence, decode_presence, encode_presence
 from common.wire.topics import halt_topic, presence_topic
 from mapa import cloud_run
 from mapa.brokers import Broker
-from tests.broker.testbed_support import open_testbed, scenario
+from tests.broker.testbed_support import PATIENCE, open_testbed, scenario
 
 pytestmark = pytest.mark.broker
 RUN, THEIRS = RunId("test"), "f" * 16
@@ -45,6 +48,34 @@ def test_a_second_cloud_of_the_run_ends_and_the_first_goes_on(
         # the second one has said nothing to the edges, not even as its last will
         assert {decode_presence(payload).nonce for _, payload in observer.seen} == {first.cloud.service.nonce}
         assert [decode_presence(payload).online for _, payload in observer.seen] == [True, False]
+
+
+def test_of_two_clouds_that_start_at_the_same_moment_one_goes_on_with_the_edges(
+    mosquitto: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, ended = threading.Barrier(2), threading.Barrier(2)
+    begin = Inquiry.begin
+
+    def begin_together(inquiry: Inquiry) -> None:
+        together.wait(PATIENCE)
+        begin(inquiry)
+
+    monkeypatch.setattr(Inquiry, "begin", begin_together)
+
+    def cloud(name: str) -> str:
+        try:
+            with open_testbed(mosquitto.address, tmp_path / name, scenario(iterations=20, edges=1)) as bed:
+                ended.wait(PATIENCE)
+                bed.edge()
+                return f"{bed.finish()['updates']} updates"
+        except ConfigurationError as error:
+            ended.wait(PATIENCE)
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        said = sorted(pool.map(cloud, ("first", "second")))
+    assert said[0] == "20 updates"
+    assert "another cloud is serving it on this broker, or began to at the same moment" in said[1]
 
 
 def test_a_halt_stays_where_a_second_cloud_comes_before_the_first_has_gone(

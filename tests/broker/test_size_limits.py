@@ -51,6 +51,17 @@ def test_a_cloud_ends_where_the_broker_does_not_carry_its_models(
         pytest.fail("the cloud serves")
 
 
+def test_a_cloud_ends_where_the_broker_does_not_carry_its_welcomes(tmp_path: Path) -> None:
+    """Of a small model with long links the welcome is the largest message; without it every edge waits in silence."""
+    links = [{"name": "lan"}, {"delay_ms": 1, "partitions": [[10.0 * k, 1.0] for k in range(1, 400)]}]
+    with (
+        private_mosquitto(tmp_path / "broker", MosquittoOptions(max_payload=5000)) as broker,
+        pytest.raises(ConfigurationError, match=r"drops messages of \d{4,5} bytes.*message_size_limit"),
+        open_testbed(broker.address, tmp_path, scenario(links=links)),
+    ):
+        pytest.fail("the cloud serves")
+
+
 def test_an_edge_names_the_size_that_gets_no_answer_and_goes_on_when_it_passes(tmp_path: Path) -> None:
     with private_mosquitto(tmp_path / "broker") as broker:
         configuration = tmp_path / "broker" / "mosquitto.conf"

@@ -7,12 +7,14 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
@@ -39,6 +41,8 @@ from common.wire.codec import (
     encode_presence,
 )
 from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic
+from edge.conversation import Phase
+from edge.session import EdgeSession
 from mapa.live import describe
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
@@ -79,6 +83,9 @@ class Bed:
         self.answers: list[tuple[str, Admission | Refuse]] = []
         self.edge.subscribe(edge_topic(RUN, EdgeId("+"), EdgeTopic.WELCOME), self._take)
         self.edge.connect()
+
+    def begun(self) -> bool:
+        return self.service.server.schedule is not None
 
     def _take(self, topic: str, payload: bytes) -> None:
         edge_id = topic.split("/")[4]
@@ -177,6 +184,7 @@ def test_refused_gradients_of_one_edge_get_a_hundred_lines_and_are_counted_beyon
         bed.gradient(edge, 1)
     for _ in range(150):
         bed.gradient("a", 1)
+        bed.broker.advance(2.0)  # not so often that it gets no answer
     bed.gradient("b", 1)
     lines = [event["edge_id"] for event in bed.events("gradient_refused")]
     assert (lines.count("a"), lines.count("b")) == (100, 1)
@@ -376,6 +384,68 @@ def test_where_nobody_was_there_is_nothing_to_wait_for() -> None:
     assert not inquiry.answered
 
 
+def newcomer(broker: MemoryBroker, nonce: str) -> Inquiry:
+    channel = MemoryChannel(broker)
+    channel.connect()
+    inquiry = Inquiry(RUN, nonce, channel)
+    inquiry.begin()
+    return inquiry
+
+
+@given(st.permutations("abc"), st.lists(st.booleans(), min_size=3, max_size=3))
+def test_of_clouds_that_start_together_the_first_to_ask_goes_on_and_the_others_end(
+    order: list[str], overlap: list[bool]
+) -> None:
+    """Whether they hear each other's question live or retained, or everything twice."""
+    broker, asking = MemoryBroker(), []
+    for name, soon in zip(order, overlap, strict=True):
+        asking.append(newcomer(broker, name * 16))
+        if not soon:
+            broker.settle()
+    broker.settle()
+    for topic, payload in list(broker.published):
+        broker.route(topic, payload, retain=False)
+    broker.settle()
+    assert [one.answered for one in asking] == [False, True, True]
+    assert asking[0].settled
+
+
+def test_a_question_of_a_cloud_that_died_is_waited_for_and_then_taken_over() -> None:
+    broker = MemoryBroker()
+    newcomer(broker, OURS).channel.close()
+    second = newcomer(broker, THEIRS)
+    broker.settle()
+    assert (second.earlier, second.asked, second.settled) == (True, True, False)
+    begun = encode_presence(Presence(True, "c" * 16, LIFE))  # or another cloud announces itself meanwhile
+    broker.route(presence_topic(RUN), begun, retain=True)
+    broker.settle()
+    assert second.answered
+
+
+def test_a_cloud_that_starts_leaves_no_question_behind() -> None:
+    bed = Bed()
+    ask(bed)
+    assert not bed.broker.retained.get(clouds_topic(RUN))
+    assert not bed.service.dropped
+
+
+def test_a_goodbye_that_somebody_else_says_is_told_counted_and_taken_back() -> None:
+    """Edges end by it and a halt, with 0: without an ACL anybody can do that, and the operator must know."""
+    bed = Bed()
+    edge = EdgeSession()
+    bed.edge.subscribe(presence_topic(RUN), lambda _, payload: edge.receive(decode_presence(payload)))
+    forged = Presence(False, bed.service.nonce, LIFE, over=True)
+    bed.broker.route(presence_topic(RUN), encode_presence(forged), retain=True)
+    bed.broker.settle()
+    assert bed.service.dropped == {"presence": 1}
+    assert any("another sender has said goodbye in this cloud's name" in line for line in bed.said)
+    assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online  # whoever comes now joins
+    edge.receive(Halt("finished", 60, LIFE))
+    assert edge.phase is not Phase.DONE  # a halt alone ends nobody
+    edge.receive(forged)
+    assert edge.phase is Phase.DONE
+
+
 def test_the_will_of_another_cloud_does_not_stay_the_last_word() -> None:
     bed = Bed()
     bed.broker.route(presence_topic(RUN), encode_presence(Presence(False, THEIRS, 5)), retain=True)
@@ -528,6 +598,29 @@ def test_a_run_ends_at_its_time_limit_which_counts_from_the_first_update() -> No
     assert bed.service.halted is None
     bed.broker.advance(1.5)
     assert bed.service.halted == Halt("time-limit", 1, LIFE)
+
+
+def test_a_cloud_says_who_is_here_and_edges_that_start_slowly_are_waited_for() -> None:
+    bed = Bed()
+    bed.service.gather = 5.0
+    bed.service.server.terms = replace(bed.service.server.terms, edges_at_least=4)
+    bed.broker.advance(20.0)
+    bed.hello("a")
+    bed.broker.advance(15.0)  # the first took 20 seconds: five without another say nothing
+    assert not bed.begun()
+    assert "1 of 4 edges are here; the first update waits for the others" in bed.said
+    bed.hello("b")
+    bed.broker.advance(34.0)
+    assert not bed.begun()
+    bed.broker.advance(2.0)
+    assert bed.begun()
+    late = Bed()
+    late.service.gather = 0.1
+    late.service.server.terms = replace(late.service.server.terms, edges_at_least=4)
+    late.broker.advance(20.0)
+    late.hello("a")
+    late.broker.advance(1.1)  # ten times as long, and no longer
+    assert late.begun()
 
 
 def test_without_a_time_limit_a_run_goes_on() -> None:

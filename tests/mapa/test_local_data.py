@@ -22,6 +22,7 @@ from edge.account import Account
 from edge.policy import OperatorPolicy, own_records
 from edge.sqlite_ledger import SqliteLedger
 from mapa.cloud_run import Setting
+from mapa.commands import cloud
 from mapa.commands.compare import describe
 from mapa.commands.ledger import ledger_command
 from mapa.recording import ENGINES, record_simulation
@@ -29,7 +30,7 @@ from mapa.run_parts import OwnFiles
 from mapa.run_reader import read_run
 from mapa.simulation.world import World
 from mapa.summary_table import print_summary
-from tests.local_support import declared, local_values, write_csv
+from tests.local_support import declared, local_values, write_csv, write_toml
 from tests.program_support import ROOT, Mapa
 
 NOWHERE = Path("nowhere")
@@ -152,6 +153,39 @@ noise_multiplier = 4.0
 """
     )
     return path
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "waits"),
+    [
+        ({}, (), (2, None)),
+        ({}, ("--gather", "5"), (2, None)),  # nobody begins alone by being early
+        ({}, ("--edges-at-least", "1"), (1, None)),
+        ({}, ("--edges-at-least", "2", "--gather", "5"), (2, 5.0)),
+        ({"testbed": {"edges_at_least": 1}}, (), (1, None)),
+        (None, (), (1, None)),
+        (None, ("--gather", "5"), (2, 5.0)),
+    ],
+)
+def test_a_cloud_whose_edges_bring_their_records_waits_for_all_of_them_unless_told_otherwise(
+    tmp_path: Path,
+    mapa: Mapa,
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[str, Any] | None,
+    options: tuple[str, ...],
+    waits: tuple[int, float | None],
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def opened(_setting: object, **given: Any) -> None:
+        seen.update(given)
+        raise ConfigurationError("that is enough")
+
+    monkeypatch.setattr(cloud, "open_cloud", opened)
+    given = values is None or str(write_toml(tmp_path / "clinic.toml", local_values(**values)))
+    reached = ("--broker", "localhost:1", "--run", "r", "--runs-dir", str(tmp_path / "runs"))
+    mapa("cloud", "quickstart" if given is True else given, "--edges", "2", *options, *reached)
+    assert (seen["edges_at_least"], seen["gather"]) == waits
 
 
 @pytest.mark.slow
