@@ -70,8 +70,8 @@ def progress_console(*, quiet: bool = False) -> Console:
 
 
 def console(**options: Any) -> Console:
-    """Return a console that shows control characters of a text as one sign each: texts may come from any file."""
-    return _safe_console()(**options)
+    """Return a console for texts of any file: a control character is shown as one sign, and markup as it is."""
+    return _safe_console()(**{"markup": False, "emoji": False, **options})
 
 
 @cache
@@ -97,7 +97,7 @@ def print_json(value: object) -> None:
 
 def note(text: str) -> None:
     """Say a line of progress on stderr, unless quiet was asked for."""
-    progress_console().print(text, soft_wrap=True, highlight=False, markup=False)
+    progress_console().print(text, soft_wrap=True, highlight=False)
 
 
 def visible(text: str) -> str:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from common.errors import ConfigurationError
 from common.quantities import RunId
+from common.records.checkpoint import FOLDER as CHECKPOINTS
 from common.records.checkpoint import Checkpoints
+from common.records.log_format import FOLDER as LOG
 from common.scenario.scenario import Scenario, parse_scenario
 from common.wire.topics import run_id
 from mapa.cloud_run import Setting
@@ -37,6 +39,9 @@ class Resumable:
             raise ConfigurationError(f"--resume {path}: no manifest.json: the run never began")
         if manifest.get("engine") not in _ENGINES:
             raise ConfigurationError(f"--resume {path}: a simulated run has no cloud to go on")
+        for name in (LOG, CHECKPOINTS):
+            if (path / name).is_symlink():  # the cloud writes and removes files there
+                raise ConfigurationError(f"--resume {path}: {name} is a symbolic link, and none is followed")
         checkpoints = Checkpoints(path)
         if not checkpoints.numbers:
             raise ConfigurationError(f"--resume {path}: no checkpoints: its cloud wrote none")

@@ -17,7 +17,7 @@ from safetensors.numpy import load
 from common.errors import ConfigurationError
 from common.metrics import Metric
 from common.records.regular import MOST_MODEL, regular_bytes
-from mapa.run_reader import RunRecords, read_events, read_run
+from mapa.run_reader import RunRecords, read_events, read_run, records_in
 
 if TYPE_CHECKING:
     import pandas
@@ -108,6 +108,11 @@ class Run:
 
 def read_result(path: Path) -> Run:
     """Read a run's directory; one that was cut off has what its events say."""
+    with records_in(path):
+        return _read(path)
+
+
+def _read(path: Path) -> Run:
     updates = _Updates(path / "events.jsonl")
     records = read_run(path, updates.seen(read_events(path)))
     statement = records.summary.get("privacy", {}).get("edges", [])

@@ -21,7 +21,7 @@ from mapa.commands import options
 from mapa.figures import line, look, over_updates, panels, save, shared_legend
 from mapa.holdings import draw_holdings, holdings_of
 from mapa.recording import ENGINES
-from mapa.run_reader import RunRecords, find_run, read_run
+from mapa.run_reader import RunRecords, find_run, read_run, records_in
 from mapa.unfinished import unfinished
 
 _WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read and a folded table cannot
@@ -49,15 +49,20 @@ def compare_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Plot runs, simulated or networked: a metric over updates and, where times are recorded, over seconds."""
-    found = [read_run(find_run(name, runs)) for name in names]
+    found = []
+    for path in [find_run(name, runs) for name in names]:
+        with records_in(path):
+            found.append(read_run(path))
     for run in found:
         if (left := unfinished(run.path)) is not None:
-            output.console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
-    drawn = chosen_metric(found, metric)
-    rows = [{**describe(run, drawn), "run": name} for run, name in zip(found, told_apart(found), strict=True)]
-    pictures = draw_comparison(found, drawn, out)
-    if holdings:
-        pictures += draw_cuts(found, out, options.data_dir_or_default(data_dir))
+            output.console(stderr=True, soft_wrap=True).print(str(left), highlight=False)
+    with records_in(", ".join(names)):
+        drawn = chosen_metric(found, metric)
+        apart = zip(found, told_apart(found), strict=True)
+        rows = [{**describe(run, drawn), "run": name} for run, name in apart]
+        pictures = draw_comparison(found, drawn, out)
+        if holdings:
+            pictures += draw_cuts(found, out, options.data_dir_or_default(data_dir))
     if as_json:
         output.print_json({"runs": rows, "pictures": [str(path) for path in pictures]})
         return
