@@ -99,10 +99,13 @@ class Run:
         summary = self.summary
         if not summary:
             return f"<Run {self.path}: unfinished, {len(self.staleness)} updates on record>"
-        first = Metric.from_dict(summary["metrics"][0])
-        value = summary[f"final_{first.name}"]
-        measured = "" if value is None else f", {first.name} {first.text(value)}"
-        what = f"{summary['algorithm']} {summary['model']} on {summary['data']}"
+        try:
+            first = Metric.from_dict(summary["metrics"][0])
+            value = summary[f"final_{first.name}"]
+            measured = "" if value is None else f", {first.name} {first.text(value)}"
+            what = f"{summary['algorithm']} {summary['model']} on {summary['data']}"
+        except (AttributeError, LookupError, TypeError, ValueError):  # not a summary that mapa wrote
+            return f"<Run {self.path}>"
         return f"<Run {summary['name']}: {what}, {summary['updates']} updates, {self.reason}{measured}>"
 
 

@@ -147,7 +147,8 @@ def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> 
     clocks = {clock(run) for run in found if run.timed}
     with panels(1, 2 if clocks else 1, width=4.2, height=3.2) as (figure, axes):
         for place, (run, name) in enumerate(zip(found, told_apart(found), strict=True)):
-            label = f"{name} ({clock(run)})" if run.timed and len(clocks) > 1 else name
+            shown = output.printable(name)
+            label = f"{shown} ({clock(run)})" if run.timed and len(clocks) > 1 else shown
             how = replace(look(name, place), label=label)
             values = [_number(seen.values.get(metric.name)) for seen in run.evaluations]
             line(axes[0, 0], [seen.updates for seen in run.evaluations], values, how)
@@ -155,7 +156,7 @@ def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> 
                 seconds = [seen.seconds for seen in run.evaluations if seen.seconds is not None]
                 line(axes[0, 1], seconds, values, how)
         over_updates(axes[0, 0])
-        axes[0, 0].set_ylabel(f"test {metric.name}")
+        axes[0, 0].set_ylabel(f"test {output.printable(metric.name)}")
         if clocks:
             axes[0, 1].set_xlabel(f"{' or '.join(sorted(clocks))} since the first update")
         shared_legend(figure, axes)
