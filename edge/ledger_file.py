@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import secrets
 import sqlite3
 from pathlib import Path
@@ -60,6 +61,8 @@ _FROM_VERSION_3 = (
     "ALTER TABLE account ADD COLUMN steps INTEGER NOT NULL DEFAULT 1",
     "ALTER TABLE account ADD COLUMN largest_batch INTEGER",
 )
+_LONGEST = 1 << 16  # characters of a text in an account
+_COMPUTES = re.compile(r"\b(as|check|generated|virtual)\b", re.IGNORECASE)  # in what makes a table
 # the columns of an account's terms
 TERMS = (
     *("edge_id", "run", "dataset", "partition", "shard", "disjoint", "noise", "parameters"),
@@ -135,6 +138,9 @@ def connect(path: Path) -> sqlite3.Connection:
                 f"ledger {path}: another process holds it; one ledger serves one edge at a time"
             ) from error
         raise damaged(path, error) from error
+    except UnicodeDecodeError as error:  # sqlite3 quotes the file in its own error
+        connection.close()
+        raise damaged(path, error) from error
     except ConfigurationError:
         connection.close()
         raise
@@ -153,11 +159,12 @@ def unbound(connection: sqlite3.Connection) -> None:
 
 
 def _check_tables(connection: sqlite3.Connection) -> None:
-    """Refuse what no ledger has: views, triggers and virtual tables compute, and need not end."""
+    """Refuse what no ledger has: views, triggers, virtual tables and columns compute, without end or of any size."""
     connection.execute("PRAGMA trusted_schema = OFF")
     for kind, name, made in connection.execute("SELECT type, name, sql FROM sqlite_master"):
-        if kind not in ("table", "index") or (made or "").lower().startswith("create virtual"):
-            raise sqlite3.DatabaseError(f"{kind} {name!r:.40}: a ledger has tables and indices alone")
+        plain = made is None if kind == "index" else kind == "table" and not _COMPUTES.search(made or "")
+        if not plain:
+            raise sqlite3.DatabaseError(f"{kind} {name!r:.40}: a ledger has plain tables alone")
 
 
 def _migrate(connection: sqlite3.Connection, version: int) -> None:
@@ -211,6 +218,9 @@ def row_of(account: Account) -> dict[str, object]:
 
 
 def account_of(row: dict[str, Any]) -> Account:
+    """Return what a row says; ValueError and others where it is none."""
+    if any(isinstance(value, str) and len(value) > _LONGEST for value in row.values()):
+        raise ValueError(f"a text of more than {_LONGEST} characters")
     budget = None if row["total_epsilon"] is None else Budget(row["total_epsilon"], row["total_delta"])
     return Account(
         run=RunId(row["run"]),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.errors import ConfigurationError
-from common.records.regular import regular_bytes
+from common.records.regular import open_below
 from edge.ledger_file import FILE_NAME
 from edge.sqlite_ledger import SqliteLedger
 
@@ -18,10 +22,14 @@ _HEADER = 32  # bytes of a WAL that change whenever it begins anew
 
 
 @contextmanager
-def ledger_snapshot(directory: Path) -> Iterator[SqliteLedger]:
-    """Open a copy of this directory's ledger; nothing there is locked or written."""
+def ledger_snapshot(directory: Path, below: Path | None = None) -> Iterator[SqliteLedger]:
+    """Open a copy of this directory's ledger; nothing there is locked or written.
+
+    No symbolic link is followed from `below` on, by default from the directory on.
+    """
+    folder = below or directory
     with TemporaryDirectory(prefix="mapa-ledger-") as place:
-        _copy(directory / FILE_NAME, Path(place) / FILE_NAME)
+        _copy(folder, str((directory / FILE_NAME).relative_to(folder)), Path(place) / FILE_NAME)
         try:
             ledger = SqliteLedger(Path(place))
         except ConfigurationError as error:
@@ -30,29 +38,40 @@ def ledger_snapshot(directory: Path) -> Iterator[SqliteLedger]:
             yield ledger
 
 
-def _copy(path: Path, to: Path) -> None:
+def _copy(folder: Path, name: str, to: Path) -> None:
     """Copy file and WAL so that they belong together.
 
     The file first: whatever a checkpoint changes in it meanwhile, torn pages included, the WAL has as
     well, until it begins anew. Then the two are of different times, and the copy is made again.
     """
-    wal = Path(f"{path}-wal")
+    log, log_to = f"{name}-wal", Path(f"{to}-wal")
     try:
         for _ in range(_TRIES):
-            before = _read(wal)[:_HEADER]
-            content, log = regular_bytes(path, _MOST), _read(wal)
-            if log[:_HEADER] == before == _read(wal)[:_HEADER]:
-                to.write_bytes(content)
-                if log:
-                    Path(f"{to}-wal").write_bytes(log)
+            before = _head(folder, log)
+            _write(folder, name, to)
+            with contextlib.suppress(FileNotFoundError):
+                _write(folder, log, log_to)
+            if _head(log_to.parent, log_to.name) == before == _head(folder, log):
                 return
+            log_to.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"ledger {path}: cannot be read: {error.strerror or error}") from error
-    raise ConfigurationError(f"ledger {path}: changes faster than it can be copied; try again")
+        raise ConfigurationError(
+            f"ledger {folder / name}: cannot be read: {error.strerror or error}"
+        ) from error
+    raise ConfigurationError(f"ledger {folder / name}: changes faster than it can be copied; try again")
 
 
-def _read(path: Path) -> bytes:
+def _write(folder: Path, name: str, to: Path) -> None:
+    with os.fdopen(open_below(folder, name), "rb") as stream:
+        if os.fstat(stream.fileno()).st_size > _MOST:
+            raise OSError(errno.EFBIG, f"more than {_MOST} bytes", str(folder / name))
+        with to.open("wb") as copy:
+            shutil.copyfileobj(stream, copy)
+
+
+def _head(folder: Path, name: str) -> bytes:
     try:
-        return regular_bytes(path, _MOST)
+        with os.fdopen(open_below(folder, name), "rb") as stream:
+            return stream.read(_HEADER)
     except FileNotFoundError:
         return b""

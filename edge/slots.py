@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigurationError
+from common.records.regular import open_regular
 
 _MOST = 10_000
 
@@ -60,7 +61,7 @@ def is_held(directory: Path) -> bool:
 
 def _lock(directory: Path) -> int | None:
     """Take the slot's lock; None where another has it."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_regular(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -74,7 +75,7 @@ def _looking(state_dir: Path) -> Iterator[None]:
     """Let one look at a time: a slot that is tried for a moment must not pass for a taken one."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(state_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_regular(state_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigurationError(f"state directory {str(state_dir)!r}: {error}") from error
     try:

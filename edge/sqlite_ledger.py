@@ -44,7 +44,7 @@ class SqliteLedger(MemoryLedger):
             create(self.path, edge_id or new_edge_id())
         self._connection: sqlite3.Connection | None = connect(self.path)
         try:
-            [(known,)] = self._connection.execute("SELECT id FROM edge").fetchall()
+            [(known,)] = self._connection.execute("SELECT id FROM edge LIMIT 2").fetchall()
             self._edge_id = EdgeId(known)
             self._load(self._connection)
             unbound(self._connection)

@@ -100,7 +100,7 @@ def print_json(value: object) -> None:
 
 def note(text: str) -> None:
     """Say a line of progress on stderr, unless quiet was asked for."""
-    progress_console().print(text, soft_wrap=True, highlight=False, markup=False)
+    progress_console().print(text, soft_wrap=True, highlight=False)
 
 
 def visible(text: str) -> str:

@@ -10,9 +10,11 @@ from common.datasets.catalogue import data_directory
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.quantities import RunId
+from common.records.checkpoint import FOLDER as CHECKPOINTS
 from common.records.checkpoint import Checkpoints
 from common.records.naming import RESUME
 from common.records.regular import regular_object
+from common.records.log_format import FOLDER as LOG
 from common.scenario.scenario import Scenario, parse_scenario
 from common.wire.topics import run_id
 from mapa.cloud_run import Setting
@@ -42,6 +44,9 @@ class Resumable:
             raise ConfigurationError(f"--resume {path}: no manifest.json: the run never began")
         if manifest.get("engine") not in NETWORKED:
             raise ConfigurationError(f"--resume {path}: a simulated run has no cloud to go on")
+        for name in (LOG, CHECKPOINTS):
+            if (path / name).is_symlink():  # the cloud writes and removes files there
+                raise ConfigurationError(f"--resume {path}: {name} is a symbolic link, and none is followed")
         checkpoints = Checkpoints(path)
         if not checkpoints.numbers:
             raise ConfigurationError(f"--resume {path}: no checkpoints: its cloud wrote none")

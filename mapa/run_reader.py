@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,15 @@ class RunRecords:
     @property
     def timed(self) -> bool:
         return bool(self.evaluations) and all(seen.seconds is not None for seen in self.evaluations)
+
+
+@contextmanager
+def records_in(place: object) -> Iterator[None]:
+    """Raise ConfigurationError, which names the place, where values there are not of the types that mapa writes."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{place}: not records that mapa wrote ({error!r:.200})") from error
 
 
 def find_run(name: str, runs: Path) -> Path:

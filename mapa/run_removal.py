@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigurationError, MapaError, RecordsError
+from common.records.regular import open_regular
 from edge.slots import is_held
 from mapa.output import printable
 from mapa.run_state import ENDING, LEAVING, RUNNING, is_run, read_object, state_of
@@ -126,13 +127,13 @@ def _below(file: Path, path: Path) -> str:
 
 
 def _is_account(file: Path, relative: str) -> bool:
-    """Tell whether a file belongs to an edge's state; one that cannot be read may."""
+    """Tell whether a file belongs to an edge's state; one that cannot be read, or is no file, may."""
     if relative.startswith("state/") or "/state/" in relative or re.search(r"\.sqlite3?(-|$)", relative):
         return True
     if file.is_symlink():
         return False
     try:
-        with file.open("rb") as stream:
+        with open(file, "rb", opener=open_regular) as stream:
             return stream.read(len(_SQLITE)) == _SQLITE
     except OSError:
         return True

@@ -17,7 +17,7 @@ from safetensors.numpy import load
 from common.errors import ConfigurationError
 from common.metrics import Metric
 from common.records.regular import MOST_MODEL, regular_bytes
-from mapa.run_reader import RunRecords, read_events, read_run
+from mapa.run_reader import RunRecords, read_events, read_run, records_in
 
 if TYPE_CHECKING:
     import pandas
@@ -99,15 +99,23 @@ class Run:
         summary = self.summary
         if not summary:
             return f"<Run {self.path}: unfinished, {len(self.staleness)} updates on record>"
-        first = Metric.from_dict(summary["metrics"][0])
-        value = summary[f"final_{first.name}"]
-        measured = "" if value is None else f", {first.name} {first.text(value)}"
-        what = f"{summary['algorithm']} {summary['model']} on {summary['data']}"
+        try:
+            first = Metric.from_dict(summary["metrics"][0])
+            value = summary[f"final_{first.name}"]
+            measured = "" if value is None else f", {first.name} {first.text(value)}"
+            what = f"{summary['algorithm']} {summary['model']} on {summary['data']}"
+        except (AttributeError, LookupError, TypeError, ValueError):  # not a summary that mapa wrote
+            return f"<Run {self.path}>"
         return f"<Run {summary['name']}: {what}, {summary['updates']} updates, {self.reason}{measured}>"
 
 
 def read_result(path: Path) -> Run:
     """Read a run's directory; one that was cut off has what its events say."""
+    with records_in(path):
+        return _read(path)
+
+
+def _read(path: Path) -> Run:
     updates = _Updates(path / "events.jsonl")
     records = read_run(path, updates.seen(read_events(path)))
     statement = records.summary.get("privacy", {}).get("edges", [])

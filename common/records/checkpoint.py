@@ -22,14 +22,14 @@ from safetensors.numpy import load, save
 
 from common.errors import ConfigurationError, RecordsError
 from common.records import slow_disk
-from common.records.regular import MOST_JSON, regular_bytes
+from common.records.regular import MOST_JSON, bytes_below, plain_json
 from common.records.rundir import ordered
 from common.records.syncing import sync_path
 
 FORMAT = 1
 FOLDER = "checkpoints"  # of a run's directory
 _STATE, _ARRAYS = "state.json", "arrays.safetensors"
-_MOST_ARRAYS = 1 << 34  # bytes; x and its copies have 4 bytes a parameter
+_MOST_ARRAYS = 1 << 32  # bytes: x and its copies, 4 bytes a parameter
 _KEPT = 2  # generations, beside the first one where the log is kept
 
 
@@ -54,7 +54,7 @@ def _digest(form: object, text: str) -> str:
 
 def unpack(content: bytes, packed: bytes) -> dict[str, Any]:
     """Return the state; ValueError where a byte is not as it was written, ConfigurationError for another format."""
-    whole = json.loads(content)
+    whole = plain_json(content)
     if not isinstance(whole, dict) or "state" not in whole:
         raise ValueError("no state")
     text = json.dumps(whole["state"], ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -118,15 +118,12 @@ class Checkpoints:
 
     def read(self, number: int) -> dict[str, Any]:
         """Return a generation's state; ValueError where it is damaged."""
-        folder = self.folder / f"{number:06d}"
+        folder = f"{FOLDER}/{number:06d}"
         try:
-            return unpack(
-                regular_bytes(folder / _STATE, MOST_JSON), regular_bytes(folder / _ARRAYS, _MOST_ARRAYS)
-            )
+            state = bytes_below(self.run, f"{folder}/{_STATE}", MOST_JSON)
+            return unpack(state, bytes_below(self.run, f"{folder}/{_ARRAYS}", _MOST_ARRAYS))
         except OSError as error:
             raise ValueError(f"{error.strerror or error}") from error
-        except RecursionError as error:
-            raise ValueError("nested too deeply") from error
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(str(error)) from error
 

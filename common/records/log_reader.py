@@ -18,7 +18,7 @@ from common.records.log_format import (
     parse_record,
     segment_name,
 )
-from common.records.regular import open_regular
+from common.records.regular import open_below
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class LogReader:
 
     def _segment(self, path: Path, number: int, *, last: bool) -> Iterator[Entry]:
         try:
-            descriptor = open_regular(path)
+            descriptor = open_below(self.folder.parent, f"{FOLDER}/{path.name}")
         except OSError as error:
             raise LogDamagedError(f"{path}: cannot be read: {error.strerror or error}") from error
         with os.fdopen(descriptor, "rb"):

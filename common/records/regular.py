@@ -19,9 +19,11 @@ LONGEST_LINE = 1 << 16  # bytes of a line of events.jsonl
 _PIECE = 1 << 20  # bytes of a file in memory at once
 
 
-def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, within: int | None = None) -> int:
+def open_regular(
+    path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, within: int | None = None
+) -> int:
     """Return a descriptor of a regular file, also as `opener`; OSError for a link, a pipe, a device or a folder."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=within)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=within)
     if not S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -48,8 +50,17 @@ def open_below(folder: Path, name: str) -> int:
 
 def regular_bytes(path: Path, most: int) -> bytes:
     """Return the content of a regular file; OSError where it is none, or has more than `most` bytes."""
-    with open(path, "rb", opener=open_regular) as stream:
-        if os.fstat(stream.fileno()).st_size <= most and len(content := stream.read()) <= most:
+    return _bounded(open_regular(path), path, most)
+
+
+def bytes_below(folder: Path, name: str, most: int) -> bytes:
+    """Return the content of a regular file below a folder, with no link on the way; OSError as of `regular_bytes`."""
+    return _bounded(open_below(folder, name), folder / name, most)
+
+
+def _bounded(descriptor: int, path: Path, most: int) -> bytes:
+    with open(descriptor, "rb") as stream:
+        if os.fstat(descriptor).st_size <= most and len(content := stream.read(most + 1)) <= most:
             return content
     raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
 

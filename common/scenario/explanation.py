@@ -70,6 +70,8 @@ def _properties(table: type[BaseModel]) -> dict[str, Any]:
 def _range(root: type[BaseModel], location: tuple[object, ...]) -> str:
     """Return the allowed range of a number in words, from the JSON schema."""
     names = [str(part) for part in location if isinstance(part, str)]
+    if not names:
+        return ""
     schema = _properties(_table(root, tuple(names[:-1]))).get(names[-1], {})
     flat = [schema, *schema.get("anyOf", [])]
     flat += [part["items"] for part in flat if "items" in part]

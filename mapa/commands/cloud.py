@@ -27,11 +27,11 @@ from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.left_runs import ended_with
 from mapa.live import view_for
-from mapa.output import note, progress_console
+from mapa.output import note, printable, progress_console
 from mapa.recording import open_again, open_records, record_cloud, write_manifest
 from mapa.resuming import Resumable
 from mapa.run_parts import OwnFiles
-from mapa.run_reader import find_run
+from mapa.run_reader import find_run, records_in
 from mapa.run_state import read_object
 from mapa.unfinished import unfinished_runs
 
@@ -179,10 +179,12 @@ def _resume(
     as_json: bool,
 ) -> NoReturn:
     """Go on with a run in its own directory; of one that has ended, say how."""
-    if (ended := ended_with(path)) is not None:
-        print(f"{path}: has ended, {ended}: nothing to resume", file=sys.stderr)
-        raise typer.Exit(EXIT_CODES.get(ended, 1))
-    run = Resumable.of(path)
+    with records_in(path):
+        ended = ended_with(path)
+        run = None if ended is not None else Resumable.of(path)
+    if run is None:
+        print(f"{path}: has ended, {printable(str(ended))}: nothing to resume", file=sys.stderr)
+        raise typer.Exit(EXIT_CODES.get(str(ended), 1))
     if connection.run not in (None, run.run):
         raise ConfigurationError(f"--run {connection.run}: the run that is resumed is called {run.run!r}")
     address, introduced, listener = connection.address, connection.credentials(), metrics.listener()

@@ -21,7 +21,7 @@ from mapa.commands import options
 from mapa.figures import line, look, over_updates, panels, save, shared_legend
 from mapa.holdings import draw_holdings, holdings_of
 from mapa.recording import ENGINES
-from mapa.run_reader import RunRecords, find_run, read_run
+from mapa.run_reader import RunRecords, find_run, read_run, records_in
 from mapa.unfinished import unfinished
 
 _WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read and a folded table cannot
@@ -49,15 +49,20 @@ def compare_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Plot runs, simulated or networked: a metric over updates and, where times are recorded, over seconds."""
-    found = [read_run(find_run(name, runs)) for name in names]
+    found = []
+    for path in [find_run(name, runs) for name in names]:
+        with records_in(path):
+            found.append(read_run(path))
     for run in found:
         if (left := unfinished(run.path)) is not None:
-            output.console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
-    drawn = chosen_metric(found, metric)
-    rows = [{**describe(run, drawn), "run": name} for run, name in zip(found, told_apart(found), strict=True)]
-    pictures = draw_comparison(found, drawn, out)
-    if holdings:
-        pictures += draw_cuts(found, out, options.data_dir_or_default(data_dir))
+            output.console(stderr=True, soft_wrap=True).print(str(left), highlight=False)
+    with records_in(", ".join(names)):
+        drawn = chosen_metric(found, metric)
+        apart = zip(found, told_apart(found), strict=True)
+        rows = [{**describe(run, drawn), "run": name} for run, name in apart]
+        pictures = draw_comparison(found, drawn, out)
+        if holdings:
+            pictures += draw_cuts(found, out, options.data_dir_or_default(data_dir))
     if as_json:
         output.print_json({"runs": rows, "pictures": [str(path) for path in pictures]})
         return
@@ -142,7 +147,8 @@ def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> 
     clocks = {clock(run) for run in found if run.timed}
     with panels(1, 2 if clocks else 1, width=4.2, height=3.2) as (figure, axes):
         for place, (run, name) in enumerate(zip(found, told_apart(found), strict=True)):
-            label = f"{name} ({clock(run)})" if run.timed and len(clocks) > 1 else name
+            shown = output.printable(name)
+            label = f"{shown} ({clock(run)})" if run.timed and len(clocks) > 1 else shown
             how = replace(look(name, place), label=label)
             values = [_number(seen.values.get(metric.name)) for seen in run.evaluations]
             line(axes[0, 0], [seen.updates for seen in run.evaluations], values, how)
@@ -150,7 +156,7 @@ def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> 
                 seconds = [seen.seconds for seen in run.evaluations if seen.seconds is not None]
                 line(axes[0, 1], seconds, values, how)
         over_updates(axes[0, 0])
-        axes[0, 0].set_ylabel(f"test {metric.name}")
+        axes[0, 0].set_ylabel(f"test {output.printable(metric.name)}")
         if clocks:
             axes[0, 1].set_xlabel(f"{' or '.join(sorted(clocks))} since the first update")
         shared_legend(figure, axes)

@@ -13,7 +13,7 @@ from common.errors import ConfigurationError
 from mapa import output
 from mapa.commands import options
 from mapa.run_reader import find_run
-from mapa.run_result import Run, read_result
+from mapa.run_result import read_result
 
 
 class Format(Enum):
@@ -58,26 +58,19 @@ def export_command(
     elif to is Format.MLFLOW:
         from mapa.export.mlflow_store import store_uri, write_run
 
-        found = _read(path)
+        found = read_result(path)
         _make(folder, may_hold="mlflow.db")
         more = f", {write_run(found, folder)} points"
         viewer = f"mlflow ui --backend-store-uri {store_uri(folder)}"
     else:
         from mapa.export.table_files import WRITERS
 
-        found = _read(path)
+        found = read_result(path)
         _make(folder)
         WRITERS[to.value](found, folder)
     print(output.visible(f"wrote {folder}{more}"))
     if viewer:
         print(output.visible(f"see it: {viewer}"))
-
-
-def _read(path: Path) -> Run:
-    try:
-        return read_result(path)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ConfigurationError(f"{path}: not records that mapa wrote ({error!r})") from error
 
 
 def _make(folder: Path, may_hold: str = "") -> None:

@@ -27,6 +27,7 @@ from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
 from mapa import output
 from mapa.commands import options
+from mapa.run_reader import records_in
 from mapa.runs_folder import chosen
 from mapa.statement import OWN, EdgeReleases, Statement, state_privacy
 from mapa.unfinished import releases_on_record, unfinished
@@ -52,11 +53,9 @@ def ledger_command(
     path = _find(run, runs)
     left = unfinished(path)
     if left is not None:
-        output.console(stderr=True, soft_wrap=True).print(str(left), highlight=False, markup=False)
-    try:
+        output.console(stderr=True, soft_wrap=True).print(str(left), highlight=False)
+    with records_in(path):
         statements = statements_of(path, delta, budgets=True)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{path}: not records that mapa wrote ({error!r:.200})") from error
     if as_json:
         document = _document(statements) | ({} if left is None else {"unfinished": str(left)})
         output.print_json(document)
@@ -65,9 +64,9 @@ def ledger_command(
     console.width = max(console.width, 140)
     for records, statement in statements.items():
         if len(statements) > 1:
-            console.print(f"Records of data set {records}:", soft_wrap=True, highlight=False, markup=False)
+            console.print(f"Records of data set {records}:", soft_wrap=True, highlight=False)
         for line in statement.words():
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+            console.print(line, soft_wrap=True, highlight=False)
         console.print(statement.table())
 
 
@@ -147,7 +146,7 @@ def statements_of(path: Path, delta: float | None, *, budgets: bool = False) -> 
     if manifest.is_file():
         scenario = parse_scenario(_json(manifest)["scenario"])
     if ledgers:
-        return _of_ledgers(ledgers, scenario, delta, budgets=budgets)
+        return _of_ledgers(path, ledgers, scenario, delta, budgets=budgets)
     if scenario is None:
         raise ConfigurationError(f"run = {str(path)!r}: contains neither records of a run nor a ledger")
     if not (path / "summary.json").is_file():
@@ -164,12 +163,12 @@ def _document(statements: dict[str, Statement]) -> dict[str, object]:
 
 
 def _of_ledgers(
-    ledgers: list[Path], scenario: Scenario | None, delta: float | None, *, budgets: bool
+    folder: Path, ledgers: list[Path], scenario: Scenario | None, delta: float | None, *, budgets: bool
 ) -> dict[str, Statement]:
     """Account what the ledgers hold, one statement for all runs on the same records, oldest records first."""
     books: dict[str, list[tuple[str, list[Standing]]]] = {}
     for path in ledgers:
-        with ledger_snapshot(path.parent) as ledger:
+        with ledger_snapshot(path.parent, folder) as ledger:
             for records, standings in by_records(ledger.standings()).items():
                 books.setdefault(records, []).append((ledger.edge_id, standings))
     if not books:

@@ -54,5 +54,5 @@ def replay_command(
     else:
         console = output.console(soft_wrap=True, highlight=False)
         for line in result.words:
-            console.print(line, markup=False)
+            console.print(line)
     raise typer.Exit(result.exit_code)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from common.errors import ConfigurationError
 from mapa import output
@@ -42,11 +43,9 @@ def bundle_command(
         output.print_json({"bundle": str(target), **manifest})
         return
     console = output.console(soft_wrap=True, highlight=False)
-    console.print(
-        f"wrote {target}: {len(manifest['parts'])} parts, {target.stat().st_size} bytes", markup=False
-    )
+    console.print(f"wrote {target}: {len(manifest['parts'])} parts, {target.stat().st_size} bytes")
     for reason in manifest["not_private"]:
-        console.print(f"not private: {reason}", markup=False)
+        console.print(f"not private: {reason}")
 
 
 def verify_command(
@@ -101,25 +100,20 @@ def _print(found: list[Check]) -> None:
     checked = [check for check in found if check.status is not Status.CLAIMED]
     for check in checked:
         table.add_row(
-            _plain(check.name),
-            f"[{_STYLES[check.status]}]{check.status.value}[/]",
-            _plain(check.part),
-            _plain(check.detail),
+            check.name,
+            Text(check.status.value, style=_STYLES[check.status]),
+            output.printable(check.part),
+            output.printable(check.detail),
         )
-    console = output.console(markup=True)
+    console = output.console()
     console.width = max(console.width, 140)
     console.print(table)
     claims = [check for check in found if check.status is Status.CLAIMED]
     if claims:
         console.print("Claimed, not checked:")
     for check in claims:
-        console.print(f"- {_plain(check.part)}: {_plain(check.detail)}", highlight=False)
+        console.print(f"- {output.printable(check.part)}: {output.printable(check.detail)}", highlight=False)
     counts = {status: sum(check.status is status for check in checked) for status in _STYLES}
     told = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
-    headline = "[green]verified[/]" if is_verified(found) else "[bold red]not verified[/]"
-    console.print(f"{headline}: {told}", highlight=False)
-
-
-def _plain(text: str) -> str:
-    """Return text of somebody else's records for a terminal: no control characters, no markup."""
-    return "".join(one if one.isprintable() else "?" for one in text).replace("[", r"\[")
+    headline = ("verified", "green") if is_verified(found) else ("not verified", "bold red")
+    console.print(Text.assemble(headline, f": {told}"))

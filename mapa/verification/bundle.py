@@ -15,7 +15,7 @@ from typing import Any
 from common.errors import ConfigurationError, RecordsError
 from common.records.regular import mapped, open_regular, pieces_of
 from common.records.rundir import run_of, versions
-from mapa.verification.canonical_zip import NoBundleError, read_zip, write_zip
+from mapa.verification.canonical_zip import NoBundleError, check_size, read_zip, write_zip
 from mapa.verification.check import Check, failed, passed
 from mapa.verification.ledgers import PART, FoundLedgers, LedgerStatement, find_ledgers
 from mapa.verification.of_privacy import why_not_private
@@ -71,6 +71,7 @@ def make_bundle(run: Path, out: Path, ledgers: Iterable[Path], *, not_private: b
     parts = {f"{_RUN}{name}": content for name, content in files.contents.items()}
     for number, one in enumerate(statements, start=1):
         parts[f"{PART}/{number:06d}.json"] = memoryview(canonical_json(one.as_dict()))
+    check_size(parts)
     manifest = {
         "format": FORMAT,
         "run": run_of(record),

@@ -79,14 +79,19 @@ def directory(members: list[Member]) -> bytes:
     return entries + _END.pack(_END_MARK, 0, 0, count, count, len(entries), begin, 0)
 
 
+def check_size(parts: Mapping[str, memoryview]) -> None:
+    """Raise ConfigurationError where parts are too large or too many for a plain zip, before any is read."""
+    whole = sum(map(len, parts.values())) + 1000 * len(parts)  # of a header and an entry: fewer bytes
+    if whole > LARGEST or len(parts) > MOST_PARTS:
+        raise ConfigurationError(
+            f"{len(parts)} parts of {whole} bytes: a bundle has at most {MOST_PARTS} parts and {LARGEST} bytes"
+        )
+
+
 def write_zip(stream: BinaryIO, parts: Mapping[str, memoryview]) -> None:
     """Write parts in the order given; ConfigurationError where they are too large or too many for a plain zip."""
+    check_size(parts)
     members = [Member(name, _crc(content), len(content)) for name, content in parts.items()]
-    whole = sum(len(m.local) + m.size for m in members) + len(directory([])) + 80 * len(members)
-    if whole > LARGEST or len(members) > MOST_PARTS:
-        raise ConfigurationError(
-            f"{len(members)} parts of {whole} bytes: a bundle has at most {MOST_PARTS} parts and {LARGEST} bytes"
-        )
     for member, content in zip(members, parts.values(), strict=True):
         stream.write(member.local)
         for piece in pieces_of(content):

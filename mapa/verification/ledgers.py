@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
-from common.records.regular import open_below
 from edge.account import Standing
 from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
@@ -101,16 +99,19 @@ def find_ledgers(path: Path, run: str, given: Iterable[Path]) -> FoundLedgers:
     others, faults = dict[str, str](), dict[str, str]()
     for ledger in _ledgers_below(path / "state"):
         try:
-            os.close(open_below(path, str(ledger.relative_to(path))))  # no link leads out of the run
-            edge_id, told = _statements(ledger, run)
-        except (ConfigurationError, OSError) as error:
+            edge_id, told = _statements(ledger, run, below=path)
+        except ConfigurationError as error:
             faults[str(ledger)] = str(error)
             continue
         found |= {one.edge_id: one for one in told}
         if not told:
             others[str(ledger)] = edge_id
     for directory in given:
-        asked = [one for ledger in _ledgers_below(directory) for one in _statements(ledger, run)[1]]
+        asked = [
+            one
+            for ledger in _ledgers_below(directory)
+            for one in _statements(ledger, run, below=directory)[1]
+        ]
         if not asked:
             raise ConfigurationError(f"--ledger {directory}: holds no ledger with an account of run {run}")
         found |= {one.edge_id: one for one in asked}
@@ -121,9 +122,9 @@ def _ledgers_below(directory: Path) -> list[Path]:
     return sorted({*directory.glob(FILE_NAME), *directory.glob(f"*/{FILE_NAME}")})
 
 
-def _statements(path: Path, run: str) -> tuple[str, list[LedgerStatement]]:
+def _statements(path: Path, run: str, *, below: Path) -> tuple[str, list[LedgerStatement]]:
     """Return whose ledger it is, and what it says of the run."""
-    with ledger_snapshot(path.parent) as ledger:
+    with ledger_snapshot(path.parent, below) as ledger:
         return str(ledger.edge_id), list(_of_run(str(path), ledger.standings(), run))
 
 

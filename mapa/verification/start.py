@@ -23,7 +23,7 @@ from common.own_code import code_named_by
 from common.quantities import Vector, is_finite
 from common.randomness import CounterStreams, streams_for
 from common.records.checkpoint import unpack
-from common.records.regular import MOST_MODEL
+from common.records.regular import MOST_JSON, MOST_MODEL
 from common.scenario.parts import model_for
 from common.scenario.scenario import Scenario, parse_scenario
 from mapa.verification.run_files import (
@@ -37,7 +37,6 @@ from mapa.verification.run_files import (
 from mapa.verification.strict_json import strict_object
 
 _CODE = ("algorithm.name", "privacy.noise")  # what a scenario imports when it is parsed
-_STATE = 1 << 26  # bytes of the first checkpoint's state
 
 
 class NotCheckedError(Exception):
@@ -168,12 +167,14 @@ def _derived(model: Model, seed: int | None) -> Vector | None:
 
 def first_state(files: RunFiles) -> dict[str, Any]:
     """Return the state of the first checkpoint; UnreadableError names the file that is missing or damaged."""
-    for name in START:
+    for name, most in zip(START, (MOST_JSON, MOST_MODEL), strict=True):
         if name not in files:
             raise UnreadableError(name, "missing")
+        if (size := len(files.contents[name])) > most:
+            raise UnreadableError(name, f"{size} bytes, at most {most}")
     content, packed = (bytes(files.contents[name]) for name in START)
     try:
-        strict_object(content, _STATE)
+        strict_object(content, MOST_JSON)
         return unpack(content, packed)
     except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError) as error:
         of_arrays = isinstance(error, KeyError) or str(error).startswith("arrays: ")

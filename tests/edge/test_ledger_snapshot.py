@@ -149,17 +149,40 @@ ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELEC
         (put(FILE_NAME, "/dev/zero"), "cannot be read"),
         (
             execute("ALTER TABLE edge RENAME TO former", f"CREATE VIEW edge AS {ENDLESS}"),
-            "tables and indices",
+            "plain tables",
         ),
         (
             execute("CREATE TRIGGER one AFTER DELETE ON outbox BEGIN DELETE FROM account; END"),
-            "tables and indices",
+            "plain tables",
+        ),
+        (
+            execute("ALTER TABLE account ADD COLUMN more TEXT AS (hex(zeroblob(100000000)))"),
+            "plain tables",
+        ),
+        (execute("CREATE INDEX one ON account (hex(zeroblob(9)))"), "plain tables"),
+        (execute("UPDATE account SET dataset = hex(zeroblob(100000))"), "a text of more than"),
+        (
+            execute("PRAGMA writable_schema = 1", "UPDATE sqlite_master SET sql = CAST(x'92' AS TEXT)"),
+            "damaged",
         ),
         (execute(f"UPDATE account SET parameters = '{'[' * 5000}'"), "damaged"),
         (execute("UPDATE account SET parameters = '[]'"), "damaged"),
         (lambda path: path.write_bytes(b""), "damaged"),
     ],
-    ids=["pipe", "pipe-as-wal", "device", "endless-view", "trigger", "deep", "list", "empty"],
+    ids=[
+        "pipe",
+        "pipe-as-wal",
+        "device",
+        "endless-view",
+        "trigger",
+        "computed",
+        "index",
+        "long",
+        "no-text",
+        "deep",
+        "list",
+        "empty",
+    ],
 )
 def test_a_ledger_of_somebody_else_s_making_is_refused_and_never_waited_for(
     tmp_path: Path, change: Callable[[Path], None], words: str
@@ -184,7 +207,7 @@ def test_what_takes_longer_than_opening_any_ledger_is_ended(
 ) -> None:
     with SqliteLedger(tmp_path) as ledger:
         ledger.open(account())
-    execute(f"INSERT INTO edge {ENDLESS} LIMIT 5000")(tmp_path / FILE_NAME)
+    execute(f"INSERT INTO edge {ENDLESS} LIMIT 50000")(tmp_path / FILE_NAME)
     monkeypatch.setattr("edge.ledger_file._MOST_STEPS", 2)
     with pytest.raises(ConfigurationError, match="interrupted"), ledger_snapshot(tmp_path):
         pass
