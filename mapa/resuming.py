@@ -12,9 +12,9 @@ from common.errors import ConfigurationError
 from common.quantities import RunId
 from common.records.checkpoint import FOLDER as CHECKPOINTS
 from common.records.checkpoint import Checkpoints
+from common.records.log_format import FOLDER as LOG
 from common.records.naming import RESUME
 from common.records.regular import regular_object
-from common.records.log_format import FOLDER as LOG
 from common.scenario.scenario import Scenario, parse_scenario
 from common.wire.topics import run_id
 from mapa.cloud_run import Setting

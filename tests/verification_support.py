@@ -97,7 +97,10 @@ def logged_run(
         for number in range(edges):
             state = path / "state" / str(number)
             state.mkdir(parents=True)
-            talk.edge(OperatorPolicy(allowed=frozenset({BLOBS, OWN_MODEL})), SqliteLedger(state))
+            policy = OperatorPolicy(
+                allowed=frozenset({BLOBS, OWN_MODEL}), allow_seed=True, allow_unprotected=True
+            )
+            talk.edge(policy, SqliteLedger(state))
         first(talk)
         talk.run()
         assert talk.service.halted is not None
