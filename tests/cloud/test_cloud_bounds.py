@@ -13,7 +13,7 @@ from common.messages import Hello, Refuse
 from common.quantities import EdgeId
 from common.wire.codec import Admission, encode_hello
 from common.wire.topics import EdgeTopic, edge_topic
-from mapa.recording import _releases
+from mapa.recording import releases_of
 from tests.cloud.test_cloud_service import LIFE, RUN, THEIRS, Bed
 
 
@@ -109,7 +109,8 @@ def test_a_last_gradient_that_was_lost_is_counted_though_its_edge_has_left(
     bed.hello("a", last_sequence=named)  # after a reconnect
     bed.leave("a", reason)
     bed.service.record()
-    assert _releases(bed.service, bed.service.server.edges[EdgeId("a")]) == released
+    account = bed.service.server.edges[EdgeId("a")]
+    assert releases_of(account, bed.service.lives, bed.service.tally, begun=True)[1] == released
 
 
 def test_a_flood_of_gradients_before_the_first_model_leaves_nothing_behind() -> None:
