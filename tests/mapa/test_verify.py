@@ -205,18 +205,22 @@ def double_a_record(entries: list[Any]) -> None:
     entries.insert(place, entries[place])
 
 
-def two_of_different_edges(entries: list[Any]) -> tuple[int, int]:
+def neighbours_of_different_edges(entries: list[Any]) -> tuple[int, int]:
     pairs = itertools.pairwise(gradients_in(entries)[10:])
-    return next(pair for pair in pairs if entries[pair[0]].edge_id != entries[pair[1]].edge_id)
+    return next(
+        (one, other)
+        for one, other in pairs
+        if other == one + 1 and entries[one].edge_id != entries[other].edge_id
+    )
 
 
 def swap_two(entries: list[Any]) -> None:
-    one, other = two_of_different_edges(entries)
+    one, other = neighbours_of_different_edges(entries)
     entries[one], entries[other] = entries[other], entries[one]
 
 
 def swap_two_and_their_t(entries: list[Any]) -> None:
-    one, other = two_of_different_edges(entries)
+    one, other = neighbours_of_different_edges(entries)
     swap_two(entries)
     first, second = entries[other].t, entries[one].t
     entries[one], entries[other] = entries[one]._replace(t=first), entries[other]._replace(t=second)
