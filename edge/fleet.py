@@ -19,8 +19,7 @@ from common.messages import Leave
 from common.models.feature_cache import user_cache
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
-from common.telemetry.family import Readings
-from common.telemetry.publishing import published
+from common.telemetry.family import Readings, published
 from common.transport.channel import Channel, Will
 from common.transport.connection import (
     BrokerAddress,

@@ -38,8 +38,7 @@ from common.records.naming import HALT_OWED
 from common.records.recorder import Recorder
 from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario
-from common.telemetry.family import Buckets
-from common.telemetry.publishing import published
+from common.telemetry.family import Buckets, published
 from common.transport.channel import Will
 from common.transport.connection import SIZE_HINT, BrokerAddress, Credentials, MqttOptions
 from common.transport.loop import SelectorLoop

@@ -65,7 +65,7 @@ ONLY_IN = {
     "paho": {"common/transport/mqtt_client.py"},
     "msgpack": {"common/wire/codec.py"},
     "docker": {"mapa/container_run.py"},
-    "prometheus_client": {"common/telemetry/exposition.py"},
+    "prometheus_client": {"common/telemetry/server.py"},
     "tensorboard": {"mapa/export/event_files.py"},
     "mlflow": {"mapa/export/mlflow_store.py"},
     "starlette": {"mapa/dashboard/guard.py", "mapa/dashboard/server.py"},

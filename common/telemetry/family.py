@@ -1,22 +1,26 @@
-"""What is measured for an operator: families of numbers, and their values as plain counts. Knows no library.
+"""Metrics for an operator: families of numbers, and their values as plain counts. No library is loaded for them.
 
-Labels are closed: a family with one lists its values, and what is none of them counts as `other`. So whatever
-peers send, the number of series is fixed before the program starts.
+Labels are closed: a family with one lists its values, and anything else counts as `other`, so that peers cannot
+add series.
 """
 
 from __future__ import annotations
 
+import socket
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
+
+from common.transport.channel import Loop
 
 OTHER = "other"
 
 
 class Kind(Enum):
-    COUNTER = "counter"  # goes up, or begins anew with its process
+    COUNTER = "counter"  # goes up; starts at 0 with its process
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
@@ -46,7 +50,7 @@ class Family:
 
 
 class Buckets:
-    """A histogram: a few integers, counted up in the hot path and read by whoever asks."""
+    """A histogram: a few integers, counted up in the hot path."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -73,3 +77,19 @@ class Buckets:
 # A number; several by the value of the family's label; a histogram. What is not known is left out.
 Reading = float | Mapping[str, float] | Buckets
 Readings = Mapping[Family, Reading]
+
+
+def published(
+    listener: socket.socket | None,
+    loop: Loop,
+    read: Callable[[], Readings],
+    say: Callable[[str], None],
+    *,
+    every: float,
+) -> AbstractContextManager[None]:
+    """Return a context in which metrics are served; without a listener it does nothing."""
+    if listener is None:
+        return nullcontext()
+    from common.telemetry.server import serving  # prometheus_client
+
+    return serving(listener, loop, read, say, every=every)

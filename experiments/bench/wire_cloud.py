@@ -21,7 +21,7 @@ from common.models.model import Features, Images, Labels, Targets, layout
 from common.quantities import PerSampleGradients, RunId, Vector
 from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario, parse_scenario
-from common.telemetry.publishing import metrics_listener
+from common.telemetry.server import metrics_listener
 from common.transport.connection import BrokerAddress, Credentials
 from experiments.bench.wire_edges import PATIENCE
 from experiments.bench.wire_fleet import BenchFleet

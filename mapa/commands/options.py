@@ -17,7 +17,6 @@ from common.errors import ConfigurationError
 from common.noise.registry import PARAMETER_NAME
 from common.own_code import add_code
 from common.quantities import RunId
-from common.telemetry.publishing import metrics_listener
 from common.transport.connection import BrokerAddress, Credentials, TlsFiles, parse_address
 from common.wire.topics import edge_id, run_id
 
@@ -149,6 +148,8 @@ class Metrics:
         """Take the port; None: no metrics are asked for."""
         if self.metrics_port is None:
             return None
+        from common.telemetry.server import metrics_listener
+
         return metrics_listener(self.metrics_address, self.metrics_port)
 
 

@@ -30,11 +30,10 @@ from cloud.service import CloudService
 from common.messages import GradientRefused
 from common.records.journal import Journal
 from common.records.recorder import Recorder
-from common.telemetry.exposition import exposition
 from common.telemetry.family import Buckets, Family, Kind
 from common.wire.topics import EdgeTopic
 from tests.cloud.test_cloud_service import THEIRS, Bed
-from tests.common.test_telemetry import read
+from tests.common.test_telemetry import exposition, read
 
 ROOT = Path(__file__).parents[2]
 

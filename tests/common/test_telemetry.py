@@ -1,4 +1,4 @@
-"""Metrics: plain counts, closed labels, and an endpoint that nobody can harm the service by."""
+"""Metrics: plain counts, closed labels, and an endpoint that cannot harm the service."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import contextlib
 import http.client
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ConfigurationError
-from common.telemetry import endpoint as endpoint_module
-from common.telemetry.endpoint import CONNECTIONS, REQUEST, Endpoint
-from common.telemetry.exposition import exposition
-from common.telemetry.family import OTHER, Buckets, Family, Kind, Readings
-from common.telemetry.publishing import Publication, metrics_listener, published
+from common.telemetry import server as server_module
+from common.telemetry.family import OTHER, Buckets, Family, Kind, Readings, published
+from common.telemetry.server import CONNECTIONS, LastReadings, MetricsServer, metrics_listener
 from common.transport.channel import MemoryBroker
 from common.transport.loop import SelectorLoop
 
@@ -33,6 +32,13 @@ def read(text: bytes) -> dict[tuple[str, str], float]:
     return {
         (one.name, ",".join(one.labels.values())): one.value for family in families for one in family.samples
     }
+
+
+def exposition(readings: Readings) -> bytes:
+    """Return the text that a scrape of these readings gets."""
+    found = LastReadings(MemoryBroker(), lambda: readings, print, every=1.0)
+    found.start()
+    return generate_latest(found.registry)
 
 
 @given(st.dictionaries(st.text(max_size=8), st.integers(1, 100), max_size=50))
@@ -72,9 +78,11 @@ def test_a_copy_stays_as_it_was() -> None:
 
 
 @contextlib.contextmanager
-def served(answer: Callable[[], bytes]) -> Iterator[tuple[Endpoint, int]]:
+def served(readings: Readings) -> Iterator[tuple[MetricsServer, int]]:
     listener = metrics_listener("127.0.0.1", 0)
-    made = Endpoint(listener, answer)
+    found = LastReadings(MemoryBroker(), lambda: readings, print, every=1.0)
+    found.start()
+    made = MetricsServer(listener, found.registry)
     made.start()
     try:
         yield made, listener.getsockname()[1]
@@ -92,85 +100,88 @@ def get(port: int, path: str = "/metrics", method: str = "GET") -> tuple[int, by
         connection.close()
 
 
-def test_one_page_is_served_and_nothing_else() -> None:
-    with served(lambda: b"mapa_test_level 1.0\n") as (_, port):
-        assert get(port) == (200, b"mapa_test_level 1.0\n")
+def client(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=600)
+
+
+def test_metrics_are_served_and_nothing_is_changed() -> None:
+    with served({LEVEL: 7.0}) as (_, port):
+        status, text = get(port)
+        assert (status, read(text)) == (200, {("mapa_test_level", ""): 7.0})
         assert get(port, "/metrics?x=1")[0] == 200
-        assert get(port, method="HEAD") == (200, b"")
-        assert get(port, "/")[0] == get(port, "/metrics/../etc/passwd")[0] == 404
+        assert get(port, "/metrics/../etc/passwd") == (200, text)
         assert get(port, method="POST")[0] == get(port, method="DELETE")[0] == 405
 
 
-def test_what_cannot_be_read_is_an_error_of_that_request_alone() -> None:
-    answers = iter([b"one\n", b"two\n"])
-    with served(lambda: next(answers)) as (_, port):
-        assert [get(port)[0] for _ in range(3)] == [200, 200, 500]
+def test_what_cannot_be_read_is_an_error_of_that_request_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    readings: dict[Family, float] = {LEVEL: "no number"}  # type: ignore[dict-item]
+    with served(readings) as (_, port):
+        assert get(port)[0] == 500
+        readings[LEVEL] = 1.0
+        assert get(port)[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
     "sent",
     [
         b"\x16\x03\x01\x02\x00" * 20 + b"\r\n\r\n",
-        b"GET /metrics\r\n\r\n",
+        b"GET /metrics HTTP/x\r\n\r\n",
         b"\r\n\r\n",
-        b"GET  /metrics HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 70_000,
+        b"GET /metrics HTTP/1.1\r\n" + b"X: x\r\n" * 200,
     ],
 )
-def test_what_is_no_request_gets_an_answer_that_says_so(sent: bytes) -> None:
-    with served(lambda: b"") as (_, port), socket.create_connection(("127.0.0.1", port), timeout=600) as one:
-        one.sendall(sent)
-        assert one.makefile("rb").readline() == b"HTTP/1.1 400 Bad Request\r\n"
-        assert get(port)[0] == 200
-
-
-def test_a_request_without_end_is_cut() -> None:
-    with served(lambda: b"") as (_, port), socket.create_connection(("127.0.0.1", port), timeout=600) as one:
+def test_a_broken_request_ends_its_connection_alone(sent: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    with served({}) as (_, port), client(port) as one:
         with contextlib.suppress(ConnectionError):
-            one.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * (4 * REQUEST))
-        with contextlib.suppress(ConnectionError):
-            assert one.recv(1) == b""
+            one.sendall(sent)
+            one.makefile("rb").read()
         assert get(port)[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
-def test_connections_that_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_say_nothing_keep_no_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slowloris: more connections than are served at a time, each a byte of a request and no more."""
-    monkeypatch.setattr(endpoint_module, "A_SECOND", 10_000)
-    with served(lambda: b"ok\n") as (made, port), contextlib.ExitStack() as stack:
+    monkeypatch.setattr(server_module, "A_SECOND", 10_000)
+    with served({LEVEL: 1.0}) as (made, port), contextlib.ExitStack() as stack:
         for _ in range(4 * CONNECTIONS):
-            one = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=600))
-            one.sendall(b"G")
-        assert get(port) == (200, b"ok\n")
+            stack.enter_context(client(port)).sendall(b"G")
+        assert get(port)[0] == 200
         assert made.connections <= CONNECTIONS
 
 
 def test_a_silent_connection_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module, "PATIENCE", 0.05)
-    with served(lambda: b"") as (_, port), socket.create_connection(("127.0.0.1", port), timeout=600) as one:
+    monkeypatch.setattr(server_module, "SILENCE", 0.05)
+    with served({}) as (_, port), client(port) as one:
         one.sendall(b"GET /metr")
         assert one.recv(1) == b""
 
 
-def test_one_who_reads_nothing_of_a_long_answer_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module, "PATIENCE", 600.0)
-    body = b"x" * (1 << 24)
-    with served(lambda: body) as (_, port), socket.create_connection(("127.0.0.1", port), timeout=600) as one:
+def test_a_client_that_reads_nothing_of_a_long_answer_keeps_no_other_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "SILENCE", 600.0)
+    long = Family("mapa_test_long", Kind.GAUGE, "x" * (1 << 24))
+    with served({long: 1.0}) as (_, port), client(port) as one:
         one.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         one.recv(1)
-        assert get(port) == (200, body)
+        assert len(get(port)[1]) > 1 << 24
 
 
 @pytest.mark.slow
-def test_so_many_connections_a_second_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flood takes a bounded share of the processor; what waits is served in the next second."""
-    monkeypatch.setattr(endpoint_module, "A_SECOND", 2)
-    with served(lambda: b"ok\n") as (_, port):
+def test_a_flood_of_connections_is_served_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(server_module.time, "sleep", waits.append)
+    with served({}) as (_, port):
         assert [get(port)[0] for _ in range(5)] == [200] * 5
+    assert waits == [1 / server_module.A_SECOND] * 5
 
 
 def test_the_port_is_free_again_after_the_end() -> None:
     with (
-        served(lambda: b"") as (_, port),
+        served({}) as (_, port),
         pytest.raises(ConfigurationError, match=f"--metrics-port {port}: cannot"),
     ):
         metrics_listener("127.0.0.1", port)
@@ -195,33 +206,18 @@ def test_a_reading_that_fails_does_not_end_the_service() -> None:
             raise level
         return {LEVEL: level}
 
-    publication = Publication(loop, reading, 1.0, said.append, exposition)
-    publication.start()
-    assert b"mapa_test_level 1.0" in publication.text()
+    found = LastReadings(loop, reading, said.append, every=1.0)
+    found.start()
+    assert b"mapa_test_level 1.0" in generate_latest(found.registry)
     loop.advance(1.5)
-    assert b"mapa_test_level 1.0" in publication.text(), "the last one that could be read"
+    assert b"mapa_test_level 1.0" in generate_latest(found.registry), "the last one that could be read"
     loop.advance(2.0)
-    assert b"mapa_test_level 4.0" in publication.text()
+    assert b"mapa_test_level 4.0" in generate_latest(found.registry)
     assert len(said) == 1
     assert "the run goes on" in said[0]
 
 
-def test_readings_are_turned_into_text_once_however_many_ask() -> None:
-    loop, made = MemoryBroker(), list[Readings]()
-
-    def text_of(readings: Readings) -> bytes:
-        made.append(readings)
-        return exposition(readings)
-
-    publication = Publication(loop, lambda: {LEVEL: loop.now()}, 1.0, print, text_of)
-    publication.start()
-    assert len({publication.text() for _ in range(5)}) == len(made) == 1
-    loop.advance(1.0)
-    publication.text()
-    assert len(made) == 2
-
-
-def test_nobody_waits_for_a_service_that_is_busy() -> None:
+def test_a_scrape_does_not_wait_for_a_service_that_is_busy() -> None:
     """A scrape that waited for the loop would tell how long a gradient takes."""
     said: list[str] = []
     loop, busy, done = SelectorLoop(), threading.Event(), threading.Event()
@@ -231,10 +227,9 @@ def test_nobody_waits_for_a_service_that_is_busy() -> None:
         assert done.wait(600)
         loop.stop()
 
-    with published(
-        metrics_listener("127.0.0.1", 0), loop, lambda: {LEVEL: 7}, said.append, every=0.01
-    ) as port:
-        assert port is not None
+    listener = metrics_listener("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with published(listener, loop, lambda: {LEVEL: 7}, said.append, every=0.01):
         loop.post(gradient)
         thread = threading.Thread(target=loop.run)
         thread.start()
@@ -249,5 +244,5 @@ def test_nobody_waits_for_a_service_that_is_busy() -> None:
 
 
 def test_without_a_port_nothing_is_served() -> None:
-    with published(None, MemoryBroker(), dict, print, every=1.0) as port:
-        assert port is None
+    with published(None, MemoryBroker(), dict, print, every=1.0):
+        pass
