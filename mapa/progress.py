@@ -129,7 +129,7 @@ class TerminalBar:
 
 
 class LineBar(_Entered):
-    """A line every so many seconds, in a terminal or not; where there are any, the last one says where it ended."""
+    """A line at a fixed interval, in a terminal or not; where there are any, the last one says where it ended."""
 
     def __init__(self, title: str, total: int, console: Console, *, every: float = 1.0) -> None:
         self._title, self._total, self._console, self._every = title, total, console, every

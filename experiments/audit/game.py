@@ -201,7 +201,7 @@ def _released(game: Game, there: bool, seed: int) -> Releases:
 
 
 def turned(shard: Shard, places: int) -> Shard:
-    """Return the shard with its first record so many places further on."""
+    """Return the shard rotated: its first record `places` further on."""
     return replace(shard, rows=np.roll(shard.rows, places))
 
 

@@ -29,7 +29,7 @@ class Seed:
 
 
 def every_game(rounds: int) -> dict[str, Playable]:
-    """Return the games of all sound mechanisms, so many rounds of each world, by name."""
+    """Return the games of all sound mechanisms, by name, with this number of rounds of each world."""
     return {
         f"{name}: {game.name}": game
         for name, recipe in sound_recipes().items()

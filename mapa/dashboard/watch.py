@@ -173,7 +173,7 @@ class Watch:
         return sections.table(sections.table(self._manifest.value, "scenario"), "privacy")
 
     def _kinds(self) -> dict[int, ReleaseKind]:
-        """Return how each edge releases whose ε is computed: of those shown, and of no more than so many kinds."""
+        """Return how each edge releases whose ε is computed: of those shown, and of a bounded number of kinds."""
         found: dict[int, ReleaseKind] = {}
         kinds: set[ReleaseKind] = set()
         for k, lane in list(self.gathered.lanes.items())[: sections.LANES]:

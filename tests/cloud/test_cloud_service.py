@@ -439,7 +439,7 @@ def test_a_goodbye_that_somebody_else_says_is_told_counted_and_taken_back() -> N
     bed.broker.settle()
     assert bed.service.dropped == {"presence": 1}
     assert any("another sender has said goodbye in this cloud's name" in line for line in bed.said)
-    assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online  # whoever comes now joins
+    assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online  # an edge that comes now joins
     edge.receive(Halt("finished", 60, LIFE))
     assert edge.phase is not Phase.DONE  # a halt alone ends nobody
     edge.receive(forged)

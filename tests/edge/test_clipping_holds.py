@@ -217,7 +217,7 @@ def test_no_record_moves_the_clipped_sum_by_more_than_is_charged(
 
 @pytest.mark.parametrize("bits", [0x7FA00000, 0xFFA00001, 0x7FC00000, 0x7F800000])
 def test_a_model_with_a_crafted_nan_is_dropped_without_a_warning(bits: int) -> None:
-    """A signalling NaN makes numpy warn of its cast, on the terminal of whoever runs the edge."""
+    """A signalling NaN makes numpy warn of its cast, on the terminal of the operator."""
     payload = bytearray(encode_model(SendModel(EDGE, 1, 1.0, 0, np.ones(3, np.float32), 7)))
     payload[-4:] = bits.to_bytes(4, "little")
     with warnings.catch_warnings():

@@ -620,7 +620,7 @@ def test_a_ledger_that_cannot_be_read_is_a_row_and_the_rest_is_checked(mapa: Map
 
 
 def test_a_bundle_of_the_first_format_is_refused(mapa: Mapa, bundle: Path) -> None:
-    """Its ledgers say neither data set nor partition nor seed: whoever changed them would write it."""
+    """Its ledgers say neither data set nor partition nor seed: a forger would write it."""
     code, document = verified(mapa, rewritten(bundle, lambda _: None, format="mapa-bundle-1"))
     assert code == 1
     assert "mapa-bundle-1" in failures(document)["manifest.json"]
