@@ -195,11 +195,15 @@ class CloudServer:
                 self.schedule = self.schedule.with_moment(self.moment, self.t)
                 yield from self._stage_opened(reopened=True)
             yield self._send(account)
-        elif (
-            sum(edge.present and not edge.preparing for edge in self.edges.values())
-            >= self.terms.edges_at_least
-        ):
+        elif self._enough():
             yield from self._first_stage()
+
+    def _enough(self) -> bool:
+        """Return whether the edges that the first stage waits for are here and can train."""
+        least = self.terms.edges_at_least
+        if len(self.edges) < least:  # so that K hellos do not count K edges each
+            return False
+        return sum(edge.present and not edge.preparing for edge in self.edges.values()) >= least
 
     def _first_stage(self) -> Iterator[Effect]:
         self.schedule = self.begin(self.moment)
