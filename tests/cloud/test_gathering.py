@@ -63,6 +63,17 @@ def test_an_edge_that_still_prepares_is_waited_for_and_one_that_never_can_is_not
     assert models("d", 1, preparing=True) == ["d"]  # the run goes on, and its model waits for it
 
 
+def test_an_edge_that_has_left_before_the_start_is_not_counted() -> None:
+    server = waiting_cloud()
+    server.terms = replace(TERMS, edges_at_least=2)
+    server.receive(Hello(edge_id=EdgeId("a"), nonce="a", number=1))
+    server.receive(Leave(EdgeId("a"), "shutdown", "a"))
+    alone = server.receive(Hello(edge_id=EdgeId("b"), nonce="b", number=1))
+    assert not any(isinstance(effect, SendModel) for effect in alone)  # it would spend its budget by itself
+    both = server.receive(Hello(edge_id=EdgeId("a"), nonce="again", number=1))
+    assert [effect.edge_id for effect in both if isinstance(effect, SendModel)] == ["a", "b"]
+
+
 def test_the_run_is_spent_when_those_who_began_it_are_but_a_newcomer_may_still_come() -> None:
     server = waiting_cloud()
     server.receive(Hello(edge_id=EdgeId("a")))
