@@ -9,6 +9,7 @@ from cloud.terms import BelowFloorError, EdgeAccount
 from common.errors import ConfigurationError
 from common.messages import Hello, Refuse
 from common.noise.law import NoiseLaw
+from common.quantities import EdgeId
 
 if TYPE_CHECKING:
     from cloud.server import CloudServer
@@ -49,6 +50,7 @@ class Admitted:
     index: int  # k
     law: NoiseLaw | None
     moment: float  # v_k
+    instead_of: EdgeId | None = None  # who held the index, and left without a release
 
 
 def judged(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
@@ -64,8 +66,12 @@ def judged(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
         return refuse("halted", f"{server.halted.reason} after {server.halted.updates} updates")
     if account is not None and account.has_heard(hello):
         return None
+    vacant = None
     if account is None and len(server.edges) >= terms.edges:
-        return refuse("fleet-full", f"all {terms.edges} shards are assigned")
+        begun = server.schedule is not None
+        vacant = next((one for one in server.edges.values() if one.is_vacant(begun=begun)), None)
+        if vacant is None:
+            return refuse("fleet-full", f"all {terms.edges} shards are assigned")
     most = _most_releases(account, terms.iterations)
     if hello.last_sequence > most:
         detail = (
@@ -78,7 +84,12 @@ def judged(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
     if account is not None and other and hello.last_sequence < account.last_sequence:
         detail = f"the ledger has {hello.last_sequence} releases, but {account.last_sequence} were applied"
         return replace(refuse("ledger-lost", detail), last_sequence=account.last_sequence)
-    index = server.indices.deal(hello.index) if account is None else _redealt(server.indices, hello, account)
+    if vacant is not None:
+        index = vacant.index
+    elif account is None:
+        index = server.indices.deal(hello.index)
+    else:
+        index = _redealt(server.indices, hello, account)
     try:
         law = terms.law(hello, index) if terms.private else None
         moment = 0.0 if law is None else terms.moment(law)
@@ -87,7 +98,7 @@ def judged(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
         return refuse("epsilon-floor" if isinstance(error, BelowFloorError) else "mechanism", str(error))
     if account is not None and law != account.law and not _may_change(server, hello, account, moment):
         return refuse("mechanism", f"an edge must keep the noise law it started with: {account.law}")
-    return Admitted(index, law, moment)
+    return Admitted(index, law, moment, None if vacant is None else vacant.edge_id)
 
 
 def _most_releases(account: EdgeAccount | None, iterations: int) -> int:

@@ -145,6 +145,11 @@ class CloudServer:
         planned = bool(self.terms.caps) and len(edges) >= self.terms.edges
         return "finished" if planned and all(e.left == "budget" for e in edges) else "no-budget"
 
+    @property
+    def ready(self) -> int:
+        """How many edges are here and can train."""
+        return sum(edge.present and not edge.preparing for edge in self.edges.values())
+
     def begin_with_those_here(self) -> list[Effect]:
         """Start with the edges present; does nothing where the training runs or no edge is present."""
         if self.schedule is not None or self.halted is not None or not self.edges:
@@ -169,6 +174,8 @@ class CloudServer:
         index, law, moment = verdict.index, verdict.law, verdict.moment
         account = self.edges.get(hello.edge_id)
         returned = account is not None
+        if verdict.instead_of is not None:
+            del self.edges[verdict.instead_of]
         if account is None:
             account = self.edges[hello.edge_id] = EdgeAccount(
                 hello.edge_id, index, earlier=hello.last_sequence
@@ -203,7 +210,7 @@ class CloudServer:
         least = self.terms.edges_at_least
         if len(self.edges) < least:  # so that K hellos do not count K edges each
             return False
-        return sum(edge.present and not edge.preparing for edge in self.edges.values()) >= least
+        return self.ready >= least
 
     def _first_stage(self) -> Iterator[Effect]:
         self.schedule = self.begin(self.moment)

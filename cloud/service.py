@@ -414,11 +414,13 @@ class CloudService:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
     def _tell_who_is_here(self) -> None:
-        """Say how many of the edges that the first update waits for have come, where that has changed."""
-        here, awaited = len(self.server.edges), self.server.terms.edges_at_least
-        if here != self._told and self.server.schedule is None and self.halted is None:
-            self._told = here
-            self.say(f"{here} of {awaited} edges are here; the first update waits for the others")
+        """Say how many of the edges that the first update waits for can train, where that has changed."""
+        ready, awaited = self.server.ready, self.server.terms.edges_at_least
+        if ready != self._told and self.server.schedule is None and self.halted is None:
+            self._told = ready
+            self.say(
+                f"{ready} of {awaited} edges are here and can train; the first update waits for the others"
+            )
 
     def _look_for_silence(self) -> None:
         """Report edges that have been silent for too long; no one waits for them."""

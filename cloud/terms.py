@@ -177,3 +177,11 @@ class EdgeAccount:
                 del self.former[next(iter(self.former))]
         self.nonce, self.number, self.announced = hello.nonce, hello.number, hello.last_sequence
         self.present, self.left, self.preparing = True, "", hello.preparing
+
+    def is_vacant(self, *, begun: bool) -> bool:
+        """Return whether it left on purpose and cannot have released anything in this run: another may take its place.
+
+        `begun`: models have been sent, so that an edge that was shut down may have a gradient on its way.
+        """
+        reasons = ("refused", "budget") if begun else ("refused", "budget", "shutdown")
+        return self.left in reasons and not self.last_sequence and not self.announced

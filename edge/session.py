@@ -147,7 +147,7 @@ class EdgeSession:
                 self.pending_incarnation = self.incarnation
                 return self._push(sequence)
             case BudgetSpent(cap=cap), Phase.MAKING:
-                spent = "the privacy budget is spent"
+                spent = "the privacy budget is spent: it permits no further release on the terms of this run"
                 return self._done(
                     EXIT_DONE, spent if cap is None else f"all R_k = {cap} releases are made", "budget"
                 )

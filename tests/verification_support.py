@@ -65,14 +65,15 @@ def logged_run(
     edges: int = 3,
     faults: int = 0,
     keep: bool = True,
+    before: Callable[[Talk], None] = lambda _talk: None,
     first: Callable[[Talk], None] = lambda _talk: None,
     afterwards: Callable[[Talk], None] = lambda _talk: None,
     **changes: Any,
 ) -> Path:
     """Let a cloud and its edges make a run over the twin of a broker, and return its directory.
 
-    `first` is called when all edges have started, `afterwards` when the summary is written and the connection is not
-    yet closed.
+    `before` is called before any edge has started, `first` when all have, `afterwards` when the summary is written
+    and the connection is not yet closed.
     """
     scenario = small_scenario(**{"edges": edges, "testbed": {"silent_after": 1000.0}, **changes})
     world = World.on(scenario, small_dataset())
@@ -94,6 +95,7 @@ def logged_run(
             path, incarnation=server.incarnation, dimension=server.model.size, keep=keep, say=talk.said.append
         )
         begin_history(talk.service, history, type(algorithm_for(talk.scenario)), directory)
+        before(talk)
         for number in range(edges):
             state = path / "state" / str(number)
             state.mkdir(parents=True)

@@ -92,18 +92,23 @@ def calibrate_command(
     Uses PLD, or RDP where δ is too small for PLD. The printed z is rounded up.
     """
     from common.accounting.budget import calibrate, keeps
+    from common.accounting.kept import kept_in
 
     budget = Budget(total_epsilon, total_delta)
     sampling, clipped = _one_of(Sampling, "sampler", sampler), _one_of(Clipping, "clipping", clipping)
-    z = calibrate(
-        budget,
-        releases=releases,
-        batch_size=batch_size,
-        shard_size=shard,
-        sampling=sampling,
-        clipping=clipped,
-        largest_batch=largest_batch,
-    )
+    from common.models.feature_cache import user_cache
+    from mapa.recording import said_if_slow
+
+    with kept_in(user_cache()), said_if_slow(output.note, f"finding z for {releases:,} releases …"):
+        z = calibrate(
+            budget,
+            releases=releases,
+            batch_size=batch_size,
+            shard_size=shard,
+            sampling=sampling,
+            clipping=clipped,
+            largest_batch=largest_batch,
+        )
     if as_json:
         fields = {"noise_multiplier": z, "total_epsilon": total_epsilon, "total_delta": total_delta}
         print(

@@ -158,6 +158,7 @@ def summary_by_counts(
     """
     summary = files.json(SUMMARY)
     simulated = summary.get("engine") in ENGINES
+    in_rounds = summary.get("engine") == "synchronous"  # whose evaluations are due at the end of a round
     tally = rerun.tally if rerun is not None else told.tally if told is not None else None
     source = "the log" if rerun is not None else "events.jsonl"
     wrong = [] if tally is None else list(_counts(summary, tally, source))
@@ -177,7 +178,7 @@ def summary_by_counts(
     if not wrong:
         words = "agree among themselves" if tally is None else f"agree with {source}"
         yield passed("summary", SUMMARY, f"updates, staleness, stages, edges and refusals {words}")
-    yield from _evaluations(summary, told, metrics)
+    yield from _evaluations(summary, told, metrics, 1 if in_rounds else scenario.evaluate_every)
     if tally is None and not scenario.records.events:
         yield claimed(
             "summary", SUMMARY, "updates, staleness, stages and edges: there is neither log nor events.jsonl"
@@ -291,9 +292,12 @@ def _seconds(summary: Mapping[str, Any], times: Sequence[float], source: str) ->
 
 
 def _evaluations(
-    summary: Mapping[str, Any], told: Told | None, metrics: Sequence[Metric] | None
+    summary: Mapping[str, Any], told: Told | None, metrics: Sequence[Metric] | None, every: int
 ) -> Iterator[Check]:
-    """Check that the evaluations in summary.json are those of events.jsonl, and its final and best figures theirs."""
+    """Check that the evaluations in summary.json are those of events.jsonl, and its final and best figures theirs.
+
+    Each is due by the scenario: every `every` updates from x₁ on, or at the end. One may be left out by a busy cloud.
+    """
     rows = summary.get("evaluations")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         yield failed("evaluations", SUMMARY, "evaluations: not a list of objects")
@@ -307,6 +311,9 @@ def _evaluations(
     rising = all(type(one) is int for one in (*at, updates)) and at == sorted(set(at))
     if not rising or (at and not 0 <= at[0] <= at[-1] <= updates):
         yield failed("evaluations", SUMMARY, f"after {at!r:.80} updates of {updates!r:.40}")
+        return
+    if odd := [one for one in at if one != updates and (not every or one % every)]:
+        yield failed("evaluations", SUMMARY, f"after {odd!r:.80} updates: by the scenario every {every}")
         return
     try:
         figures = _figures(rows, metrics or [Metric.from_dict(one) for one in summary["metrics"]])

@@ -274,6 +274,12 @@ def statement_again(
             "releases", SUMMARY, f"releases = {counts!r:.100}: must be one for each of {len(released)} edges"
         )
         return
+    if simulated and (odd := [edge.edge_id for edge in released if edge.law != scenario.law(edge.index)]):
+        words = (
+            f"{', '.join(odd)[:200]}: noised otherwise than the scenario says, which simulated edges cannot"
+        )
+        yield failed("ε", SUMMARY, words)
+        return
     unknown = []
     for edge, count in zip(released, counts, strict=True):
         if type(count) is not int or count < edge.least or (count > edge.most and edge.sure):
@@ -317,6 +323,17 @@ def statement_again(
         figure = again.get("epsilon")
         words = "ε = ∞" if figure is None else f"ε = {figure:.6g} at δ = {again['delta']:g}"
         yield passed("ε", SUMMARY, f"{words}: accounted again, to {TOLERANCE:g}")
+        total = scenario.privacy.total_epsilon
+        if total is not None and (figure is None or figure > total * (1 + TOLERANCE)):
+            yield claimed(
+                "budget",
+                MANIFEST,
+                f"privacy.total_epsilon = {total:g}: {words} is above it; a budget is kept by each edge's own ledger",
+            )
+    if not simulated and rerun is None and not all(edge.sure for edge in released):
+        yield claimed(
+            "releases", SUMMARY, "whether a last gradient was under way: neither log nor ledger shows it"
+        )
     if not own:
         yield claimed(
             "shard sizes",

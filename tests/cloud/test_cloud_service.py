@@ -608,7 +608,7 @@ def test_a_cloud_says_who_is_here_and_edges_that_start_slowly_are_waited_for() -
     bed.hello("a")
     bed.broker.advance(15.0)  # the first took 20 seconds: five without another say nothing
     assert not bed.begun()
-    assert "1 of 4 edges are here; the first update waits for the others" in bed.said
+    assert "1 of 4 edges are here and can train; the first update waits for the others" in bed.said
     bed.hello("b")
     bed.broker.advance(34.0)
     assert not bed.begun()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from cloud.server import CloudServer
 from cloud.terms import Terms
-from common.messages import Halt, Hello, Leave, SendModel, StageOpened
+from common.messages import Halt, Hello, Leave, Refuse, SendModel, StageOpened
 from common.problem import Problem
 from common.quantities import EdgeId
 from tests.algorithm_support import beginning
@@ -72,6 +73,24 @@ def test_an_edge_that_has_left_before_the_start_is_not_counted() -> None:
     assert not any(isinstance(effect, SendModel) for effect in alone)  # it would spend its budget by itself
     both = server.receive(Hello(edge_id=EdgeId("a"), nonce="again", number=1))
     assert [effect.edge_id for effect in both if isinstance(effect, SendModel)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("reason", ["refused", "shutdown", "budget"])
+def test_the_place_of_an_edge_that_left_without_a_release_is_taken_by_another(reason: str) -> None:
+    server = waiting_cloud()
+    server.terms = replace(TERMS, edges=2, edges_at_least=2)
+    server.receive(Hello(edge_id=EdgeId("wrong"), nonce="w", number=1, preparing=True))
+    server.receive(Leave(EdgeId("wrong"), reason, "w"))
+    for name in ("a", "b"):
+        effects = server.receive(Hello(edge_id=EdgeId(name), nonce=name, number=1))
+    assert [effect.edge_id for effect in effects if isinstance(effect, SendModel)] == ["a", "b"]
+    assert sorted(edge.index for edge in server.edges.values()) == [0, 1]
+    [refused] = server.receive(Hello(edge_id=EdgeId("c"), nonce="c", number=1))
+    assert isinstance(refused, Refuse)
+    assert refused.reason == "fleet-full"
+    server.receive(Leave(EdgeId("b"), "shutdown", "b"))  # a gradient of it may be on its way
+    [still] = server.receive(Hello(edge_id=EdgeId("c"), nonce="c", number=2))
+    assert isinstance(still, Refuse)
 
 
 def test_the_run_is_spent_when_those_who_began_it_are_but_a_newcomer_may_still_come() -> None:

@@ -51,6 +51,8 @@ from edge.session import EdgeSession
 EDGE, LIFE, OTHER = EdgeId("a"), 5, 6
 CLOUD, RIVAL, MINE = "c" * 16, "d" * 16, "e" * 16
 
+NO_BUDGET = "the privacy budget is spent: it permits no further release on the terms of this run"
+
 
 def online(life: int = LIFE, nonce: str = CLOUD) -> Presence:
     return Presence(True, nonce, life)
@@ -363,7 +365,7 @@ def test_the_reasons_of_an_end_have_their_codes() -> None:
     declined.receive(welcome(1))
     assert declined.receive(WelcomeDeclined("why")) == [SayLeave("refused"), Stop(EXIT_REFUSED, "why")]
     spent = making().receive(BudgetSpent())
-    assert spent == [SayLeave("budget"), Stop(EXIT_DONE, "the privacy budget is spent")]
+    assert spent == [SayLeave("budget"), Stop(EXIT_DONE, NO_BUDGET)]
     made = making().receive(BudgetSpent(cap=9))
     assert made == [SayLeave("budget"), Stop(EXIT_DONE, "all R_k = 9 releases are made")]
     kept = session()

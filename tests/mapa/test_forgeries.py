@@ -284,6 +284,20 @@ def weaker_noise_in_events(parts: Parts) -> None:
     parts[EVENTS] = parts[EVENTS].replace(b'"noise_multiplier": 4.0', b'"noise_multiplier": 40.0')
 
 
+def an_evaluation_of_its_own(parts: Parts) -> None:
+    """Tell of a model that nothing asked to be evaluated."""
+
+    def told(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        place = max(place for place, line in enumerate(lines) if line["event"] == "evaluated")
+        return [*lines[:place], lines[place] | {"t": lines[place]["t"] - 1}, *lines[place:]]
+
+    def summed(value: dict[str, Any]) -> None:
+        row = value["evaluations"][-1]
+        value["evaluations"].insert(-1, row | {"updates": row["updates"] - 1})
+
+    both(events(told), summary(summed))(parts)
+
+
 def larger_shards(parts: Parts) -> None:
     manifest(lambda value: value.update(shard_sizes=[10 * size for size in value["shard_sizes"]]))(parts)
     restate(parts, lambda counts: counts)
@@ -419,6 +433,7 @@ FORGERIES: dict[str, Forgery] = {
     "staleness told smaller": Forgery(
         "simulated", summary(lambda v: v["staleness"].update(max=0)), "summary", allowed=True
     ),
+    "an evaluation of its own": Forgery("logged", an_evaluation_of_its_own, "evaluations"),
     "final accuracy of its own": Forgery(
         "simulated", summary(lambda v: v.update(final_accuracy=0.99)), "evaluations", allowed=True
     ),

@@ -16,13 +16,13 @@ import pytest
 from common.datasets.catalogue import describe
 from common.datasets.dataset import Dataset, Samples
 from common.errors import ConfigurationError
-from common.messages import GradientArrived
+from common.messages import GradientArrived, Hello, Leave
 from common.noise.mechanism import Clipping, Sampling
 from common.noise.registry import describe_law, law_names
-from common.quantities import NoisyGradient
+from common.quantities import EdgeId, NoisyGradient
 from common.records.tally import Tally
 from common.scenario.scenario import parse_scenario
-from common.wire.codec import encode_gradient
+from common.wire.codec import encode_gradient, encode_hello, encode_leave
 from common.wire.topics import EdgeTopic, edge_topic
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
@@ -84,6 +84,17 @@ def beyond_the_cap(talk: Talk) -> None:
     forged = GradientArrived(account.edge_id, account.last_sequence + 1, 1, 1.0, zeros, life)
     service.on_gradient(edge_topic(talk.run_id, account.edge_id, EdgeTopic.GRADIENT), encode_gradient(forged))
     assert service.records.facts[-1][1].reason == "cap"  # type: ignore[union-attr]
+
+
+def one_refuses(talk: Talk) -> None:
+    """Let an edge join and leave for good before it has released anything: another one takes its place."""
+    wrong = Hello(
+        edge_id=EdgeId("wrong"), nonce="0123456789abcdef", number=1, incarnation=talk.service.server.incarnation
+    )
+    talk.service.on_hello(edge_topic(talk.run_id, wrong.edge_id, EdgeTopic.HELLO), encode_hello(wrong))
+    leave = encode_leave(Leave(wrong.edge_id, "refused", wrong.nonce))
+    talk.service.on_leave(edge_topic(talk.run_id, wrong.edge_id, EdgeTopic.LEAVE), leave)
+    assert talk.service.server.edges[wrong.edge_id].left == "refused"
 
 
 def in_the_middle(talk: Talk) -> None:
@@ -171,6 +182,10 @@ RUNS: dict[str, Maker] = {
         runs, keep=False, records={"keep_gradients": False}, **{**PRIVATE, "data": {"sampler": "shuffled"}}
     ),
     "network, no events": lambda runs: logged_run(runs, records={"events": False}, **PRIVATE),
+    "network, a refused edge": lambda runs: logged_run(runs, before=one_refuses, **PRIVATE),
+    "network, a refused edge, unlogged": lambda runs: logged_run(
+        runs, before=one_refuses, keep=False, records={"keep_gradients": False}, **PRIVATE
+    ),
     "network, interrupted": lambda runs: logged_run(runs, first=in_the_middle, **PRIVATE),
     "network, paced, a gradient beyond R_k": lambda runs: logged_run(runs, first=beyond_the_cap, **PACED),
     "network, unlogged, a gradient beyond R_k": lambda runs: logged_run(
