@@ -124,8 +124,8 @@ class Notices:
             if presence.over and presence.incarnation == self.server.incarnation:
                 self.dropped["presence"] += 1
                 self.complain(
-                    f"run {self.run!r}: another sender has said goodbye in this cloud's name: edges that believed it"
-                    " have ended, with exit code 0; the broker's ACL keeps others from that topic"
+                    f"run {self.run!r}: another sender has said goodbye in this cloud's name: with a halt it"
+                    " ends edges, with exit code 0; the broker's ACL keeps others from that topic"
                 )
         elif presence.nonce != self.nonce:
             self.complain(f"another cloud is announcing itself for run {self.run!r}")

@@ -89,7 +89,10 @@ def beyond_the_cap(talk: Talk) -> None:
 def one_refuses(talk: Talk) -> None:
     """Let an edge join and leave for good before it has released anything: another one takes its place."""
     wrong = Hello(
-        edge_id=EdgeId("wrong"), nonce="0123456789abcdef", number=1, incarnation=talk.service.server.incarnation
+        edge_id=EdgeId("wrong"),
+        nonce="0123456789abcdef",
+        number=1,
+        incarnation=talk.service.server.incarnation,
     )
     talk.service.on_hello(edge_topic(talk.run_id, wrong.edge_id, EdgeTopic.HELLO), encode_hello(wrong))
     leave = encode_leave(Leave(wrong.edge_id, "refused", wrong.nonce))
