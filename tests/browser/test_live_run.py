@@ -190,9 +190,9 @@ def test_events_can_be_filtered(watched: Watched) -> None:
     visit.go(f"run/{watched.name}/events")
     table = visit.page.get_by_role("region", name="Events, newest first")
     visit.page.get_by_label("Event", exact=True).select_option("evaluated")
-    table.locator("tbody tr").nth(UPDATES // 20 - 1).wait_for()
+    table.locator("tbody tr").nth(UPDATES // 20).wait_for()  # x₁, too
     table.get_by_text("gradient_applied").first.wait_for(state="detached")
-    assert table.locator("tbody tr").count() == UPDATES // 20
+    assert table.locator("tbody tr").count() == UPDATES // 20 + 1
     visit.page.get_by_label("Event", exact=True).select_option("")
     edge = watched.summary["edges"][2]["edge_id"]
     visit.page.get_by_label("Edge", exact=True).fill(edge)

@@ -124,7 +124,7 @@ def test_an_edge_can_neither_read_nor_write_what_is_anothers(vm: Compose, secret
 
     vm.stack.until(healthy, PATIENCE, "the broker")
     accounts = secrets_folder / "edges" / "lab" / "accounts"
-    run, own, other, everything = RunId("r"), EdgeId("lab-0"), EdgeId("lab-1"), "mapa/v1/#"
+    run, own, other, everything = RunId(vm.environment["RUN"]), EdgeId("lab-0"), EdgeId("lab-1"), "mapa/v1/#"
     with (
         Intruder(
             address, secrets_folder, "cloud", secrets_folder / "cloud" / "password", everything
