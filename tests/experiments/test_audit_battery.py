@@ -81,6 +81,7 @@ OF_ONE_KIND = {
     "truncated-poisson: a record other than the first in every batch": DRAWN,
     "batch-mean: half the noise": IN_BATCH,
     "laplace: clipped in L2": "replaced",
+    "gaussian: a ΔS whose squares leave float32": "two processes",
 }
 CASES = (
     [(f"{name}: {mutation}", by) for mutation, by in REVIEWED.items() for name in MUTATED]
