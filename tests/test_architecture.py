@@ -27,25 +27,42 @@ ALLOWED: dict[str, set[str]] = {
     "experiments": {"common", "cloud", "edge", "mapa"},
 }
 PURE = [
-    *(
-        f"cloud/{name}.py"
-        for name in (
-            *("stages", "algorithm", "averaging", "weighting", "wrapping", "fixed_bound"),
-            *("fifo", "openings", "terms", "admission", "facts", "server", "snapshot"),
-        )
-    ),
-    *(f"cloud/algorithms/{name.replace('-', '_')}.py" for name in algorithm_names()),
-    *(
-        f"edge/{name}.py"
-        for name in ("policy", "privacy", "worker", "samplers", "session", "conversation", "cloud_watch")
-    ),
-    *(
-        f"common/noise/{name}.py"
-        for name in ("law", "mechanism", "gaussian", "gamma_norm", "exponential_norm", "laplace", "registry")
-    ),
-    *(f"common/{name}.py" for name in ("problem", "quantities", "messages", "errors", "options")),
+    "cloud/stages.py",
+    "cloud/algorithm.py",
+    "cloud/averaging.py",
+    "cloud/weighting.py",
+    "cloud/wrapping.py",
+    "cloud/fixed_bound.py",
+    "cloud/fifo.py",
+    "cloud/openings.py",
+    "cloud/terms.py",
+    "cloud/admission.py",
+    "cloud/facts.py",
+    "cloud/server.py",
+    "cloud/snapshot.py",
+    "edge/policy.py",
+    "edge/privacy.py",
+    "edge/worker.py",
+    "edge/samplers.py",
+    "edge/session.py",
+    "edge/conversation.py",
+    "edge/cloud_watch.py",
+    "common/noise/law.py",
+    "common/noise/mechanism.py",
+    "common/noise/gaussian.py",
+    "common/noise/gamma_norm.py",
+    "common/noise/exponential_norm.py",
+    "common/noise/laplace.py",
+    "common/noise/registry.py",
+    "common/problem.py",
+    "common/quantities.py",
+    "common/messages.py",
+    "common/errors.py",
+    "common/options.py",
     "mapa/dashboard/series.py",
+    *(f"cloud/algorithms/{name.replace('-', '_')}.py" for name in algorithm_names()),
 ]
+LONGEST = 700  # lines of a file
 FORBIDDEN_IN_PURE = {
     "paho",
     "msgpack",
@@ -72,7 +89,11 @@ ONLY_IN = {
     "uvicorn": {"mapa/commands/dashboard.py", "mapa/dashboard/patience.py"},
     "torch": {
         "common/models/cnn.py",
-        *(f"common/models/torch_{part}.py" for part in ("checks", "gradients", "losses", "model", "module")),
+        "common/models/torch_checks.py",
+        "common/models/torch_gradients.py",
+        "common/models/torch_losses.py",
+        "common/models/torch_model.py",
+        "common/models/torch_module.py",
     },
 }
 PUBLIC_FACE = "mapa/__init__.py"
@@ -138,6 +159,12 @@ def test_every_door_that_is_built_is_used() -> None:
     for package in sorted(ONLY_IN.keys() - {"docker"}):
         for name in ONLY_IN[package]:
             assert package in packages(REPOSITORY / name)
+
+
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_no_file_is_longer_than_a_reader_holds(room: str) -> None:
+    for path in sources(room):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST, named(path)
 
 
 @pytest.mark.parametrize("room", sorted(ALLOWED))

@@ -31,7 +31,7 @@ from tests.broker.testbed_support import (
     scenario,
 )
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.broker
 RUN = run_id("test")
 Connect = Callable[..., Any]
 
@@ -66,13 +66,14 @@ def test_a_forged_retained_halt_ends_nobody_and_is_taken_back(
 ) -> None:
     forger = connect(mosquitto, "forger", halt_topic(RUN))
     with open_testbed(mosquitto.address, tmp_path, scenario(edges=2, iterations=1500)) as bed:
-        bed.edge()
-        bed.wait(lambda: bed.updates > 50)
-        life = bed.cloud.service.server.incarnation if named else 5
-        forged = encode_halt(Halt("finished", 300, life))
-        forger.channel.publish(halt_topic(RUN), forged, qos=1, retain=True)
-        bed.wait(lambda: bed.cloud.service.dropped["halt"] == 1)
-        bed.edge(state="late")  # it would have found it retained
+        first = bed.edge()
+        with bed.paused(lambda: bed.updates > 50, first):  # so that T cannot come before the second edge
+            life = bed.cloud.service.server.incarnation if named else 5
+            forged = encode_halt(Halt("finished", 300, life))
+            forger.channel.publish(halt_topic(RUN), forged, qos=1, retain=True)
+            bed.wait(lambda: bed.cloud.service.dropped["halt"] == 1)
+            bed.edge(state="late")  # it would have found it retained
+            bed.wait(lambda: len(bed.cloud.service.server.edges) == 2)
         summary = bed.finish()
         assert [child.returncode for child in bed.edges] == [0, 0]
         assert len(bed.cloud.service.server.edges) == 2
@@ -161,10 +162,10 @@ def test_an_edge_with_the_outbox_of_an_earlier_run_of_the_name_sends_none_of_it(
         (held,) = set(first.cloud.service.server.edges) - {other}
     seen = len(wire.seen)
     with open_testbed(mosquitto.address, tmp_path / "second", scenario(edges=2, iterations=1500)) as second:
-        second.edge()  # so that t is far beyond the version that the outbox names
-        second.wait(lambda: second.updates > 200)
-        second.edge(state="../state")
-        second.wait(lambda: held in second.cloud.service.server.edges)
+        newcomer = second.edge()  # so that t is far beyond the version that the outbox names
+        with second.paused(lambda: second.updates > 200, newcomer):  # T cannot come before the other joins
+            second.edge(state="../state")
+            second.wait(lambda: held in second.cloud.service.server.edges)
         second.finish()
         assert [child.returncode for child in second.edges] == [0, 0]
         applied = [event for event in second.events("gradient_applied") if event["edge_id"] == held]

@@ -16,7 +16,7 @@ from common.wire.topics import EdgeTopic, every_edge, run_id
 from mapa.brokers import MosquittoOptions, find_mosquitto, mosquitto_configuration, private_mosquitto
 from tests.broker.testbed_support import open_testbed, scenario
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.broker
 Connect = Callable[..., Any]
 RUN = run_id("test")
 SMALL = MosquittoOptions(
