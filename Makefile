@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-fast check format docs docs-links bench clean images images-offline engine engine-stop up down
+.PHONY: help env run test test-fast test-all test-network test-statistics test-experiments test-docs test-containers \
+	test-browser check format docs docs-links bench clean images images-offline engine engine-stop up down
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,11 +25,34 @@ $(READY): pyproject.toml docker/install-torch.sh
 run: $(READY)  ## train with 5 edges on a private broker, with a live page
 	$(BIN)/mapa run demo --dashboard
 
-test: check  ## lint, types and every test that this machine can run
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-test-fast: $(READY)  ## while editing: no broker, no Docker engine, no processes, nothing slow
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not broker and not stack and not browser and not slow' --ignore tests/broker --ignore tests/stack --ignore tests/browser
+test: $(READY)  ## every promise once, without a Docker engine: about 8 minutes on two cores
+	$(PYTEST) -m 'not extended and not stack'
+
+test-fast: $(READY)  ## while editing: no broker, no processes, nothing slow: one to two minutes
+	$(PYTEST) -q -m 'not broker and not stack and not browser and not slow' --ignore tests/broker --ignore tests/stack --ignore tests/browser
+
+test-all: $(READY)  ## every test: `make test` and what is only extended, statistics and containers too
+	$(PYTEST)
+
+test-network: $(READY)  ## everything on a real Mosquitto
+	$(PYTEST) tests/broker
+
+test-statistics: $(READY)  ## noise, sampling and audits against their laws
+	$(PYTEST) -m statistics
+
+test-experiments: $(READY)  ## the paper's experiments, the reference table, attacks and audits
+	$(PYTEST) tests/experiments
+
+test-docs: $(READY)  ## every block and command of the documentation, and the site
+	$(PYTEST) tests/docs
+
+test-containers: $(READY)  ## images, Compose and faults on a Docker engine
+	$(PYTEST) tests/stack
+
+test-browser: $(READY)  ## the live page in Chromium
+	$(PYTEST) tests/browser
 
 check: $(READY)  ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Laws of the whole test tree.
 
-MAPA_NO_SKIP=1 makes a skip a failure; what one run skipped another can run; property tests are repeatable; a SIGINT
+MAPA_NO_SKIP=1 makes a skip a failure; a second run can leave out what passed in the first; property tests are repeatable; a SIGINT
 reaches whatever a test starts.
 """
 
@@ -24,8 +24,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--skipped-to", type=Path, help="write the names of the skipped tests to this file")
-    parser.addoption("--only-of", type=Path, help="run only the tests (or modules) named in this file")
+    parser.addoption("--passed-to", type=Path, help="write the names of the tests that passed to this file")
+    parser.addoption("--without", type=Path, help="leave out the tests named in this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,39 +37,31 @@ def pytest_configure(config: pytest.Config) -> None:
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    skipped_to = config.getoption("--skipped-to")
-    if skipped_to and not hasattr(config, "workerinput"):
-        skipped_to.write_text("", encoding="utf-8")
-        config.pluginmanager.register(_SkippedNames(skipped_to))
+    passed_to = config.getoption("--passed-to")
+    if passed_to and not hasattr(config, "workerinput"):
+        passed_to.write_text("", encoding="utf-8")
+        config.pluginmanager.register(_PassedNames(passed_to))
 
 
-class _SkippedNames:
-    """Writes the name of each skipped test, and of each module that was skipped whole."""
+class _PassedNames:
+    """Writes the name of each test that passed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._keep(report)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._keep(report)
-
-    def _keep(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if report.skipped and not hasattr(report, "wasxfail"):
+        if report.when == "call" and (report.passed or hasattr(report, "wasxfail")):
             with self._path.open("a", encoding="utf-8") as names:
                 names.write(f"{report.nodeid}\n")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    only_of = config.getoption("--only-of")
-    if only_of is None:
+    without = config.getoption("--without")
+    if without is None:
         return
-    names = set(only_of.read_text(encoding="utf-8").splitlines())
-    kept = [item for item in items if names & {item.nodeid, item.nodeid.partition("::")[0]}]
-    chosen = set(kept)
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = kept
+    names = set(without.read_text(encoding="utf-8").splitlines())
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in names])
+    items[:] = [item for item in items if item.nodeid not in names]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,7 +10,7 @@ import pytest
 
 from common.scenario.scenario import parse_scenario
 
-PAGE = (Path(__file__).parents[1] / "docs" / "your-own-data.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "your-own-data.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 TABLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 REST = {"iterations": 10, "algorithm": {"name": "constant", "rate": 0.1, "first_clip": 1.0}}

@@ -1,6 +1,6 @@
 """Every block of every page is run by a test, or read by the real parser, or says why neither.
 
-Commands are only read here; tests/test_docs_commands.py runs them. Fragments of scenarios are no commands.
+Commands are only read here; tests/docs/test_commands.py runs them. Fragments of scenarios are no commands.
 """
 
 from __future__ import annotations
@@ -23,23 +23,26 @@ from mapa.scenario_files import load_scenario
 from tests.blocks_support import ROOT, Block, blocks_of, commands, pages, parse_mapa, require_test
 
 BLOCKS = [block for page in pages() for block in blocks_of(page)]
-# Not programs: prose in columns, tables of contents, and what autodoc fills in (tests/test_docs_site.py builds them).
+# Not programs: prose in columns, tables of contents, and what autodoc fills in (tests/docs/test_site.py builds them).
 PROSE = ("text", "{toctree}", "{eval-rst}")
 # Run whole, as one program or project, by tests that take the blocks out of the page themselves.
 RUN_WHOLE = {
-    ("docs/python.md", "python"): "tests/mapa/test_pages.py::test_the_python_of_the_page_runs_as_one_program",
-    ("docs/style.md", "python"): "tests/test_style_page.py::test_the_pages_own_tests_hold",
+    ("docs/python.md", "python"): "tests/docs/test_pages.py::test_the_python_of_the_page_runs_as_one_program",
+    ("docs/style.md", "python"): "tests/docs/test_style_page.py::test_the_pages_own_tests_hold",
     ("docs/your-own-algorithm.md", "python"): (
-        "tests/mapa/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains"
+        "tests/docs/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains"
     ),
     ("docs/your-own-algorithm.md", "toml"): (
-        "tests/mapa/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains"
+        "tests/docs/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains"
     ),
-    ("docs/your-own-data.md", "python"): "tests/test_own_data_page.py::test_the_program_is_short_and_learns",
+    (
+        "docs/your-own-data.md",
+        "python",
+    ): "tests/docs/test_own_data_page.py::test_the_program_is_short_and_learns",
     (
         "docs/your-own-model.md",
         "python",
-    ): "tests/mapa/test_own_model_page.py::test_the_pages_scenario_simulates",
+    ): "tests/docs/test_own_model_page.py::test_the_pages_scenario_simulates",
 }
 # A fragment of a scenario is checked with these keys around it.
 REST: dict[str, Any] = {"iterations": 10, "algorithm": {"name": "constant", "rate": 0.1, "first_clip": 1.0}}

@@ -48,6 +48,24 @@ def test_the_python_of_the_page_runs_as_one_program(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
+def test_the_python_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(blocks("../README.md", "python")[0].strip().splitlines()) <= 6
+    names = run_blocks("../README.md")
+    accuracy, epsilon = capsys.readouterr().out.split()[:2]
+    assert float(accuracy) > 0.6
+    assert float(epsilon) == names["run"].epsilon
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert sum(len(line.split()) for line in lines) <= 610
+    assert max(map(len, lines)) < 120
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 def test_the_notebooks_outputs_are_those_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")

@@ -51,7 +51,7 @@ class Why(NamedTuple):
     by: tuple[str, ...] = ()
 
 
-PIP = Why("needs a package index; tests/test_docs_blocks.py looks for the extras that it names")
+PIP = Why("needs a package index; tests/docs/test_blocks.py looks for the extras that it names")
 SHELL = Why("sets a variable of the reader's own shell")
 DOWNLOAD = Why(
     "needs the internet",
@@ -118,18 +118,14 @@ CACHED = Why(
     "reports what hours of runs have left",
     ("tests/experiments/test_reproduce_runs.py::test_the_command_reports_what_is_cached",),
 )
-OWN_MODEL = "tests/mapa/test_own_model_page.py"
+OWN_MODEL = "tests/docs/test_own_model_page.py"
 
 # page -> command -> why it is not run. A command that ends with … stands for all that begin so.
 NOT_RUN: dict[str, dict[str, Why]] = {
     "README.md": {
         "make run": DEMO,
         "make test": Why("runs this test among all others"),
-        "make test-fast": Why("runs this file's quick tests among all others"),
-        "mapa audit quickstart": AUDIT_OF_MINUTES,
-        "mapa data get mnist usps": DOWNLOAD,
         "docker compose up --scale edge=20": COMPOSE,
-        "docker compose --profile dashboard up --scale edge=20": PAGE_IN_COMPOSE,
         "mapa cloud --broker HOST:8883 --tls-ca ca.crt --run lab1 scenario.toml": HOSTS,
         "mapa edge --broker HOST:8883 --tls-ca ca.crt --run lab1 --total-epsilon 2 --data-dir /data": HOSTS,
     },
@@ -146,7 +142,7 @@ NOT_RUN: dict[str, dict[str, Why]] = {
         "mapa chaos quickstart --seed 13 --runs 1 --shrink": CHOSEN_FAULTS,
         "mapa chaos quickstart --seed 12 --runs 1 --edges 4 …": Why(
             "takes a minute",
-            ("tests/test_docs_commands.py::test_the_faults_on_the_page_are_those_of_its_seed",),
+            ("tests/docs/test_commands.py::test_the_faults_on_the_page_are_those_of_its_seed",),
         ),
     },
     "docs/dashboard.md": {
@@ -167,6 +163,10 @@ NOT_RUN: dict[str, dict[str, Why]] = {
         "docker stack deploy -c docker/stack.yml mapa": SWARM,
         "docker service scale mapa_edge=50": SWARM,
         "mapa containers quickstart …": CONTAINERS,
+    },
+    "docs/index.md": {
+        "mapa audit quickstart": AUDIT_OF_MINUTES,
+        "mapa data get mnist usps": DOWNLOAD,
     },
     "docs/monitoring.md": {
         "pip install mapa-testbed[metrics]": PIP,
@@ -226,7 +226,7 @@ NOT_RUN: dict[str, dict[str, Why]] = {
     "docs/your-own-algorithm.md": {
         "mapa simulate my.toml": Why(
             "is run with the page's own code elsewhere",
-            ("tests/mapa/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains",),
+            ("tests/docs/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains",),
         ),
         "mapa containers my.toml --edge-image mapa-edge": Why(
             "needs a Docker engine",

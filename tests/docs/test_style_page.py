@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "style.md"
 PAPER = ROOT / "docs" / "paper.md"
 ROOMS = ("common", "cloud", "edge", "mapa", "experiments")
