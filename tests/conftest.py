@@ -1,7 +1,7 @@
 """Laws of the whole test tree.
 
-MAPA_NO_SKIP=1 makes a skip a failure; a second run can leave out what passed in the first; property tests are repeatable; a SIGINT
-reaches whatever a test starts.
+MAPA_NO_SKIP=1 makes a skip a failure; a second run can leave out what passed in the first; property tests are
+repeatable; a SIGINT reaches what a test starts.
 """
 
 from __future__ import annotations
