@@ -1,4 +1,4 @@
-"""One scenario in containers: up, scale, faults, wait, records, down. The only docker import."""
+"""One scenario in containers: start, scale, inject faults, wait, read records, remove. The only docker import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DriverConfig, Mount
 
 from common.errors import ConfigurationError, MapaError
-from mapa.faults import FaultKind
+from mapa.chaos.faults import FaultKind
 from mapa.records_tail import Tail
 
 REPOSITORY = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ class Images:
 
 
 def connect() -> Any:
-    """Return a client of the Docker engine; ConfigurationError where none is found."""
+    """Return a client of the Docker engine; raise ConfigurationError if none is found."""
     try:
         client = DockerClient.from_env(timeout=120)
         client.ping()
@@ -72,7 +72,7 @@ def _drop_sockets(error: BaseException | None) -> None:
 
 @dataclass(slots=True)
 class Stack:
-    """The containers of one project by name: broker, cloud, edge-1, edge-2, …, whoever started them."""
+    """The containers of one project by name: broker, cloud, edge-1, edge-2, …, also those that Compose started."""
 
     client: Any
     project: str
@@ -80,11 +80,10 @@ class Stack:
     def containers(self, service: str | None = None) -> list[Any]:
         """Return all of a service, also those that have ended, in the order of their numbers."""
         labels = [f"{PROJECT}={self.project}", *([f"{SERVICE}={service}"] if service else [])]
-        found = self.client.containers.list(all=True, filters={"label": labels}, ignore_removed=True)
-        return sorted(found, key=lambda container: int(container.labels.get(NUMBER, "1")))
+        containers = self.client.containers.list(all=True, filters={"label": labels}, ignore_removed=True)
+        return sorted(containers, key=lambda container: int(container.labels.get(NUMBER, "1")))
 
     def container(self, name: str) -> Any:
-        """Return one container by its name in the project."""
         service, _, number = name.partition("-")
         for container in self.containers(service):
             if not number or container.labels.get(NUMBER) == number:
@@ -94,7 +93,6 @@ class Stack:
     # -- faults -----------------------------------------------------------------------------------------
 
     def start_fault(self, kind: FaultKind, name: str) -> None:
-        """Start a fault of one container."""
         container = self.container(name)
         match kind:
             case FaultKind.KILL:
@@ -109,7 +107,6 @@ class Stack:
                     network.disconnect(container)
 
     def end_fault(self, kind: FaultKind, name: str) -> None:
-        """End the fault."""
         container = self.container(name)
         match kind:
             case FaultKind.KILL:
@@ -135,7 +132,7 @@ class Stack:
     def signal_inside(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the program of a cloud or an edge, within its container.
 
-        What the engine itself kills is a person's word, which no restart policy undoes; a program that ends is not.
+        No restart policy starts a container again that the engine itself has killed; one whose program ends it does.
         """
         try:
             done = self.container(name).exec_run(["python", "-I", "-S", "-c", _SIGNAL, str(int(number))])
@@ -147,7 +144,7 @@ class Stack:
             )
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Send a signal by the engine: no restart policy undoes the end that it brings."""
+        """Send a signal by the engine: no restart policy starts the container again that it ends."""
         try:
             self.container(name).kill(number.name)
         except APIError as error:
@@ -156,7 +153,18 @@ class Stack:
     def networks(self) -> list[Any]:
         return list(self.client.networks.list(filters={"label": f"{PROJECT}={self.project}"}))
 
-    # -- looking ----------------------------------------------------------------------------------------
+    def gateway(self) -> str:
+        """Return the address by which containers of the network reach this machine."""
+        (network,) = self.networks()
+        network.reload()
+        for subnet in network.attrs["IPAM"]["Config"]:
+            if "Gateway" in subnet:
+                return str(subnet["Gateway"]).partition("/")[0]
+        raise ContainerRunError(
+            f"network {network.name}: has no gateway, so containers cannot reach the relays"
+        )
+
+    # -- waiting ----------------------------------------------------------------------------------------
 
     def wait(self, name: str, timeout: float) -> int:
         """Return the exit code of a container once it has ended."""
@@ -169,22 +177,29 @@ class Stack:
         self.until(ended, timeout, f"{name} to end")
         return int(container.attrs["State"]["ExitCode"])
 
-    def until(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
+    def until(self, condition: Callable[[], bool], timeout: float, event: str) -> None:
         """Wait for a condition; at the timeout raise an error with the last log lines of all containers."""
         end = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > end:
                 raise ContainerRunError(
-                    f"timed out after {timeout:g} s waiting for {what}: {self.last_words()}"
+                    f"timed out after {timeout:g} s waiting for {event}: {self.last_lines()}"
                 )
             time.sleep(_LOOK_EVERY)
 
-    def last_words(self, lines: int = 3) -> str:
-        said = []
+    def last_lines(self, lines: int = 3) -> str:
+        """Return the last log lines of all containers."""
+        logs = []
         for container in self.containers():
-            words = container.logs(tail=lines).decode(errors="replace").strip().splitlines()
-            said.append(f"{container.name} ({container.status}): {' / '.join(words)}")
-        return " | ".join(said)
+            output = container.logs(tail=lines).decode(errors="replace").strip().splitlines()
+            logs.append(f"{container.name} ({container.status}): {' / '.join(output)}")
+        return " | ".join(logs)
+
+
+def split_name(name: str) -> tuple[str, int]:
+    """Return service and number of a container: edge-2 → ("edge", 2), cloud → ("cloud", 1)."""
+    service, _, number = name.partition("-")
+    return service, int(number or 1)
 
 
 @dataclass(slots=True)
@@ -225,7 +240,7 @@ class ContainerRun:
         self.start("data", 1, self.images.cloud, command=["data"])
         if code := self.stack.wait("data", timeout):
             raise ContainerRunError(
-                f"could not get the data set (exit code {code}): {self.stack.last_words()}"
+                f"could not get the data set (exit code {code}): {self.stack.last_lines()}"
             )
 
     def scale(self, edges: int) -> None:
@@ -239,8 +254,8 @@ class ContainerRun:
 
     def summary(self) -> dict[str, Any] | None:
         """Return the run's summary with its path on this host; None: there is none."""
-        found, path = self.tail.summary(), self.tail.path
-        return None if found is None or path is None else {**found, "path": str(path)}
+        summary, path = self.tail.summary(), self.tail.path
+        return None if summary is None or path is None else {**summary, "path": str(path)}
 
     def down(self) -> None:
         """Remove containers, network and volumes; the records stay."""
@@ -344,7 +359,7 @@ class ContainerRun:
         def healthy() -> bool:
             container.reload()
             if container.status == "exited":
-                raise ContainerRunError(f"{name} exited before it was ready: {self.stack.last_words()}")
+                raise ContainerRunError(f"{name} exited before it was ready: {self.stack.last_lines()}")
             return bool(container.attrs["State"].get("Health", {}).get("Status") == "healthy")
 
         self.stack.until(healthy, timeout, f"{name} to be healthy")

@@ -16,8 +16,8 @@ import pytest
 
 from common.datasets.catalogue import data_directory
 from mapa.brokers import find_mosquitto
-from mapa.chaos.plan import plan_of
-from mapa.chaos.schedule import make_schedule
+from mapa.chaos.faults import make_schedule
+from mapa.chaos.trial import plan_of
 from tests.blocks_support import ROOT, blocks_of, commands, pages, require_test, run_command
 from tests.local_support import write_csv
 from tests.pages_support import blocks

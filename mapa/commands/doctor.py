@@ -16,15 +16,14 @@ from rich.text import Text
 
 from common.errors import ConfigurationError
 from common.transport.connection import MqttOptions
+from mapa import doctor as engine
+from mapa import doctor as machine
+from mapa import doctor as software
 from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection
-from mapa.doctor.broker import PURPOSE, running_broker
-from mapa.doctor.data import data_sets
-from mapa.doctor.engine import engine
-from mapa.doctor.finding import BASIC, Finding, State, in_the_way
-from mapa.doctor.machine import machine
-from mapa.doctor.software import software
+from mapa.doctor import BASIC, Finding, State, data_sets, in_the_way
+from mapa.doctor_broker import PURPOSE, running_broker
 
 _STYLES = {State.OK: "green", State.NOTE: "cyan", State.MISSING: "yellow", State.BROKEN: "bold red"}
 

@@ -9,8 +9,8 @@ import pytest
 
 from common.transport.connection import MqttOptions
 from mapa.brokers import Broker, MosquittoOptions, find_mosquitto, free_port, private_mosquitto
-from mapa.doctor.broker import running_broker
-from mapa.doctor.finding import State
+from mapa.doctor import State
+from mapa.doctor_broker import running_broker
 from tests.program_support import Mapa
 
 pytestmark = pytest.mark.broker

@@ -20,13 +20,15 @@ from tests.program_support import Mapa
         (("--only", "9"), "1 … 6"),
         (("--faults", "nowhere.txt"), "--faults nowhere.txt"),
         (("--count", "1001"), "--count 1001"),
+        (("--kills", "0"), "--kills 0"),
+        (("--kills", "3", "--faults", "faults.txt"), "give one of them"),
         (("--set", "data.set=local"), "local"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_before_anything_starts(
     mapa: Mapa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], named: str
 ) -> None:
-    monkeypatch.setattr("mapa.chaos.plan.find_mosquitto", lambda: "mosquitto")
+    monkeypatch.setattr("mapa.chaos.trial.find_mosquitto", lambda: "mosquitto")
     done = mapa("chaos", "quickstart", *words)
     assert done.code == 2, done.out
     assert named in done.err
@@ -34,7 +36,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_starts(
 
 
 def test_without_a_broker_nothing_starts(mapa: Mapa, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mapa.chaos.plan.find_mosquitto", lambda: None)
+    monkeypatch.setattr("mapa.chaos.trial.find_mosquitto", lambda: None)
     done = mapa("chaos", "quickstart")
     assert done.code == 2
     assert "no mosquitto found" in done.err

@@ -15,11 +15,12 @@ import typer
 from common import health
 from common.errors import ConfigurationError
 from common.transport.channel import MemoryBroker
-from mapa import container, environment
+from mapa import container
+from mapa import option_variables as environment
+from mapa.chaos.faults import Fault, FaultKind, Scale, parse_fault_event
 from mapa.cli import build
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import service
-from mapa.faults import Fault, FaultKind, Scale, parse_fault_event
 from mapa.records_tail import Tail
 from mapa.scenario_files import data_set_of, load_scenario
 

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 import mapa.brokers
-from mapa.doctor import asking, engine, finding, machine, software
-from mapa.doctor.data import data_sets
-from mapa.doctor.finding import BASIC, Finding, State, in_the_way
+from mapa import doctor as asking
+from mapa import doctor as engine
+from mapa import doctor as finding
+from mapa import doctor as machine
+from mapa import doctor as software
+from mapa.doctor import BASIC, Finding, State, data_sets, in_the_way
 from tests.program_support import PATIENCE, ROOT, Mapa, environment
 
 QUICK = ("doctor", "--no-checksums")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mapa.faults import FaultKind
+from mapa.chaos.faults import FaultKind
 from tests.stack.compose_support import MARKS, PATIENCE, Compose, assert_applied_exactly_once, compose
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
