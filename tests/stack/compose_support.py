@@ -74,10 +74,10 @@ class Compose:
 
     def finish(self) -> dict[str, Any]:
         """Wait for the end; cloud and edges must end with 0, and the broker must not."""
-        assert self.stack.wait("cloud", PATIENCE) == 0, self.stack.last_words()
+        assert self.stack.wait("cloud", PATIENCE) == 0, self.stack.last_lines()
         for container in self.stack.containers("edge"):
             name = f"edge-{container.labels['com.docker.compose.container-number']}"
-            assert self.stack.wait(name, PATIENCE) == 0, self.stack.last_words()
+            assert self.stack.wait(name, PATIENCE) == 0, self.stack.last_lines()
         assert self.stack.container("broker").status == "running"
         summary = self.records.summary()
         assert summary is not None
@@ -86,10 +86,10 @@ class Compose:
     def interrupt(self) -> dict[str, Any]:
         """Stop the cloud; it ends with 130 and every edge with 0, however far the run has come."""
         self("stop", "--timeout", str(int(PATIENCE)), "cloud")
-        assert self.stack.wait("cloud", PATIENCE) == 130, self.stack.last_words()
+        assert self.stack.wait("cloud", PATIENCE) == 130, self.stack.last_lines()
         for container in self.stack.containers("edge"):
             name = f"edge-{container.labels['com.docker.compose.container-number']}"
-            assert self.stack.wait(name, PATIENCE) == 0, self.stack.last_words()
+            assert self.stack.wait(name, PATIENCE) == 0, self.stack.last_lines()
         summary = self.records.summary()
         assert summary is not None
         assert summary["reason"] == "interrupted"

@@ -62,7 +62,7 @@ def test_edges_of_another_network_train_over_tls(
         assert not networks[0] & networks[1], "they share a network: the port proves nothing"
         summary = vm.finish()
         for number in (1, 2, 3):
-            assert lab.stack.wait(f"edge-{number}", PATIENCE) == 0, lab.stack.last_words()
+            assert lab.stack.wait(f"edge-{number}", PATIENCE) == 0, lab.stack.last_lines()
     per_edge = assert_applied_exactly_once(vm.records, 300)
     assert summary["reason"] == "finished"
     assert set(per_edge) == {0, 1, 2}
