@@ -42,9 +42,8 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
     options = {**_PLACES, **prefixed(environ, CLOUD if name == "cloud" else EDGE)}
     for variable, folder in (("MAPA_EDGE_DATA", OWN_DATA), ("MAPA_TEST_DATA", TEST_DATA)):
         if variable in options:
-            options[variable] = str(
-                folder / options[variable]
-            )  # a name in the folder; an absolute path stays
+            # a name in the folder; an absolute path stays
+            options[variable] = str(folder / options[variable])
     if name == "cloud":
         options.setdefault("MAPA_STARTED_BY", container_id())
         runs, run = Path(options["MAPA_RUNS_DIR"]), options.get("MAPA_RUN")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count, takewhile
 
 from cloud.probe import SizeProbe
 from common.errors import MapaError
@@ -18,11 +20,10 @@ from mapa.doctor import BROKEN, NOTE, OK, MachineCheck
 
 PURPOSE = "this-broker"
 LARGEST = 1 << 24  # bytes of the largest message that is tried
-_FIRST = 1 << 16
+_FIRST, _STEP = 1 << 10, 1.015  # the smallest, and what each next one is larger by
 _ECHO = 10.0  # seconds for one message to come back
 _TRIPS = 9
 _SMALL = 64  # bytes of a message whose round trip is measured
-_FINENESS = 64  # the largest message is found to within one part in so many
 
 
 def check_broker(options: MqttOptions, timeout: float, largest: int = LARGEST) -> Iterator[MachineCheck]:
@@ -59,19 +60,9 @@ def check_broker(options: MqttOptions, timeout: float, largest: int = LARGEST) -
 
 def _largest_message(options: MqttOptions, timeout: float, largest: int) -> tuple[int, int | None]:
     """Return the largest size that came back and the smallest that did not; None: every size did."""
-    taken, size, refused = 0, min(_FIRST, largest), None
-    while refused is None and taken < largest:
-        if _comes_back(options, timeout, size):
-            taken, size = size, min(2 * size, largest)
-        else:
-            refused = size
-    while refused is not None and refused - taken > max(64, refused // _FINENESS):
-        middle = (taken + refused) // 2
-        if _comes_back(options, timeout, middle):
-            taken = middle
-        else:
-            refused = middle
-    return taken, refused
+    sizes = [*takewhile(lambda size: size < largest, (int(_FIRST * _STEP**k) for k in count())), largest]
+    refused = bisect_left(sizes, True, key=lambda size: not _comes_back(options, timeout, size))
+    return sizes[refused - 1] if refused else 0, sizes[refused] if refused < len(sizes) else None
 
 
 def _comes_back(options: MqttOptions, timeout: float, size: int) -> bool:

@@ -19,6 +19,7 @@ from common.errors import ConfigurationError
 from common.models.registry import model_class
 from common.scenario.scenario import Scenario
 from common.wire.v1 import payload_limit
+from mapa import local_run
 from mapa.chaos.faults import Fault, FaultKind, Injector, parse_container_fault
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
@@ -27,7 +28,6 @@ from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.figure_lines import PREFIX, line_of
-from mapa.local_run import permitted
 from mapa.output import progress_console
 from mapa.recipes import recipe_names
 from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
@@ -157,9 +157,11 @@ def for_a_container(scenario: str) -> tuple[str, Path | None]:
 
 def own_code(scenario: Scenario, folder: Path | None) -> dict[str, str]:
     """Return the variables by which edges may, and can, use the classes and records of the user's own."""
-    names = (scenario.model.name, scenario.data.set, scenario.privacy.noise)
-    dotted = [name for name in names if is_dotted(name)]
-    permits = {option.removeprefix("--").replace("-", "_").upper(): "true" for option in permitted(scenario)}
+    dotted = local_run.own_code(scenario)
+    permits = {
+        option.removeprefix("--").replace("-", "_").upper(): "true"
+        for option in local_run.permitted(scenario)
+    }
     if not dotted:
         return permits
     return {"ALLOW": " ".join(dotted), **permits, **({} if folder is None else {"CODE": str(SCENARIOS)})}
