@@ -1,4 +1,4 @@
-"""What this machine has for mapa: software, folders, ports, Docker and data sets, and how to fix what it lacks.
+"""What this machine has for mapa: software, folders, ports, Docker, data sets, a broker; how to fix what it lacks.
 
 Packages are looked up, never imported; nothing is written.
 """
@@ -6,7 +6,6 @@ Packages are looked up, never imported; nothing is written.
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib.util
 import os
 import platform
@@ -14,19 +13,28 @@ import re
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 
+from cloud.probe import SizeProbe
 from common.datasets.catalogue import describe, load_dataset
 from common.errors import MapaError
+from common.transport.connection import SIZE_HINT, MqttOptions
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
+from common.wire.codec import new_nonce
+from common.wire.topics import run_id
 from mapa.brokers import find_mosquitto
 
 BASIC = "basic"  # simulate and run the quickstart on this machine
@@ -67,17 +75,16 @@ _PORTS = {
     1883: ("a broker that other hosts reach (docker/cloud.yml, your own Mosquitto)", "deploy"),
     8080: ("mapa dashboard, or else the next free port; Compose's page (or set DASHBOARD_PORT)", "page"),
 }
+THIS_BROKER = "this-broker"  # the purpose that `--broker` adds
+LARGEST = 1 << 24  # bytes of the largest message that is tried
+_FIRST, _STEP = 1 << 10, 1.015  # the smallest, and what each next one is larger by
+_ECHO = 10.0  # seconds for one message to come back
+_TRIPS = 9
+_SMALL = 64  # bytes of a message whose round trip is measured
 _IN_PACKAGES = {"mnist-5k": "embedded", "digits": "tables", "breast-cancer": "tables", "diabetes": "tables"}
 
 
-class CheckState(StrEnum):
-    OK = "ok"
-    NOTE = "note"  # worth knowing; nothing is wrong
-    MISSING = "missing"
-    BROKEN = "broken"
-
-
-OK, NOTE, MISSING, BROKEN = CheckState
+OK, NOTE, MISSING, BROKEN = STATES = ("ok", "note", "missing", "broken")  # note: worth knowing, not wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +92,15 @@ class MachineCheck:
     """One check: what was found, what that is needed for, and how it is fixed."""
 
     name: str
-    state: CheckState
+    state: str  # one of STATES
     found: str
     needed_for: str
     purposes: Collection[str] = ()  # that need it
     fix: str = ""  # a command or what to do; "": nothing to do
 
-    @property
-    def wrong(self) -> bool:
-        return self.state in (MISSING, BROKEN)
+    def is_in_the_way(self, purposes: Collection[str]) -> bool:
+        """Return whether one of these purposes needs it, and it is missing or broken."""
+        return self.state in (MISSING, BROKEN) and not set(self.purposes).isdisjoint(purposes)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -102,7 +109,7 @@ class MachineCheck:
             "found": self.found,
             "needed_for": self.needed_for,
             "purposes": sorted(self.purposes),
-            "mend": (self.state is not OK and self.fix) or None,
+            "mend": (self.state != OK and self.fix) or None,
         }
 
 
@@ -115,11 +122,6 @@ def examine(runs: Path, data_dir: Path, *, checksums: bool) -> Iterator[MachineC
         yield check_port(port, needed_for, purpose)
     yield from check_engine()
     yield from check_data_sets(data_dir, checksums=checksums)
-
-
-def in_the_way(checks: Collection[MachineCheck], purposes: Collection[str]) -> list[MachineCheck]:
-    """Return what is wrong with what these purposes need."""
-    return [check for check in checks if check.wrong and not set(check.purposes).isdisjoint(purposes)]
 
 
 def ask(command: list[str]) -> tuple[bool, str, str]:
@@ -174,7 +176,7 @@ def check_software() -> Iterator[MachineCheck]:
     yield _check_mosquitto()
 
 
-def installed(requirement: Requirement) -> tuple[CheckState, str]:
+def installed(requirement: Requirement) -> tuple[str, str]:
     """Return whether a package is there in the version that it must have, and which it is."""
     bounds = f", needs {requirement.specifier}" if requirement.specifier else ""
     try:
@@ -187,7 +189,7 @@ def installed(requirement: Requirement) -> tuple[CheckState, str]:
 
 def _check_extra(extra: str, packages: list[Requirement]) -> MachineCheck:
     results = {package.name: installed(package) for package in packages}
-    worst = max((state for state, _ in results.values()), key=list(CheckState).index)
+    worst = max((state for state, _ in results.values()), key=STATES.index)
     found = ", ".join(f"{name} {have}" for name, (_, have) in results.items())
     fix = f"pip install '{_OURS}[{extra}]'"
     if "torch" in results:
@@ -204,8 +206,7 @@ def _check_mosquitto() -> MachineCheck:
     if binary is not None:
         _, out, err = ask([binary, "-h"])
         number = re.search(r"mosquitto version (\S+)", out + err)
-        state = OK if number else BROKEN
-        found = f"{number[1]}, {binary}" if number else f"{binary} does not say its version: {err[:200]}"
+        state, found = OK if number else BROKEN, f"{number[1] if number else 'no version'}, {binary}"
     purposes = {"mosquitto", "chaos", *(() if embedded else (BASIC,))}
     fix = f"apt install mosquitto  (macOS: brew install mosquitto; or pip install '{_OURS}[broker]')"
     return MachineCheck("Mosquitto", state, found, "a broker for mapa run; mapa chaos", purposes, fix)
@@ -220,34 +221,27 @@ def _check_folder(name: str, path: Path, option: str, needed_for: str, purpose: 
     while not here.exists() and here != here.parent:
         here = here.parent
     where = str(path) if path.exists() else f"{path} (made when it is first used)"
-    state, fix = BROKEN, f"move it away, or give {option}"
-    if path.exists() and not path.is_dir():
-        found = f"{path} is no folder"
-    elif not os.access(here, os.W_OK | os.X_OK):
-        found = f"{where}: not writable by user {os.geteuid()}"
-        fix = f"give {option} a folder that you may write to, or: sudo chown $(id -u) {here}"
-        if purpose != BASIC:
-            state = NOTE  # its data sets can be read all the same
+    if not here.is_dir() or not os.access(here, os.W_OK | os.X_OK):
+        state = BROKEN if purpose == BASIC else NOTE  # data sets can be read all the same
+        found = f"{where}: not a folder that user {os.geteuid()} may write to"
+        fix = f"give {option} another folder, or: sudo chown $(id -u) {here}"
     else:
         free = shutil.disk_usage(here).free
-        found = f"{where}: writable, {free / (1 << 30):.1f} GiB free"
-        state = OK if free >= _LEAST_DISK else BROKEN
+        state, found = OK if free >= _LEAST_DISK else BROKEN, f"{where}: {free / (1 << 30):.1f} GiB free"
         fix = "make room, or `mapa runs list --sort size` and `mapa runs rm`"
     return MachineCheck(f"folder {name}", state, found, needed_for, {purpose}, fix)
 
 
 def check_port(port: int, needed_for: str, purpose: str) -> MachineCheck:
     """Return whether a port of the loopback interface is free: bound for a moment, never listened on."""
-    state, found, fix = OK, "free", ""
+    state, found = OK, "free"
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            state, found, fix = BROKEN, f"cannot be bound: {error.strerror}", "choose another port"
-            if error.errno == errno.EADDRINUSE:
-                state, found = NOTE, "in use by another program"
-                fix = f"ss -ltnp 'sport = :{port}'  says by which (macOS: lsof -iTCP:{port} -sTCP:LISTEN)"
+            state, found = NOTE, f"cannot be bound: {error.strerror}"
+    fix = f"ss -ltnp 'sport = :{port}'  says who uses it (macOS: lsof -iTCP:{port} -sTCP:LISTEN)"
     return MachineCheck(f"port {port}", state, found, needed_for, {purpose}, fix)
 
 
@@ -301,3 +295,78 @@ def check_data_sets(data_dir: Path, *, checksums: bool = True) -> Iterator[Machi
         purposes = {known.name, *((BASIC,) if known.name in _BASIC_PARTS else ())}
         needed_for = f"scenarios with data.set = {known.name!r}"
         yield MachineCheck(f"data {known.name}", state, found, needed_for, purposes, fix)
+
+
+# -- a running broker ----------------------------------------------------------------------------------------
+
+
+def check_broker(options: MqttOptions, timeout: float, largest: int = LARGEST) -> Iterator[MachineCheck]:
+    """Yield what a broker does; nothing is retained there, and only this program reads the topic."""
+    name = f"broker {options.address}"
+    trips: list[float] = []
+    try:
+        with _connected(options, timeout) as (channel, loop):
+            while len(trips) < _TRIPS and (seconds := _echo(channel, loop, _SMALL)) is not None:
+                trips.append(seconds)
+        found = f"connected, but our own message did not come back within {_ECHO:g} s"
+        fix = "give the cloud's user: an edge's may neither write nor read mapa/v1/RUN/probe (docker/mosquitto/acl)"
+    except MapaError as error:
+        found = str(error)
+        fix = "is it running, and may this host reach it? `mosquitto -v -p 1883` starts one here"
+    if trips:
+        median, longest = 1e3 * statistics.median(trips), 1e3 * max(trips)
+        found = f"connected; round trip {median:.3g} ms (median of {len(trips)}, largest {longest:.3g} ms)"
+    state = OK if trips else BROKEN
+    yield MachineCheck(name, state, found, "mapa cloud and mapa edge with this --broker", {THIS_BROKER}, fix)
+    if not trips:
+        return
+    taken, refused = _largest_message(options, timeout, largest)
+    limit = "; no larger one was tried" if refused is None else f", not {refused:,}"
+    yield MachineCheck(
+        f"{name}, message size",
+        BROKEN if not taken else OK if refused is None else NOTE,
+        f"takes {taken:,} bytes{limit}: a model of {max(0, taken - 1024) // 4:,} parameters",
+        "models on the wire: 4 bytes a parameter, and a little more",
+        {THIS_BROKER},
+        SIZE_HINT,
+    )
+
+
+def _largest_message(options: MqttOptions, timeout: float, largest: int) -> tuple[int, int | None]:
+    """Return the largest size that came back and the smallest that did not; None: every size did."""
+    sizes = [*takewhile(lambda size: size < largest, (int(_FIRST * _STEP**k) for k in count())), largest]
+    refused = bisect_left(sizes, True, key=lambda size: not _comes_back(options, timeout, size))
+    return sizes[refused - 1] if refused else 0, sizes[refused] if refused < len(sizes) else None
+
+
+def _comes_back(options: MqttOptions, timeout: float, size: int) -> bool:
+    """Send one message on a connection of its own: a broker may close it over the size."""
+    try:
+        with _connected(options, timeout) as (channel, loop):
+            return _echo(channel, loop, size) is not None
+    except MapaError:
+        return False
+
+
+def _echo(channel: MqttChannel, loop: SelectorLoop, size: int) -> float | None:
+    """Send one message to ourselves; return the seconds until it came back, None if it did not."""
+    probe = SizeProbe(run_id(f"doctor-{new_nonce()}"), new_nonce(), channel, size)
+    probe.begin()
+    began = loop.now()
+    loop.post(probe.send)
+    loop.serve(lambda: probe.settled or not channel.connected, until=began + _ECHO)
+    return loop.now() - began if probe.passed else None
+
+
+@contextmanager
+def _connected(options: MqttOptions, timeout: float) -> Iterator[tuple[MqttChannel, SelectorLoop]]:
+    loop = SelectorLoop()
+    try:
+        channel = MqttChannel(replace(options, client_id=f"doctor-{new_nonce()}"), loop)
+        channel.connect(timeout)
+        try:
+            yield channel, loop
+        finally:
+            channel.close(1.0)
+    finally:
+        loop.close()

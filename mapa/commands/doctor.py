@@ -18,8 +18,7 @@ from mapa import output
 from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection
-from mapa.doctor import BASIC, OK, MachineCheck, examine, in_the_way
-from mapa.doctor_broker import PURPOSE, check_broker
+from mapa.doctor import BASIC, OK, THIS_BROKER, MachineCheck, check_broker, examine
 
 _STYLES = {"ok": "green", "note": "cyan", "missing": "yellow", "broken": "bold red"}
 
@@ -63,8 +62,8 @@ def doctor_command(
     asked = {BASIC, *(purposes or ())}
     if mqtt is not None:
         checks += check_broker(mqtt, connection.connect_timeout)
-        asked.add(PURPOSE)
-    wrong = in_the_way(checks, asked)
+        asked.add(THIS_BROKER)
+    wrong = [check for check in checks if check.is_in_the_way(asked)]
     if as_json:
         document = {
             "works": not wrong,
@@ -102,7 +101,7 @@ def _print(checks: list[MachineCheck], wrong: list[MachineCheck], asked: set[str
     console.width = console.width if console.is_terminal else max(console.width, 200)
     console.print(table)
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    fixes = [check for check in checks if check.fix and check.state is not OK]
+    fixes = [check for check in checks if check.fix and check.state != OK]
     if fixes:
         console.print("to fix it:")
     for check in fixes:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mapa.chaos.faults import CONTAINER_TARGETS, FaultKind
+from mapa.chaos.faults import CONTAINER_KINDS, FaultKind
 from tests.stack.compose_support import MARKS, PATIENCE, Compose, assert_applied_exactly_once, compose
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 SLOW = "links=[{delay_ms = 25.0}]; testbed.resend_after=0.5; testbed.silent_after=4.0"
-KINDS = [kind for kind in CONTAINER_TARGETS if kind is not FaultKind.SCALE]
+KINDS = [kind for kind in CONTAINER_KINDS if kind is not FaultKind.SCALE]
 AWAY = 3.0  # seconds; long against resend_after
 
 
