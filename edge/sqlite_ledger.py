@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from common.errors import ConfigurationError, LedgerUnavailableError
 from common.quantities import EdgeId
-from common.records import slow_disk
 from edge.account import Entry
 from edge.ledger import Accountant, MemoryLedger, new_edge_id
 from edge.ledger_file import FILE_NAME, TERMS, account_of, connect, create, damaged, row_of, unbound
@@ -115,7 +114,6 @@ class SqliteLedger(MemoryLedger):
         if connection is None:
             raise ConfigurationError(f"ledger {self.path}: closed")
         try:
-            slow_disk.wait()
             connection.execute("BEGIN IMMEDIATE")
             for statement, values in statements:
                 connection.execute(statement, values)

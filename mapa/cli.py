@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import ConfigurationError, MapaError
-from common.records import slow_disk
 from mapa import output
 from mapa.command_help import ABOUT, epilog
 from mapa.commands.common_options import with_common_options
@@ -141,7 +140,6 @@ def main() -> None:
     if name in _SERVICES:
         one_thread()  # before a command imports numpy
     try:
-        slow_disk.enable(os.environ, name or "")
         with interrupted_by_signals():
             program = outline() if name is None else build(arguments)
             program(arguments, prog_name="mapa")

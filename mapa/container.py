@@ -20,8 +20,8 @@ from common.errors import ConfigurationError
 from common.own_code import code_named_by
 from common.records.naming import LONGEST, folder_name
 from edge.owners import BOOK_VARIABLE
-from mapa.environment import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
 from mapa.left_runs import name_of, to_go_on_with
+from mapa.option_variables import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
 
 SCENARIOS = Path("/scenarios")  # a folder of the host, where one is mounted
 RUN_FILE = "MAPA_RUN_FILE"  # where the cloud leaves the run's name for the edges
@@ -42,9 +42,8 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
     options = {**_PLACES, **prefixed(environ, CLOUD if name == "cloud" else EDGE)}
     for variable, folder in (("MAPA_EDGE_DATA", OWN_DATA), ("MAPA_TEST_DATA", TEST_DATA)):
         if variable in options:
-            options[variable] = str(
-                folder / options[variable]
-            )  # a name in the folder; an absolute path stays
+            # a name in the folder; an absolute path stays
+            options[variable] = str(folder / options[variable])
     if name == "cloud":
         options.setdefault("MAPA_STARTED_BY", container_id())
         runs, run = Path(options["MAPA_RUNS_DIR"]), options.get("MAPA_RUN")

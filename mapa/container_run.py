@@ -1,4 +1,4 @@
-"""One scenario in containers: up, scale, faults, wait, records, down. The only docker import."""
+"""One scenario in containers: start, scale, inject faults, wait, read records, remove. The only docker import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DriverConfig, Mount
 
 from common.errors import ConfigurationError, MapaError
-from mapa.faults import FaultKind
+from mapa.chaos.faults import FaultKind
 from mapa.records_tail import Tail
 
 REPOSITORY = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ class Images:
 
 
 def connect() -> Any:
-    """Return a client of the Docker engine; ConfigurationError where none is found."""
+    """Return a client of the Docker engine; raise ConfigurationError if none is found."""
     try:
         client = DockerClient.from_env(timeout=120)
         client.ping()
@@ -72,7 +72,7 @@ def _drop_sockets(error: BaseException | None) -> None:
 
 @dataclass(slots=True)
 class Stack:
-    """The containers of one project by name: broker, cloud, edge-1, edge-2, …, whoever started them."""
+    """The containers of one project by name: broker, cloud, edge-1, edge-2, …, also those that Compose started."""
 
     client: Any
     project: str
@@ -80,11 +80,10 @@ class Stack:
     def containers(self, service: str | None = None) -> list[Any]:
         """Return all of a service, also those that have ended, in the order of their numbers."""
         labels = [f"{PROJECT}={self.project}", *([f"{SERVICE}={service}"] if service else [])]
-        found = self.client.containers.list(all=True, filters={"label": labels}, ignore_removed=True)
-        return sorted(found, key=lambda container: int(container.labels.get(NUMBER, "1")))
+        containers = self.client.containers.list(all=True, filters={"label": labels}, ignore_removed=True)
+        return sorted(containers, key=lambda container: int(container.labels.get(NUMBER, "1")))
 
     def container(self, name: str) -> Any:
-        """Return one container by its name in the project."""
         service, _, number = name.partition("-")
         for container in self.containers(service):
             if not number or container.labels.get(NUMBER) == number:
@@ -94,7 +93,6 @@ class Stack:
     # -- faults -----------------------------------------------------------------------------------------
 
     def start_fault(self, kind: FaultKind, name: str) -> None:
-        """Start a fault of one container."""
         container = self.container(name)
         match kind:
             case FaultKind.KILL:
@@ -109,7 +107,6 @@ class Stack:
                     network.disconnect(container)
 
     def end_fault(self, kind: FaultKind, name: str) -> None:
-        """End the fault."""
         container = self.container(name)
         match kind:
             case FaultKind.KILL:
@@ -135,7 +132,7 @@ class Stack:
     def signal_inside(self, name: str, number: signal.Signals) -> None:
         """Send a signal to the program of a cloud or an edge, within its container.
 
-        What the engine itself kills is a person's word, which no restart policy undoes; a program that ends is not.
+        No restart policy starts a container again that the engine itself has killed; one whose program ends it does.
         """
         try:
             done = self.container(name).exec_run(["python", "-I", "-S", "-c", _SIGNAL, str(int(number))])
@@ -147,7 +144,7 @@ class Stack:
             )
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Send a signal by the engine: no restart policy undoes the end that it brings."""
+        """Send a signal by the engine: no restart policy starts the container again that it ends."""
         try:
             self.container(name).kill(number.name)
         except APIError as error:
@@ -156,7 +153,18 @@ class Stack:
     def networks(self) -> list[Any]:
         return list(self.client.networks.list(filters={"label": f"{PROJECT}={self.project}"}))
 
-    # -- looking ----------------------------------------------------------------------------------------
+    def gateway(self) -> str:
+        """Return the address by which containers of the network reach this machine."""
+        (network,) = self.networks()
+        network.reload()
+        for subnet in network.attrs["IPAM"]["Config"]:
+            if "Gateway" in subnet:
+                return str(subnet["Gateway"]).partition("/")[0]
+        raise ContainerRunError(
+            f"network {network.name}: has no gateway, so containers cannot reach the relays"
+        )
+
+    # -- waiting ----------------------------------------------------------------------------------------
 
     def wait(self, name: str, timeout: float) -> int:
         """Return the exit code of a container once it has ended."""
@@ -169,22 +177,29 @@ class Stack:
         self.until(ended, timeout, f"{name} to end")
         return int(container.attrs["State"]["ExitCode"])
 
-    def until(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
+    def until(self, condition: Callable[[], bool], timeout: float, event: str) -> None:
         """Wait for a condition; at the timeout raise an error with the last log lines of all containers."""
         end = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > end:
                 raise ContainerRunError(
-                    f"timed out after {timeout:g} s waiting for {what}: {self.last_words()}"
+                    f"timed out after {timeout:g} s waiting for {event}: {self.last_lines()}"
                 )
             time.sleep(_LOOK_EVERY)
 
-    def last_words(self, lines: int = 3) -> str:
-        said = []
+    def last_lines(self, lines: int = 3) -> str:
+        """Return the last log lines of all containers."""
+        logs = []
         for container in self.containers():
-            words = container.logs(tail=lines).decode(errors="replace").strip().splitlines()
-            said.append(f"{container.name} ({container.status}): {' / '.join(words)}")
-        return " | ".join(said)
+            output = container.logs(tail=lines).decode(errors="replace").strip().splitlines()
+            logs.append(f"{container.name} ({container.status}): {' / '.join(output)}")
+        return " | ".join(logs)
+
+
+def split_name(name: str) -> tuple[str, int]:
+    """Return service and number of a container: edge-2 → ("edge", 2), cloud → ("cloud", 1)."""
+    service, _, number = name.partition("-")
+    return service, int(number or 1)
 
 
 @dataclass(slots=True)
@@ -197,9 +212,7 @@ class ContainerRun:
     images: Images = field(default_factory=Images)
     data_dir: Path | None = None  # a folder of the host that holds the data sets
     scenarios: Path | None = None  # a folder of the host that holds the scenario
-    memory: Mapping[str, str] = field(
-        default_factory=lambda: {"edge": "512m", "cloud": "2g", "broker": "256m"}
-    )
+    memory: Mapping[str, str] = field(default_factory=dict)  # limits, by service
     retries: int = 5  # of the restart policy, as in docker-compose.yml; 0: no end
     tail: Tail = field(init=False)
 
@@ -225,7 +238,7 @@ class ContainerRun:
         self.start("data", 1, self.images.cloud, command=["data"])
         if code := self.stack.wait("data", timeout):
             raise ContainerRunError(
-                f"could not get the data set (exit code {code}): {self.stack.last_words()}"
+                f"could not get the data set (exit code {code}): {self.stack.last_lines()}"
             )
 
     def scale(self, edges: int) -> None:
@@ -239,8 +252,8 @@ class ContainerRun:
 
     def summary(self) -> dict[str, Any] | None:
         """Return the run's summary with its path on this host; None: there is none."""
-        found, path = self.tail.summary(), self.tail.path
-        return None if found is None or path is None else {**found, "path": str(path)}
+        summary, path = self.tail.summary(), self.tail.path
+        return None if summary is None or path is None else {**summary, "path": str(path)}
 
     def down(self) -> None:
         """Remove containers, network and volumes; the records stay."""
@@ -269,6 +282,8 @@ class ContainerRun:
         `environment` comes on top of the run's, `mounts` take the place of those with their target.
         """
         network = self._named("federation")
+        labels = {PROJECT: self.stack.project, SERVICE: service, NUMBER: str(number)}
+        variables = {"BROKER": "broker", "MAPA_RUN_FILE": "/shared/run", **self.environment}
         more: dict[str, Any] = {}
         if service == "broker":
             more["healthcheck"] = _check(["mosquitto_pub", "-h", "127.0.0.1", "-t", "health", "-n"])
@@ -291,15 +306,10 @@ class ContainerRun:
         endpoint = self.stack.client.api.create_endpoint_config(aliases=[service])
         more |= {
             "name": f"{self.stack.project}-{service}-{number}",
-            "labels": {PROJECT: self.stack.project, SERVICE: service, NUMBER: str(number)},
+            "labels": labels,
             "detach": True,
             "init": True,
-            "environment": {
-                "BROKER": "broker",
-                "MAPA_RUN_FILE": "/shared/run",
-                **self.environment,
-                **(environment or {}),
-            },
+            "environment": {**variables, **(environment or {})},
             "mounts": [*mounts, *(m for m in self._mounts(service) if m["Target"] not in taken)],
             "mem_limit": self.memory.get(service, "1g"),
             "network": network,
@@ -310,16 +320,15 @@ class ContainerRun:
         except ImageNotFound as error:
             raise ConfigurationError(f"{error.explanation}; `make images` builds the images") from error
 
+    def volume(self, part: str, target: str, driver: DriverConfig | None = None) -> Any:
+        """Return the mount of a volume of this run."""
+        labels = {PROJECT: self.stack.project}
+        return Mount(target, self._named(part), type="volume", labels=labels, driver_config=driver)
+
     def disk(self, part: str, target: str, size: int) -> Any:
         """Return the mount of a small disk of its own, in memory; it lasts while a container that has it runs."""
-        driver = DriverConfig("local", {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=1777"})
-        return Mount(
-            target,
-            self._named(part),
-            type="volume",
-            labels={PROJECT: self.stack.project},
-            driver_config=driver,
-        )
+        options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=1777"}
+        return self.volume(part, target, DriverConfig("local", options))
 
     def _named(self, part: str) -> str:
         return f"{self.stack.project}_{part}"
@@ -327,16 +336,11 @@ class ContainerRun:
     def _mounts(self, service: str) -> list[Any]:
         if service == "broker":
             return [bind(_BROKER / name, f"/mosquitto/config/{name}") for name in _broker_files()]
-        mounts = [self._volume("state", "/state")] if service == "edge" else []
+        mounts = [self.volume("state", "/state")] if service == "edge" else []
         mounts += [bind(self.runs, "/runs", read_only=False)] if service == "cloud" else []
-        mounts.append(self._volume("shared", "/shared"))
-        mounts.append(
-            self._volume("data", "/data") if self.data_dir is None else bind(self.data_dir, "/data")
-        )
+        mounts.append(self.volume("shared", "/shared"))
+        mounts.append(self.volume("data", "/data") if self.data_dir is None else bind(self.data_dir, "/data"))
         return mounts + ([] if self.scenarios is None else [bind(self.scenarios, "/scenarios")])
-
-    def _volume(self, part: str, target: str) -> Any:
-        return Mount(target, self._named(part), type="volume", labels={PROJECT: self.stack.project})
 
     def healthy(self, name: str, timeout: float) -> None:
         container = self.stack.container(name)
@@ -344,7 +348,7 @@ class ContainerRun:
         def healthy() -> bool:
             container.reload()
             if container.status == "exited":
-                raise ContainerRunError(f"{name} exited before it was ready: {self.stack.last_words()}")
+                raise ContainerRunError(f"{name} exited before it was ready: {self.stack.last_lines()}")
             return bool(container.attrs["State"].get("Health", {}).get("Status") == "healthy")
 
         self.stack.until(healthy, timeout, f"{name} to be healthy")

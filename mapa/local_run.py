@@ -20,7 +20,7 @@ from common.transport.connection import BrokerAddress
 from common.transport.loop import SelectorLoop
 from edge.policy import is_owned
 from mapa.children import ends_with_parent
-from mapa.environment import without_options
+from mapa.option_variables import without_options
 from mapa.threads import one_thread
 
 _LOOK_EVERY = 0.5  # seconds between two looks at the children

@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.errors import ConfigurationError, RecordsError
-from common.records import slow_disk
 from common.records.regular import MOST_JSON, bytes_below, plain_json
 from common.records.rundir import ordered
 from common.records.syncing import sync_path
@@ -151,7 +150,6 @@ class Checkpoints:
                 shutil.rmtree(self.folder / f"{number:06d}", ignore_errors=True)
 
     def _file(self, path: Path, content: bytes) -> None:
-        slow_disk.wait()
         with path.open("xb") as stream:
             stream.write(content)
             stream.flush()

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from common.errors import RecordsError
-from common.records import slow_disk
 from common.records.log_format import FOLDER, Entry, SegmentHead, pack_head, pack_record, segment_name
 from common.records.syncing import sync_path
 
@@ -36,7 +35,6 @@ class LogWriter:
         """Write a record; RecordsError where the disk does not take it, and then nothing of it stays."""
         parts = pack_record(entry)
         size = sum(map(len, parts))
-        slow_disk.wait()
         try:
             written = os.writev(self._descriptor, parts)
             if written != size:  # a disk that is full takes what fits, or a signal came between

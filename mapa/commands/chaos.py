@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,17 +17,14 @@ from common.errors import ConfigurationError
 from common.quantities import RunId
 from common.records.rundir import new_run_id
 from common.wire.topics import run_id
-from mapa.chaos.node import Bed
-from mapa.chaos.ordeal import Ordeal, Outcome
-from mapa.chaos.plan import Plan, plan_of
-from mapa.chaos.process_bed import ProcessBed
-from mapa.chaos.schedule import Fault, choose, make_schedule, parse_schedule, shrink
+from mapa.chaos.faults import Fault, choose, make_kills, make_schedule, parse_schedule, shrink
+from mapa.chaos.processes import ProcessEnvironment
+from mapa.chaos.trial import ChaosTrial, Environment, MakeEnvironment, TrialOutcome, TrialPlan, plan_of
 from mapa.commands import options
 
-Beds = Callable[[Plan, RunId, Path], Bed]
 DISKS = {
     False: "disks: full by RLIMIT_FSIZE of one process, slow by a wait before every write",
-    True: "disks: one in memory for every node, full by a file beside its own, slow by a wait before every write",
+    True: "disks: one in memory for every service, full by a file beside its own, slow by a wait before every write",
 }
 
 
@@ -38,6 +37,9 @@ def chaos_command(
     minutes: Annotated[float, typer.Option(min=0.0, help="begin runs until so many minutes are over")] = 1.0,
     runs: Annotated[int | None, typer.Option(min=1, help="begin at most so many runs")] = None,
     count: Annotated[int, typer.Option(help="faults of a run")] = 6,
+    kills: Annotated[
+        int | None, typer.Option(help="kill the cloud this often in a run, instead of other faults")
+    ] = None,
     faults: Annotated[
         Path | None, typer.Option(help="file with a fault a line, instead of those of the seed; one run")
     ] = None,
@@ -61,31 +63,40 @@ def chaos_command(
     """Train under kills, pauses, partitions, full disks and disordered messages; check what became of the run."""
     if edge_image is not None and not containers:
         raise ConfigurationError("--edge-image: is for --containers")
+    if kills is not None and faults is not None:
+        raise ConfigurationError("--kills and --faults: give one of them")
     folder = options.data_dir_or_default(data_dir)
     plan = plan_of(scenario, changes or (), edges, iterations, folder, containers=containers)
     bounds = plan.bounds
     given = None if faults is None else parse_schedule(_text(faults), bounds)
     single = given is not None or only is not None
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    bed: Beds = ProcessBed
-    if containers:
-        from mapa.commands.chaos_containers import boxes_for  # the docker library is an extra
-
-        bed = boxes_for(scenario, plan, edge_image, data_dir).bed
+    environment = in_containers(plan, edge_image, data_dir) if containers else ProcessEnvironment
+    trials = _Trials(plan, environment, runs_dir, console)
     console.print(DISKS[containers])
     until = time.monotonic() + 60 * minutes
     done = 0
     while not done or (time.monotonic() < until and not single and done != runs):
         number = seed + done
-        schedule = make_schedule(number, bounds, count) if given is None else given
+        schedule = given
+        if schedule is None:
+            schedule = (
+                make_schedule(number, bounds, count) if kills is None else make_kills(number, bounds, kills)
+            )
         chosen = schedule if only is None else choose(schedule, only)
-        _announce(console, number, schedule, chosen)
-        outcome = _undergo(plan, bed, number, chosen, runs_dir, console)
+        trials.announce(number, schedule, chosen)
+        outcome = trials.outcome(number, chosen)
         done += 1
         if outcome.wrong:
-            _complain(console, number, schedule, chosen, outcome)
+            directory = outcome.directory
+            console.print(
+                f"FAILED: seed {number}, after {outcome.seconds:.0f} s; everything is in {directory}"
+            )
+            for line in outcome.wrong:
+                console.print(f"  {line}")
+            trials.announce(number, schedule, chosen)
             if shrinking:
-                _shrink(plan, bed, number, chosen, runs_dir, tries, console)
+                trials.shrink(number, chosen, tries)
             raise typer.Exit(1)
         if not keep:
             shutil.rmtree(outcome.directory)
@@ -99,56 +110,82 @@ def _text(path: Path) -> str:
         raise ConfigurationError(f"--faults {path}: {error}") from error
 
 
-def _undergo(
-    plan: Plan, bed: Beds, seed: int, faults: tuple[Fault, ...], runs_dir: Path, console: Console
-) -> Outcome:
-    name = f"chaos-{seed}"
-    outcome = Ordeal(plan, run_id(name), faults, runs_dir / new_run_id(name), console.print, bed).undergo()
-    for line in outcome.skipped:
-        console.print(f"  not applied: {line}")
-    if not outcome.wrong and outcome.evidence is not None:
-        evidence = outcome.evidence
-        released, received = sum(evidence.released.values()), sum(evidence.received.values())
-        console.print(
-            f"seed {seed}: T = {evidence.updates} reached in {outcome.seconds:.0f} s;"
-            f" cloud resumed {outcome.resumed} times, {outcome.again} models sent again;"
-            f" released {released} ≥ received {received} ≥ applied {len(evidence.applied)} = distinct;"
-            f" mapa verify: {sum(result == 'passed' for _, result, _ in evidence.verified)} checks passed"
+def in_containers(plan: TrialPlan, edge_image: str | None, data_dir: Path | None) -> MakeEnvironment:
+    """Return how containers for each run are made; raise ConfigurationError before anything starts."""
+    from mapa.chaos.containers import ContainerEnvironment, disk_sizes  # the docker library is an extra
+    from mapa.commands.containers import container_settings, image_for
+    from mapa.container_run import ContainerRun, Images, Stack, connect
+
+    disk_sizes(plan)
+    settings = container_settings(plan.name, plan.scenario, plan.settings, plan.data_dir, gather=600)
+    seeded = {} if plan.scenario.seed is None else {"ALLOW_SEED": "true"}
+    images = Images(edge=edge_image or image_for(plan.scenario))
+    client = connect()
+
+    def make(plan: TrialPlan, run: RunId, directory: Path) -> Environment:
+        stack = Stack(client, f"mapa-chaos-{secrets.token_hex(4)}")
+        variables = {"RUN": run, "MAPA_RUN_FILE": "", "CONNECT_TIMEOUT": "600"}
+        containers = ContainerRun(
+            stack,
+            {**settings.environment, **seeded, **variables},
+            directory / "runs",
+            images,
+            data_dir,
+            settings.folder,
+            settings.memory,
+            retries=0,
         )
-    return outcome
+        return ContainerEnvironment(plan, directory, containers)
+
+    return make
 
 
-def _announce(console: Console, seed: int, schedule: Sequence[Fault], chosen: Sequence[Fault]) -> None:
-    console.print(f"seed {seed}: {len(chosen)} faults")
-    for number, fault in enumerate(schedule, start=1):
-        if fault in chosen:
-            console.print(f"  {number}. {fault}")
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """The runs of one command."""
 
+    plan: TrialPlan
+    environment: MakeEnvironment
+    runs_dir: Path
+    console: Console
 
-def _complain(
-    console: Console, seed: int, schedule: Sequence[Fault], chosen: Sequence[Fault], outcome: Outcome
-) -> None:
-    console.print(f"FAILED: seed {seed}, after {outcome.seconds:.0f} s; everything is in {outcome.directory}")
-    for wrong in outcome.wrong:
-        console.print(f"  {wrong}")
-    _announce(console, seed, schedule, chosen)
+    def announce(self, seed: int, schedule: Sequence[Fault], chosen: Sequence[Fault]) -> None:
+        self.console.print(f"seed {seed}: {len(chosen)} faults")
+        for number, fault in enumerate(schedule, start=1):
+            if fault in chosen:
+                self.console.print(f"  {number}. {fault}")
 
+    def outcome(self, seed: int, faults: tuple[Fault, ...]) -> TrialOutcome:
+        name = f"chaos-{seed}"
+        directory = self.runs_dir / new_run_id(name)
+        trial = ChaosTrial(self.plan, run_id(name), faults, directory, self.console.print, self.environment)
+        outcome = trial.outcome()
+        for line in outcome.skipped:
+            self.console.print(f"  not applied: {line}")
+        if not outcome.wrong and outcome.evidence is not None:
+            evidence = outcome.evidence
+            released, received = sum(evidence.released.values()), sum(evidence.received.values())
+            self.console.print(
+                f"seed {seed}: T = {evidence.updates} reached in {outcome.seconds:.0f} s;"
+                f" cloud resumed {outcome.resumed} times, {outcome.again} models sent again;"
+                f" released {released} ≥ received {received} ≥ applied {len(evidence.applied)} = distinct;"
+                f" mapa verify: {sum(result == 'passed' for _, result, _ in evidence.verified)} checks passed"
+            )
+        return outcome
 
-def _shrink(
-    plan: Plan, bed: Beds, seed: int, faults: tuple[Fault, ...], runs_dir: Path, tries: int, console: Console
-) -> None:
-    """Look for fewer faults that fail too. Timing is real: what passes once may fail another time."""
+    def shrink(self, seed: int, faults: tuple[Fault, ...], tries: int) -> None:
+        """Look for fewer faults that fail too. Timing is real: what passes once may fail another time."""
 
-    def fails(part: tuple[Fault, ...]) -> bool:
-        console.print(f"with {len(part)} of {len(faults)} faults:")
-        outcome = _undergo(plan, bed, seed, part, runs_dir, console)
-        if outcome.wrong:
-            console.print(f"  fails: {outcome.wrong[0]}")
-        else:
-            shutil.rmtree(outcome.directory)
-        return bool(outcome.wrong)
+        def fails(part: tuple[Fault, ...]) -> bool:
+            self.console.print(f"with {len(part)} of {len(faults)} faults:")
+            outcome = self.outcome(seed, part)
+            if outcome.wrong:
+                self.console.print(f"  fails: {outcome.wrong[0]}")
+            else:
+                shutil.rmtree(outcome.directory)
+            return bool(outcome.wrong)
 
-    left, tried = shrink(faults, fails, tries)
-    console.print(f"after {tried} tries these faults still fail; write them to a file for --faults:")
-    for fault in left:
-        console.print(str(fault))
+        left, tried = shrink(faults, fails, tries)
+        self.console.print(f"after {tried} tries these faults still fail; write them to a file for --faults:")
+        for fault in left:
+            self.console.print(str(fault))

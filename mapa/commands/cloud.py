@@ -17,7 +17,7 @@ from common.records.naming import folder_name
 from common.records.rundir import new_run_id
 from common.scenario.scenario import Scenario
 from common.wire.topics import run_id
-from mapa import environment
+from mapa import option_variables
 from mapa.cloud_run import EXIT_CODES, Setting, open_cloud
 from mapa.commands import options
 from mapa.commands.common_options import Allowed
@@ -58,7 +58,7 @@ class CloudConnection(Connection):
         return name
 
 
-@with_groups(environment.CLOUD)
+@with_groups(option_variables.CLOUD)
 def cloud_command(
     connection: CloudConnection,
     changed: ScenarioOptions,

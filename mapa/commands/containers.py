@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,15 +19,15 @@ from common.errors import ConfigurationError
 from common.models.registry import model_class
 from common.scenario.scenario import Scenario
 from common.wire.v1 import payload_limit
+from mapa import local_run
+from mapa.chaos.faults import Fault, FaultKind, Injector, parse_container_fault
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
-from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
-from mapa.local_run import permitted
 from mapa.output import progress_console
 from mapa.recipes import recipe_names
 from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
@@ -34,8 +35,8 @@ from mapa.scenario_files import find_scenario
 
 DEFAULT_IMAGE = "mapa-edge-cnn"
 _LOOK_EVERY = 0.1  # seconds between two looks at the records
-_LOOK_AT_MEMORY = 5.0  # seconds between two looks at whether an edge ran out of memory
-_MESSAGE = 1 << 20  # bytes that a broker takes where nobody says more, as in docker/mosquitto/start.sh
+_CHECK_MEMORY_EVERY = 5.0  # seconds between two checks whether an edge ran out of memory
+_MESSAGE = 1 << 20  # bytes that a broker takes by default, as in docker/mosquitto/start.sh
 
 
 @with_groups()
@@ -71,51 +72,69 @@ def containers_command(
     """Train in containers on this machine, one per edge, with faults on request."""
     from mapa.container_run import ContainerRun, Images, Stack, connect  # the docker library is an extra
 
-    faults = [parse_fault_event(text) for text in fault or ()]
+    faults = [parse_container_fault(text) for text in fault or ()]
     _, resolved = changed.load(scenario)
     if resolved.data.set == LOCAL:
         raise ConfigurationError(NEEDS_FILES)
     _check(faults, resolved.workers)
-    name, folder = for_a_container(scenario)
-    message = message_limit(resolved, options.data_dir_or_default(data_dir))
-    data_bytes = edge_data_bytes(resolved, options.data_dir_or_default(data_dir))
-    memory = memory_for(message, resolved.workers, data_bytes)
-    if edge_memory is not None:
-        memory["edge"] = f"{edge_memory}m"
+    settings = container_settings(
+        scenario, resolved, changed.resolve(scenario), options.data_dir_or_default(data_dir), gather=60
+    )
+    own_memory = {} if edge_memory is None else {"edge": f"{edge_memory}m"}
+    seed = {} if changed.seed is None else {"SEED": str(changed.seed)}
     console = progress_console(quiet=as_json)
-    bed = ContainerRun(
+    run = ContainerRun(
         Stack(connect(), f"mapa-{secrets.token_hex(4)}"),
-        {
-            "SCENARIO": name,
-            "SET": ";".join(changed.resolve(scenario)),
-            "EDGES": str(resolved.edges),
-            "EDGES_AT_LEAST": str(resolved.workers),
-            "GATHER": "60",
-            "MESSAGE_SIZE_LIMIT": str(message),
-            **({} if changed.seed is None else {"SEED": str(changed.seed)}),
-            **own_code(resolved, folder),
-        },
+        {**settings.environment, **seed},
         runs,
         Images(edge=edge_image or image_for(resolved)),
         data_dir=data_dir,
-        scenarios=folder,
-        memory=memory,
+        scenarios=settings.folder,
+        memory={**settings.memory, **own_memory},
     )
     try:
-        console.print(f"project {bed.stack.project}: {resolved.workers} edges")
-        bed.up(resolved.workers)
-        Script(bed, faults, console).play(time.monotonic() + timeout)
-        code = bed.stack.wait("cloud", 60.0)
-        for container in bed.stack.containers("edge"):
+        console.print(f"project {run.stack.project}: {resolved.workers} edges")
+        run.up(resolved.workers)
+        _inject(run, faults, console, time.monotonic() + timeout)
+        code = run.stack.wait("cloud", 60.0)
+        for container in run.stack.containers("edge"):
             _end(container)
     finally:
         if not keep:
-            bed.down()
-    summary = bed.summary()
+            run.down()
+    summary = run.summary()
     if summary is None:
         raise ConfigurationError(f"the cloud exited with code {code} and wrote no summary")
     report(summary, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(summary.get("reason", ""), code))
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSettings:
+    """What the containers of a scenario are given."""
+
+    environment: dict[str, str]  # as in .env.example
+    memory: dict[str, str]  # limits, by service
+    folder: Path | None  # of the host, with the scenario
+
+
+def container_settings(
+    name: str, scenario: Scenario, settings: Sequence[str], data_dir: Path, *, gather: float
+) -> ContainerSettings:
+    """Return what containers need for a scenario that was changed by these settings."""
+    short, folder = for_a_container(name)
+    message = message_limit(scenario, data_dir)
+    environment = {
+        "SCENARIO": short,
+        "SET": ";".join(settings),
+        "EDGES": str(scenario.edges),
+        "EDGES_AT_LEAST": str(scenario.workers),
+        "GATHER": f"{gather:g}",
+        "MESSAGE_SIZE_LIMIT": str(message),
+        **own_code(scenario, folder),
+    }
+    memory = memory_for(message, scenario.workers, edge_data_bytes(scenario, data_dir))
+    return ContainerSettings(environment, memory, folder)
 
 
 def image_for(scenario: Scenario) -> str:
@@ -138,9 +157,11 @@ def for_a_container(scenario: str) -> tuple[str, Path | None]:
 
 def own_code(scenario: Scenario, folder: Path | None) -> dict[str, str]:
     """Return the variables by which edges may, and can, use the classes and records of the user's own."""
-    names = (scenario.model.name, scenario.data.set, scenario.privacy.noise)
-    dotted = [name for name in names if is_dotted(name)]
-    permits = {option.removeprefix("--").replace("-", "_").upper(): "true" for option in permitted(scenario)}
+    dotted = local_run.own_code(scenario)
+    permits = {
+        option.removeprefix("--").replace("-", "_").upper(): "true"
+        for option in local_run.permitted(scenario)
+    }
     if not dotted:
         return permits
     return {"ALLOW": " ".join(dotted), **permits, **({} if folder is None else {"CODE": str(SCENARIOS)})}
@@ -166,11 +187,11 @@ def memory_for(message: int, edges: int, data_bytes: int = 0) -> dict[str, str]:
     }
 
 
-def _check(faults: Sequence[FaultEvent], edges: int) -> None:
-    for event in faults:
-        asked = event.edges if isinstance(event, Scale) else int(event.whom.partition("-")[2] or 0)
-        if asked > edges:
-            raise ConfigurationError(f"fault: needs {asked} edges, but the scenario has {edges} shards")
+def _check(faults: Sequence[Fault], edges: int) -> None:
+    for fault in faults:
+        needed = max(fault.edges, fault.edge)
+        if needed > edges:
+            raise ConfigurationError(f"fault: needs {needed} edges, but the scenario has {edges} shards")
 
 
 def _end(container: Any) -> None:
@@ -184,53 +205,45 @@ def _end(container: Any) -> None:
         container.kill("SIGKILL")
 
 
-@dataclass(slots=True)
-class Script:
-    """The faults of a run, each injected at its t."""
+def _inject(run: Any, faults: Sequence[Fault], console: Console, until: float) -> None:
+    """Inject each fault at its t, until the cloud has ended."""
 
-    bed: Any
-    faults: list[FaultEvent]
-    console: Console
-    _ends: list[tuple[float, Fault]] = field(default_factory=list)
-    _next_look: float = 0.0
+    def begin(fault: Fault) -> bool:
+        scale = fault.kind is FaultKind.SCALE
+        action = f"scale to {fault.edges}" if scale else f"{fault.kind.value} {fault.target}"
+        console.print(f"t = {run.tail.updates}: {action}")
+        if scale:
+            run.scale(fault.edges)
+        else:
+            run.stack.start_fault(fault.kind, fault.target)
+        return True
 
-    def play(self, until: float) -> None:
-        """Watch t and act, until the cloud has ended."""
-        waiting = sorted(self.faults, key=lambda event: event.at)
-        cloud = self.bed.stack.container("cloud")
-        while time.monotonic() < until:
-            updates = self.bed.tail.updates
-            while waiting and waiting[0].at <= updates:
-                self._begin(waiting.pop(0), updates)
-            for end in [end for end in self._ends if end[0] <= time.monotonic()]:
-                self._ends.remove(end)
-                self.bed.stack.end_fault(end[1].kind, end[1].whom)
-                self.console.print(f"t = {self.bed.tail.updates}: {end[1].whom} is back")
-            cloud.reload()
-            if cloud.status == "exited" and not any(fault.whom == "cloud" for _, fault in self._ends):
-                return  # by itself, or killed for good
-            self._look_for_memory()
-            time.sleep(_LOOK_EVERY)
-        raise ConfigurationError("--timeout: the run took longer")
+    def end(fault: Fault) -> bool:
+        run.stack.end_fault(fault.kind, fault.target)
+        console.print(f"t = {run.tail.updates}: {fault.target} is back")
+        return True
 
-    def _look_for_memory(self) -> None:
-        """End a run whose edges the kernel kills again and again: they would never train."""
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + _LOOK_AT_MEMORY
-        for container in self.bed.stack.containers("edge"):
-            if container.attrs["State"].get("OOMKilled"):
-                limit = container.attrs["HostConfig"]["Memory"] >> 20
-                raise ConfigurationError(
-                    f"{container.name}: out of memory at {limit} MB; give --edge-memory {2 * limit}"
-                )
+    injector = Injector(faults, begin, end)
+    cloud = run.stack.container("cloud")
+    memory_checked = -math.inf
+    while (now := time.monotonic()) < until:
+        injector.begin_due(run.tail.updates, now)
+        injector.end_due(now)
+        cloud.reload()
+        if cloud.status == "exited" and not injector.holds("cloud"):
+            return  # by itself, or killed for good
+        if now >= memory_checked + _CHECK_MEMORY_EVERY:
+            _check_memory(run.stack.containers("edge"))
+            memory_checked = now
+        time.sleep(_LOOK_EVERY)
+    raise ConfigurationError("--timeout: the run took longer")
 
-    def _begin(self, event: FaultEvent, updates: int) -> None:
-        if isinstance(event, Scale):
-            self.console.print(f"t = {updates}: scale to {event.edges}")
-            self.bed.scale(event.edges)
-            return
-        self.console.print(f"t = {updates}: {event.kind.value} {event.whom}")
-        self.bed.stack.start_fault(event.kind, event.whom)
-        if event.seconds is not None:
-            self._ends.append((time.monotonic() + event.seconds, event))
+
+def _check_memory(edges: Sequence[Any]) -> None:
+    """Raise ConfigurationError if the kernel has killed an edge for its memory: it would never train."""
+    for container in edges:
+        if container.attrs["State"].get("OOMKilled"):
+            limit = container.attrs["HostConfig"]["Memory"] >> 20
+            raise ConfigurationError(
+                f"{container.name}: out of memory at {limit} MB; give --edge-memory {2 * limit}"
+            )

@@ -1,9 +1,7 @@
-"""mapa doctor: what this machine has, what is missing, and the command that mends it."""
+"""mapa doctor: what this machine has, what is missing, and the command that fixes it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,17 +14,13 @@ from rich.text import Text
 
 from common.errors import ConfigurationError
 from common.transport.connection import MqttOptions
+from mapa import output
 from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection
-from mapa.doctor.broker import PURPOSE, running_broker
-from mapa.doctor.data import data_sets
-from mapa.doctor.engine import engine
-from mapa.doctor.finding import BASIC, Finding, State, in_the_way
-from mapa.doctor.machine import machine
-from mapa.doctor.software import software
+from mapa.doctor import BASIC, OK, THIS_BROKER, MachineCheck, check_broker, examine
 
-_STYLES = {State.OK: "green", State.NOTE: "cyan", State.MISSING: "yellow", State.BROKEN: "bold red"}
+_STYLES = {"ok": "green", "note": "cyan", "missing": "yellow", "broken": "bold red"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +52,8 @@ def doctor_command(
 ) -> None:
     """Check this machine: what is missing, what it is needed for, how to mend it. Changes nothing."""
     mqtt = _broker(connection)
-    found = list(_examine(runs, options.data_dir_or_default(data_dir), checksums))
-    known = {purpose for one in found for purpose in one.serves} | {"containers"}
+    checks = list(examine(runs, options.data_dir_or_default(data_dir), checksums=checksums))
+    known = {purpose for check in checks for purpose in check.purposes}
     for purpose in purposes or ():
         if purpose not in known:
             near = get_close_matches(purpose, known, n=1)
@@ -67,27 +61,20 @@ def doctor_command(
             raise ConfigurationError(f"--for {purpose!r}: allowed are {', '.join(sorted(known))}{hint}")
     asked = {BASIC, *(purposes or ())}
     if mqtt is not None:
-        found += running_broker(mqtt, connection.connect_timeout)
-        asked.add(PURPOSE)
-    wrong = in_the_way(found, asked)
+        checks += check_broker(mqtt, connection.connect_timeout)
+        asked.add(THIS_BROKER)
+    wrong = [check for check in checks if check.is_in_the_way(asked)]
     if as_json:
         document = {
             "works": not wrong,
             "purposes": sorted(asked),
-            "wrong": [one.name for one in wrong],
-            "findings": [one.as_dict() for one in found],
+            "wrong": [check.name for check in wrong],
+            "findings": [check.as_dict() for check in checks],
         }
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        output.print_json(document)
     else:
-        _print(found, wrong, asked)
+        _print(checks, wrong, asked)
     raise typer.Exit(1 if wrong else 0)
-
-
-def _examine(runs: Path, data_dir: Path, checksums: bool) -> Iterator[Finding]:
-    yield from software()
-    yield from machine(runs, data_dir)
-    yield from engine()
-    yield from data_sets(data_dir, checksums=checksums)
 
 
 def _broker(connection: AnyBroker) -> MqttOptions | None:
@@ -95,34 +82,29 @@ def _broker(connection: AnyBroker) -> MqttOptions | None:
         if connection != AnyBroker(connect_timeout=connection.connect_timeout):
             raise ConfigurationError("--username, --tls and their like: require --broker")
         return None
-    introduced = connection.credentials()
+    given = connection.credentials()
     return MqttOptions(
         address=connection.address,
         client_id="doctor",
-        username=introduced.username,
-        password=introduced.password,
-        tls=introduced.tls,
+        username=given.username,
+        password=given.password,
+        tls=given.tls,
     )
 
 
-def _print(found: list[Finding], wrong: list[Finding], asked: set[str]) -> None:
+def _print(checks: list[MachineCheck], wrong: list[MachineCheck], asked: set[str]) -> None:
     table = Table("", "state", "found", "needed for", show_lines=False)
-    for one in found:
-        table.add_row(
-            one.name, Text(one.state.value, style=_STYLES[one.state]), Text(one.found), one.needed_for
-        )
+    for check in checks:
+        state = Text(check.state, style=_STYLES[check.state])
+        table.add_row(check.name, state, Text(output.visible(check.found)), check.needed_for)
     console = Console()
     console.width = console.width if console.is_terminal else max(console.width, 200)
     console.print(table)
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    mended = [one for one in found if one.mend and one.state is not State.OK]
-    if mended:
-        console.print("to mend it:")
-    for one in mended:
-        console.print(f"  {one.name}: {one.mend}")
-    purposes = ", ".join(sorted(asked))
-    console.print(
-        f"not all that is needed for {purposes} works: {', '.join(one.name for one in wrong)}"
-        if wrong
-        else f"all that is needed for {purposes} works"
-    )
+    fixes = [check for check in checks if check.fix and check.state != OK]
+    if fixes:
+        console.print("to fix it:")
+    for check in fixes:
+        console.print(f"  {check.name}: {check.fix}")
+    works = f"all that is needed for {', '.join(sorted(asked))} works"
+    console.print(f"not {works}: {', '.join(check.name for check in wrong)}" if wrong else works)

@@ -16,13 +16,13 @@ from common.transport.link import LinkProfile, link_profile
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.own_data import DEFAULT_NAME, OwnData
 from edge.policy import OperatorPolicy
-from mapa import environment, output
+from mapa import option_variables, output
 from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection, Metrics
 
 
-@with_groups(environment.EDGE)
+@with_groups(option_variables.EDGE)
 def edge_command(
     connection: Connection,
     metrics: Metrics,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer.models import OptionInfo
 
-from mapa.environment import PREFIX
+from mapa.option_variables import PREFIX
 
 Command = Callable[..., None]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from common.errors import ConfigurationError
 from mapa.children import ends_with_parent
-from mapa.environment import without_options
 from mapa.local_run import one_thread_each
+from mapa.option_variables import without_options
 
 _PATIENCE = 5.0  # seconds for a child that was told to go
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import sys
+import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +15,9 @@ import pytest
 from common.datasets.catalogue import data_directory
 from common.wire.topics import run_id
 from mapa.brokers import find_mosquitto
-from mapa.chaos.ordeal import Ordeal, Outcome
-from mapa.chaos.plan import plan_of
-from mapa.chaos.schedule import parse_schedule
+from mapa.chaos.faults import Fault, make_kills, parse_schedule
+from mapa.chaos.processes import ProcessEnvironment
+from mapa.chaos.trial import ChaosTrial, TrialOutcome, TrialPlan, plan_of
 from tests.program_support import Mapa, run_mapa
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -53,11 +55,13 @@ def test_two_seeded_runs_come_through(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # what passed is not kept
 
 
-def broken(tmp_path: Path, how: str, schedule: str) -> Outcome:
-    program = (sys.executable, "-P", str(BROKEN), how)
-    plan = plan_of("quickstart", QUICK, 2, 160, data_directory(os.environ), program)
-    faults = parse_schedule(schedule, plan.bounds)
-    return Ordeal(plan, run_id(f"broken-{how}"), faults, tmp_path / how, print).undergo()
+def tried(tmp_path: Path, plan: TrialPlan, faults: Sequence[Fault] = ()) -> TrialOutcome:
+    return ChaosTrial(plan, run_id("tried"), faults, tmp_path / "tried", print, ProcessEnvironment).outcome()
+
+
+def broken(tmp_path: Path, how: str, schedule: str) -> TrialOutcome:
+    plan = plan_of("quickstart", QUICK, 2, 160, data_directory(os.environ), (str(BROKEN), how))
+    return tried(tmp_path, plan, parse_schedule(schedule, plan.bounds))
 
 
 def test_a_cloud_that_applies_a_repeat_is_found_out(tmp_path: Path) -> None:
@@ -70,7 +74,7 @@ def test_a_cloud_that_loses_what_it_answered_is_found_out(tmp_path: Path) -> Non
     outcome = broken(tmp_path, "forget", "kill cloud at t=80 for 0.2s")
     # by the log fewer came than were applied; a cloud that goes on all the same sends another x_t than before
     told = ("different bytes", "received ")
-    assert any(words in line for words in told for line in outcome.wrong), outcome.wrong
+    assert any(text in line for text in told for line in outcome.wrong), outcome.wrong
     assert not any("traceback" in line for line in outcome.wrong), outcome.wrong
 
 
@@ -78,7 +82,7 @@ def test_a_failing_schedule_is_shrunk_to_the_fault_that_it_takes(
     mapa: Mapa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The whole command, with a cloud that applies a gradient twice when it was resumed: only its kill is needed."""
-    program = (sys.executable, "-P", str(BROKEN), "twice")
+    program = (str(BROKEN), "twice")
     monkeypatch.setattr("mapa.commands.chaos.plan_of", partial(plan_of, program=program))
     (tmp_path / "faults.txt").write_text("kill cloud at t=20 for 0.1s\nslow edge-1 at t=25 for 0.5s\n")
     settings = [word for setting in QUICK for word in ("--set", setting)]
@@ -88,3 +92,49 @@ def test_a_failing_schedule_is_shrunk_to_the_fault_that_it_takes(
     assert "applied twice: 1 gradients" in done.out
     left = done.out.partition("these faults still fail; write them to a file for --faults:\n")[2]
     assert left.splitlines() == ["kill cloud at t=20 for 0.1s"]
+
+
+# -- a cloud that is killed again and again -----------------------------------------------------------------
+
+
+def self_killed(tmp_path: Path, steps: list[tuple[str, int]], updates: int, *settings: str) -> TrialOutcome:
+    """Train with a cloud that kills itself at each of these steps, when it comes there for the n-th time."""
+    (tmp_path / "steps.json").write_text(json.dumps(steps))
+    program = (str(BROKEN), "killed", str(tmp_path / "steps.json"))
+    plan = plan_of(
+        *("quickstart", settings, 3, updates, data_directory(os.environ), program),
+        may_end_with=(-signal.SIGKILL,),
+    )
+    outcome = tried(tmp_path, plan)
+    assert outcome.wrong == ()
+    assert json.loads((tmp_path / "steps.json").read_text()) == []
+    assert outcome.resumed == len(steps)
+    return outcome
+
+
+def test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was(tmp_path: Path) -> None:
+    steps = [
+        *((point, 40) for point in ("logged", "applied", "replied", "torn")),
+        *((point, 2) for point in ("checkpoint-half", "checkpoint-written", "renamed", "segment")),
+        *((point, 1) for point in ("checkpoint-half", "renamed")),  # while it resumes
+    ]
+    outcome = self_killed(tmp_path, steps, 1000)
+    (run,) = (outcome.directory / "runs").iterdir()
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    torn = [event["torn_bytes"] for event in events if event["event"] == "resumed"]
+    assert sum(size > 0 for size in torn) == 1
+    printed = (outcome.directory / "cloud.log").read_text()
+    assert printed.count("a torn record, which was never answered, is cut off") == 1
+
+
+def test_a_cloud_that_waits_for_the_disk_goes_on_too(tmp_path: Path) -> None:
+    steps = [(point, 20) for point in ("logged", "applied", "torn")]
+    self_killed(tmp_path, steps, 200, 'records.durability="power"', "records.keep_gradients=true")
+
+
+def test_thirty_kills_at_random_instants_lose_nothing(tmp_path: Path) -> None:
+    plan = plan_of("quickstart", (), 3, 1000, data_directory(os.environ))
+    outcome = tried(tmp_path, plan, make_kills(1, plan.bounds, int(os.environ.get("MAPA_KILLS", "30"))))
+    assert outcome.wrong == ()
+    (run,) = (outcome.directory / "runs").iterdir()
+    assert json.loads((run / "summary.json").read_text())["final_accuracy"] > 0.7  # undisturbed: 0.82 … 0.84

@@ -9,8 +9,7 @@ import pytest
 
 from common.transport.connection import MqttOptions
 from mapa.brokers import Broker, MosquittoOptions, find_mosquitto, free_port, private_mosquitto
-from mapa.doctor.broker import running_broker
-from mapa.doctor.finding import State
+from mapa.doctor import NOTE, OK, check_broker
 from tests.program_support import Mapa
 
 pytestmark = pytest.mark.broker
@@ -38,11 +37,11 @@ def test_the_largest_message_that_it_takes_is_found(tmp_path: Path, extra: tuple
     limit = 1 << 26 if extra else 300_000
     with private_mosquitto(tmp_path / "broker", MosquittoOptions(max_payload=limit, extra=extra)) as broker:
         options = MqttOptions(address=broker.address, client_id="doctor", min_backoff=0.02)
-        trip, size = running_broker(options, 60.0, 1 << 20)
-    assert (trip.state, size.state) == (State.OK, State.NOTE)
+        trip, size = check_broker(options, 60.0, 1 << 20)
+    assert (trip.state, size.state) == (OK, NOTE)
     taken = int(size.found.split()[1].replace(",", ""))
     assert 290_000 <= taken <= 300_000
-    assert "message_size_limit" in size.mend
+    assert "message_size_limit" in size.fix
 
 
 def test_a_broker_that_is_not_there_is_broken_and_exits_with_1(mapa: Mapa) -> None:

@@ -1,9 +1,11 @@
-"""A cloud that is killed goes on: at every step between log and reply, and at random instants."""
+"""A cloud that ended goes on: what a resume refuses, a full disk, a missing halt, summary or statement.
+
+Kills at every step and at random instants are in test_chaos.py.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 import shlex
@@ -15,7 +17,6 @@ import pytest
 
 from common.records.log_reader import LogReader
 from edge.owners import BOOK_VARIABLE
-from experiments.recovery import Fault, killed_run
 from mapa.brokers import Broker
 from tests.broker.test_records_fail import lab
 from tests.broker.test_run_endings import only_run
@@ -24,40 +25,6 @@ from tests.program_support import PATIENCE, environment, eventually, journal_has
 from tests.program_support import run_mapa as mapa
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
-STEPS = [
-    *(Fault(point, 40) for point in ("logged", "applied", "replied", "torn")),
-    *(Fault(point, 2) for point in ("checkpoint-half", "checkpoint-written", "renamed", "segment")),
-    *(Fault(point, 1) for point in ("checkpoint-half", "renamed")),  # while it resumes
-]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("mosquitto_installed")
-def test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was(tmp_path: Path) -> None:
-    outcome = killed_run(tmp_path, faults=STEPS, seed=5, updates=1000)
-    assert outcome.kills == len(STEPS)
-    (run,) = (tmp_path / "runs").iterdir()
-    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
-    torn = [event["torn_bytes"] for event in events if event["event"] == "resumed"]
-    assert sum(size > 0 for size in torn) == 1
-    said = "".join(path.read_text() for path in tmp_path.glob("cloud-*.log"))
-    assert said.count("a torn record, which was never answered, is cut off") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("mosquitto_installed")
-def test_a_cloud_that_waits_for_the_disk_goes_on_too(tmp_path: Path) -> None:
-    faults = [Fault(point, 20) for point in ("logged", "applied", "torn")]
-    settings = ('records.durability="power"', "records.keep_gradients=true")
-    killed_run(tmp_path, faults=faults, seed=6, updates=200, settings=settings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.usefixtures("mosquitto_installed")
-def test_thirty_kills_at_random_instants_lose_nothing(tmp_path: Path, seed: int) -> None:
-    outcome = killed_run(tmp_path, kills=int(os.environ.get("MAPA_KILLS", "30")) // 2, seed=seed, updates=700)
-    assert outcome.summary["final_accuracy"] > 0.7  # undisturbed: 0.82 … 0.84
 
 
 def test_resuming_is_refused_where_it_makes_no_sense(mosquitto: Broker, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from common.datasets.catalogue import data_directory
 from mapa.brokers import find_mosquitto
-from mapa.chaos.plan import plan_of
-from mapa.chaos.schedule import make_schedule
+from mapa.chaos.faults import make_schedule
+from mapa.chaos.trial import plan_of
 from tests.blocks_support import ROOT, blocks_of, commands, pages, require_test, run_command
 from tests.local_support import write_csv
 from tests.pages_support import blocks
@@ -140,6 +140,10 @@ NOT_RUN: dict[str, dict[str, Why]] = {
         ),
         "mapa chaos quickstart --faults faults.txt": CHOSEN_FAULTS,
         "mapa chaos quickstart --seed 13 --runs 1 --shrink": CHOSEN_FAULTS,
+        "mapa chaos quickstart --kills 20 --runs 1": Why(
+            "takes a minute",
+            ("tests/broker/test_chaos.py::test_thirty_kills_at_random_instants_lose_nothing",),
+        ),
         "mapa chaos quickstart --seed 12 --runs 1 --edges 4 …": Why(
             "takes a minute",
             ("tests/docs/test_commands.py::test_the_faults_on_the_page_are_those_of_its_seed",),
@@ -188,7 +192,7 @@ NOT_RUN: dict[str, dict[str, Why]] = {
         "mapa cloud --resume runs/lab-20260412-101500-1a2b3c4d --broker HOST": Why(
             "needs a broker and a killed cloud",
             (
-                "tests/broker/test_recovery.py::test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was",
+                "tests/broker/test_chaos.py::test_a_cloud_killed_between_any_two_steps_goes_on_where_it_was",
                 "tests/broker/test_recovery.py::test_a_full_disk_stops_the_run_and_with_room_it_goes_on",
             ),
         ),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mapa.chaos.judge import REQUIRED, Applied, Ended, Evidence, verdict
+from mapa.chaos.verdict import REQUIRED, Applied, Ended, Evidence, verdict
 
 T = 40
 

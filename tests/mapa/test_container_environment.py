@@ -15,11 +15,10 @@ import typer
 from common import health
 from common.errors import ConfigurationError
 from common.transport.channel import MemoryBroker
-from mapa import container, environment
+from mapa import container, option_variables
 from mapa.cli import build
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import service
-from mapa.faults import Fault, FaultKind, Scale, parse_fault_event
 from mapa.records_tail import Tail
 from mapa.scenario_files import data_set_of, load_scenario
 
@@ -46,8 +45,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
     def start(name: str, environ: dict[str, str]) -> dict[str, Any]:
         with monkeypatch.context() as patch:
-            for known in (*environment.CLOUD, *environment.EDGE):
-                patch.delenv(environment.PREFIX + known, raising=False)
+            for known in (*option_variables.CLOUD, *option_variables.EDGE):
+                patch.delenv(option_variables.PREFIX + known, raising=False)
             arguments, options = service(name, environ)
             for variable, value in options.items():
                 patch.setenv(variable, value)
@@ -87,8 +86,8 @@ def test_where_edges_is_empty_the_scenario_says_how_many_shards_there_are(
 def test_every_variable_that_a_service_is_given_is_one_that_it_reads(file: str) -> None:
     known = {
         "data": {"SCENARIO", "SET", "DATA", "MAPA_DATA_MIRROR"},
-        "cloud": {"SCENARIO", "SET", "MAPA_RUN_FILE", *environment.CLOUD},
-        "edge": {"MAPA_RUN_FILE", *environment.EDGE},
+        "cloud": {"SCENARIO", "SET", "MAPA_RUN_FILE", *option_variables.CLOUD},
+        "edge": {"MAPA_RUN_FILE", *option_variables.EDGE},
     }
     text = (ROOT / file).read_text()
     found = re.findall(
@@ -116,15 +115,17 @@ def test_twenty_edges_is_what_compose_trains_with_when_nothing_is_said(started: 
 def test_a_run_on_containers_is_summarised_with_its_place_on_this_host(tmp_path: Path) -> None:
     from mapa.container_run import ContainerRun, Stack
 
-    bed = ContainerRun(Stack(None, "project"), {}, tmp_path / "runs")
-    assert bed.summary() is None
+    run = ContainerRun(Stack(None, "project"), {}, tmp_path / "runs")
+    assert run.summary() is None
     records = tmp_path / "runs" / "one"
     records.mkdir()
     (records / "summary.json").write_text('{"path": ".", "reason": "finished"}')
-    assert bed.summary() == {"path": str(records), "reason": "finished"}
+    assert run.summary() == {"path": str(records), "reason": "finished"}
 
 
-@pytest.mark.parametrize("environ", [{}, dict.fromkeys((*environment.CLOUD, "SET", "SCENARIO", "DATA"), " ")])
+@pytest.mark.parametrize(
+    "environ", [{}, dict.fromkeys((*option_variables.CLOUD, "SET", "SCENARIO", "DATA"), " ")]
+)
 def test_an_empty_environment_is_the_quickstart(started: Started, environ: dict[str, str]) -> None:
     options = started("cloud", environ)
     assert (options["scenario"], options["broker"]) == ("quickstart", "broker")
@@ -178,7 +179,7 @@ GIVEN = {
     "DATA_NAME": ("2026", "data_name", "2026"),
     "TEST_DATA": ("public.csv", "test_data", Path("/test-data/public.csv")),
 }
-NAMES = {"cloud": environment.CLOUD, "edge": environment.EDGE}
+NAMES = {"cloud": option_variables.CLOUD, "edge": option_variables.EDGE}
 EACH = [(command, name) for command, names in NAMES.items() for name in names]
 
 
@@ -198,7 +199,7 @@ def test_a_variable_reaches_its_option(started: Started, command: str, name: str
 def test_only_the_listed_options_have_a_variable_and_all_of_those_have_one() -> None:
     for command, names in NAMES.items():
         found = [option.envvar for option in command_of(command).params if option.envvar]
-        assert sorted(found) == sorted(environment.PREFIX + name for name in names)
+        assert sorted(found) == sorted(option_variables.PREFIX + name for name in names)
     for command in ("run", "simulate", "containers", "observe"):
         assert not [option for option in command_of(command).params if option.envvar]
 
@@ -212,7 +213,7 @@ def test_outside_a_container_a_short_name_changes_nothing(
         "edge": ["edge", "--broker", "b", "--run", "r"],
     }.get(command, [command, "quickstart"])
     for name in GIVEN:
-        monkeypatch.delenv(environment.PREFIX + name, raising=False)
+        monkeypatch.delenv(option_variables.PREFIX + name, raising=False)
     plain = parsed(arguments)
     for name, (value, _, _) in GIVEN.items():
         monkeypatch.setenv(name, value)
@@ -223,7 +224,7 @@ def test_outside_a_container_a_short_name_changes_nothing(
 
 def test_an_edge_that_mapa_run_starts_does_not_read_the_operators_variables() -> None:
     environ = {"MAPA_EPSILON": "9", "MAPA_LINK": "wan", "MAPA_DATA_DIR": "/data", "PATH": "/bin"}
-    assert environment.without_options(environ) == {"MAPA_DATA_DIR": "/data", "PATH": "/bin"}
+    assert option_variables.without_options(environ) == {"MAPA_DATA_DIR": "/data", "PATH": "/bin"}
 
 
 @pytest.mark.parametrize(
@@ -336,30 +337,6 @@ def test_the_data_set_is_the_scenarios_own() -> None:
     wanted, _ = service("data", {"SCENARIO": "cnn-mnist", "SET": "data.set=usps; edges=3"})
     assert wanted == ["data", "get", "--scenario", "cnn-mnist", "--set", "data.set=usps", "--set", "edges=3"]
     assert service("data", {"DATA": "mnist usps", "SET": "edges=3"})[0] == ["data", "get", "mnist", "usps"]
-
-
-@pytest.mark.parametrize(
-    ("text", "event"),
-    [
-        ("kill edge-3 at t=500 for 2s", Fault(FaultKind.KILL, "edge-3", 500, 2.0)),
-        ("pause  broker at 80 for 0.5", Fault(FaultKind.PAUSE, "broker", 80, 0.5)),
-        ("partition cloud at t=1", Fault(FaultKind.PARTITION, "cloud", 1)),
-        ("kill cloud at 5 for 2s", Fault(FaultKind.KILL, "cloud", 5, 2.0)),
-        ("crash cloud at t=7", Fault(FaultKind.CRASH, "cloud", 7)),
-        ("scale 20 at t=300", Scale(20, 300)),
-    ],
-)
-def test_faults_have_names(text: str, event: object) -> None:
-    assert parse_fault_event(text) == event
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "kill", "kill data at 5", "crash cloud at 5 for 2s", "crash broker at 5", "scale -1 at t=3"],
-)
-def test_a_fault_that_nobody_knows_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="fault"):
-        parse_fault_event(text)
 
 
 def test_the_tail_waits_for_whole_lines_of_the_new_run(tmp_path: Path) -> None:

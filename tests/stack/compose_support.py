@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mapa.container_run import PROJECT, Stack
+from mapa.container_run import NUMBER, PROJECT, Stack
 from mapa.records_tail import Tail
 
 ROOT = Path(__file__).parents[2]
@@ -72,35 +72,40 @@ class Compose:
     def until_edges(self, edges: int) -> None:
         self.stack.until(lambda: len(self.records.edges) >= edges, PATIENCE, f"{edges} edges in training")
 
-    def finish(self) -> dict[str, Any]:
-        """Wait for the end; cloud and edges must end with 0, and the broker must not."""
-        assert self.stack.wait("cloud", PATIENCE) == 0, self.stack.last_words()
+    def until_healthy(self, *names: str) -> None:
+        def healthy() -> bool:
+            containers = [self.stack.container(name) for name in names]
+            return all(c.attrs["State"]["Health"]["Status"] == "healthy" for c in containers)
+
+        self.stack.until(healthy, PATIENCE, f"healthy {', '.join(names)}")
+
+    def finish(self, code: int = 0, reason: str = "finished") -> dict[str, Any]:
+        """Wait for the end: the cloud must end with the code and every edge with 0."""
+        assert self.stack.wait("cloud", PATIENCE) == code, self.stack.last_lines()
         for container in self.stack.containers("edge"):
-            name = f"edge-{container.labels['com.docker.compose.container-number']}"
-            assert self.stack.wait(name, PATIENCE) == 0, self.stack.last_words()
+            assert self.stack.wait(f"edge-{container.labels[NUMBER]}", PATIENCE) == 0, self.stack.last_lines()
         assert self.stack.container("broker").status == "running"
         summary = self.records.summary()
         assert summary is not None
+        assert summary["reason"] == reason
         return summary
 
     def interrupt(self) -> dict[str, Any]:
         """Stop the cloud; it ends with 130 and every edge with 0, however far the run has come."""
         self("stop", "--timeout", str(int(PATIENCE)), "cloud")
-        assert self.stack.wait("cloud", PATIENCE) == 130, self.stack.last_words()
-        for container in self.stack.containers("edge"):
-            name = f"edge-{container.labels['com.docker.compose.container-number']}"
-            assert self.stack.wait(name, PATIENCE) == 0, self.stack.last_words()
-        summary = self.records.summary()
-        assert summary is not None
-        assert summary["reason"] == "interrupted"
-        return summary
+        return self.finish(130, "interrupted")
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self) -> set[str]:
         """Return what the engine still holds of this project."""
-        label = {"label": f"{PROJECT}={self.stack.project}"}
-        client = self.stack.client
-        left = [*client.containers.list(all=True, filters=label), *client.networks.list(filters=label)]
-        return [str(thing.name) for thing in [*left, *client.volumes.list(filters=label)]]
+        return names_on(self.stack.client, self.stack.project)
+
+
+def names_on(engine: Any, prefix: str) -> set[str]:
+    """Return the containers, networks and volumes of projects whose names begin so."""
+    labelled = {"label": PROJECT}
+    things = [*engine.containers.list(all=True, filters=labelled), *engine.networks.list(filters=labelled)]
+    things += engine.volumes.list(filters=labelled)
+    return {str(thing.name) for thing in things if thing.name.startswith(prefix)}
 
 
 @contextlib.contextmanager

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from mapa.container_run import PROJECT
 from tests.program_support import run_mapa as mapa
-from tests.stack.compose_support import MARKS
+from tests.stack.compose_support import MARKS, names_on
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 # a link gives every machine about the same pace: else a fast one is done before anybody has come back
@@ -19,16 +18,9 @@ QUICK = (
 )
 
 
-def left(engine: Any) -> list[str]:
-    filters = {"label": PROJECT}
-    things = [*engine.containers.list(all=True, filters=filters), *engine.networks.list(filters=filters)]
-    things += engine.volumes.list(filters=filters)
-    return [thing.name for thing in things if thing.name.startswith("mapa-chaos-")]
-
-
 def test_a_seeded_run_in_containers_comes_through(engine: Any, tmp_path: Path) -> None:
     """Of all seeds this one has the most kinds of faults in the least time, and fills the cloud's disk."""
-    before = left(engine)
+    before = names_on(engine, "mapa-chaos-")
     words = ("--containers", "--edge-image", "mapa-edge", "--seed", "155", "--count", "7", "--runs", "1")
     done = mapa("chaos", "quickstart", *QUICK, *words, "--runs-dir", str(tmp_path))
     said = done.stdout + done.stderr
@@ -39,4 +31,4 @@ def test_a_seeded_run_in_containers_comes_through(engine: Any, tmp_path: Path) -
     assert "released" in said
     assert "= distinct; mapa verify: " in said
     assert not list(tmp_path.iterdir())  # what passed is not kept
-    assert not set(left(engine)) - set(before)
+    assert names_on(engine, "mapa-chaos-") <= before

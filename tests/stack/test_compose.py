@@ -19,9 +19,8 @@ SLOW = "links=[{delay_ms = 20.0}]; testbed.resend_after=0.5"  # 25 updates a sec
 def test_three_edges_train_to_the_end_and_nothing_is_left(engine: Any, tmp_path: Path) -> None:
     with compose(engine, tmp_path / "runs", EDGES="3", ITERATIONS="400") as project:
         project.up(3)
-        summary = project.finish()
+        project.finish()
         per_edge = assert_applied_exactly_once(project.records, 400)
-        assert summary["reason"] == "finished"
         assert set(per_edge) == {0, 1, 2}
         said = project("logs", "--no-log-prefix", "cloud")
         assert "finished" in said
@@ -31,7 +30,7 @@ def test_three_edges_train_to_the_end_and_nothing_is_left(engine: Any, tmp_path:
         for file in (path.parent, path, path / "events.jsonl", path / "summary.json"):
             assert (file.stat().st_uid, file.stat().st_gid) == (os.getuid(), os.getgid())
         project("down", "--volumes")
-        assert project.leftovers() == []
+        assert not project.leftovers()
 
 
 def test_a_model_a_data_set_and_an_algorithm_of_ones_own_run_in_containers(
@@ -58,9 +57,8 @@ def test_a_second_run_goes_on_the_same_broker_with_the_same_ledgers(engine: Any,
         project.tail = type(project.records)(tmp_path / "runs")
         project.environment |= {"ITERATIONS": "150", "SET": "model.name=svm; algorithm.first_clip="}
         project.up(2)
-        summary = project.finish()
+        project.finish()
         assert_applied_exactly_once(project.records, 150)
-        assert summary["reason"] == "finished"
         assert project.stack.container("broker").id == broker
         assert {event["edge_id"] for event in project.records.named("edge_joined")} == first
 
@@ -72,19 +70,9 @@ def test_twenty_edges_train_to_the_end(engine: Any, tmp_path: Path, record_prope
         project.until_edges(20)
         seconds = time.monotonic() - began
         record_property("seconds_to_twenty_in_training", round(seconds, 1))
-        memory = [edge_memory(container) for container in project.stack.containers("edge")[:5]]
-        record_property("edge_memory_mb", [round(value / 1e6, 1) for value in memory])
-        summary = project.finish()
+        project.finish()
         per_edge = assert_applied_exactly_once(project.records, 6000)
-    assert summary["reason"] == "finished"
     assert set(per_edge) == set(range(20))
-
-
-def edge_memory(container: Any) -> float:
-    """Return what the container holds without the page cache, in bytes."""
-    statistics = container.stats(stream=False)["memory_stats"]
-    inner = statistics["stats"]
-    return float(statistics["usage"] - inner.get("total_inactive_file", inner.get("inactive_file", 0)))
 
 
 def test_edges_come_and_go_while_the_training_runs(engine: Any, tmp_path: Path) -> None:
@@ -112,12 +100,7 @@ def test_edges_come_and_go_while_the_training_runs(engine: Any, tmp_path: Path) 
 def test_all_are_healthy_while_they_train_and_a_stop_keeps_the_records(engine: Any, tmp_path: Path) -> None:
     with compose(engine, tmp_path / "runs", EDGES="2", ITERATIONS="1000000", SET=SLOW) as project:
         project.up(2)
-
-        def healthy() -> bool:
-            containers = [project.stack.container(name) for name in ("broker", "cloud", "edge-1", "edge-2")]
-            return all(c.attrs["State"]["Health"]["Status"] == "healthy" for c in containers)
-
-        project.stack.until(healthy, PATIENCE, "four healthy containers")
+        project.until_healthy("broker", "cloud", "edge-1", "edge-2")
         for name in ("edge-1", "edge-2"):
             assert project.stack.container(name).attrs["Config"]["User"] == "10001:10001"
         project.until_updates(20)
@@ -131,19 +114,20 @@ def test_make_up_ends_by_itself_with_the_clouds_code_and_takes_everything_down(
     before = {volume.name for volume in engine.volumes.list()}
     with compose(engine, tmp_path / "runs", ITERATIONS="100") as project:
         environment = {**os.environ, **project.environment, "COMPOSE_PROJECT_NAME": project.stack.project}
-        command = ["make", "up", "EDGES=3"]
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
-        )
+
+        def make_up() -> subprocess.CompletedProcess[str]:
+            command, output = ["make", "up", "EDGES=3"], subprocess.PIPE
+            return subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True, timeout=PATIENCE
+            )
+
+        done = make_up()
         assert done.returncode == 0, done.stderr[-2000:]
         assert "accuracy" in done.stdout + done.stderr
         assert project.stack.containers() == []
         assert_applied_exactly_once(project.records, 100)
         environment["SET"] = "iterations=-1"  # the cloud refuses: its code must come through
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
-        )
-        assert done.returncode != 0
+        assert make_up().returncode != 0
         assert project.stack.containers() == []
         ledgers = {f"{project.stack.project}_{part}" for part in ("data", "state", "shared")}
         assert {volume.name for volume in engine.volumes.list()} - before == ledgers

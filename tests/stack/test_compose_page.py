@@ -36,13 +36,8 @@ def test_a_run_in_containers_is_watched_from_its_first_updates_to_its_end(
         project("--profile", "dashboard", "up", "--detach", "--no-build", "--scale", "edge=2")
         address = project("port", "dashboard", "8080").strip()
         assert address.startswith("127.0.0.1:")
+        project.until_healthy("dashboard")
         page = project.stack.container("dashboard")
-
-        def healthy() -> bool:
-            page.reload()
-            return bool(page.attrs["State"]["Health"]["Status"] == "healthy")
-
-        project.stack.until(healthy, PATIENCE, "a healthy page")
         project.until_updates(50)
         live = head_of(address, project)
         assert (live["state"], live["edges_seen"]) == ("live", 2)
@@ -66,4 +61,4 @@ def test_a_run_in_containers_is_watched_from_its_first_updates_to_its_end(
         (records,) = (one for one in page.attrs["Mounts"] if one["Destination"] == "/runs")
         assert not records["RW"]
         project("--profile", "dashboard", "down", "--volumes")
-        assert project.leftovers() == []
+        assert not project.leftovers()

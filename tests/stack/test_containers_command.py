@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from mapa.container_run import PROJECT
 from tests.page_support import write_project
 from tests.program_support import run_mapa
-from tests.stack.compose_support import MARKS
+from tests.stack.compose_support import MARKS, names_on
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 
@@ -23,19 +22,8 @@ def mapa(*words: str) -> subprocess.CompletedProcess[str]:
     return run_mapa(*words, env=environment)
 
 
-def ours(engine: Any) -> set[str]:
-    """Return what `mapa containers` has on this engine; somebody's killed run may have left some of it."""
-    labelled = {"label": PROJECT}
-    things = [*engine.containers.list(all=True, filters=labelled), *engine.networks.list(filters=labelled)]
-    return {
-        thing.name
-        for thing in (*things, *engine.volumes.list(filters=labelled))
-        if thing.name.startswith("mapa-")
-    }
-
-
 def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> None:
-    before = ours(engine)
+    before = names_on(engine, "mapa-")  # a run that was killed may have left some
     scenario = tmp_path / "mine.toml"
     scenario.write_text(
         "# a scenario of my own\nedges = 4\niterations = 1600\nbatch_size = 16\n"
@@ -43,22 +31,11 @@ def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> No
         "[privacy]\nnoise_multiplier = 2.0\n[evaluation]\nevery = 0\n[testbed]\nresend_after = 0.5\n"
     )
     faults = ["kill edge-1 at t=100 for 1s", "pause broker at t=250 for 1s", "scale 2 at t=500"]
-    faults += [
-        "crash cloud at t=700",
-        "kill cloud at t=1000 for 1s",
-    ]  # a policy has it back; a person starts it
+    faults += ["crash cloud at t=700", "kill cloud at t=1000 for 1s"]  # a policy has it back, or we start it
     words = [word for fault in faults for word in ("--fault", fault)]
     done = mapa(
-        *(
-            "containers",
-            str(scenario),
-            "--set",
-            "links=[{delay_ms = 20.0}]",
-            *words,
-            "--edge-image",
-            "mapa-edge",
-        ),
-        *("--runs-dir", str(tmp_path / "runs"), "--json"),
+        *("containers", str(scenario), "--set", "links=[{delay_ms = 20.0}]", *words),
+        *("--edge-image", "mapa-edge", "--runs-dir", str(tmp_path / "runs"), "--json"),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
@@ -73,7 +50,7 @@ def test_a_scenario_on_containers_with_faults(engine: Any, tmp_path: Path) -> No
     assert len({event["edge"] for event in applied[-100:]}) == 2
     assert any(event["returned"] for event in events if event["event"] == "edge_joined")
     assert sum(event["event"] == "resumed" for event in events) == 2
-    assert ours(engine) <= before
+    assert names_on(engine, "mapa-") <= before
 
 
 @pytest.mark.parametrize("fault", ["drown edge-1 at t=5", "scale 99 at t=5", "kill edge-6 at t=5"])

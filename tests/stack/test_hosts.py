@@ -60,11 +60,10 @@ def test_edges_of_another_network_train_over_tls(
             for name in (vm.stack.container("broker").id, lab.stack.container("edge-1").id)
         ]
         assert not networks[0] & networks[1], "they share a network: the port proves nothing"
-        summary = vm.finish()
+        vm.finish()
         for number in (1, 2, 3):
-            assert lab.stack.wait(f"edge-{number}", PATIENCE) == 0, lab.stack.last_words()
+            assert lab.stack.wait(f"edge-{number}", PATIENCE) == 0, lab.stack.last_lines()
     per_edge = assert_applied_exactly_once(vm.records, 300)
-    assert summary["reason"] == "finished"
     assert set(per_edge) == {0, 1, 2}
     joined = {event["edge_id"] for event in vm.records.named("edge_joined")}
     assert joined == {"lab-0", "lab-1", "lab-2"}, "an edge's id must be its user's name"
@@ -115,14 +114,8 @@ class Intruder:
 
 def test_an_edge_can_neither_read_nor_write_what_is_anothers(vm: Compose, secrets_folder: Path) -> None:
     vm("up", "--detach", "--no-build", "broker")
-    broker = vm.stack.container("broker")
+    vm.until_healthy("broker")
     address = BrokerAddress("localhost", int(vm.environment["PORT"]))
-
-    def healthy() -> bool:
-        broker.reload()
-        return bool(broker.attrs["State"]["Health"]["Status"] == "healthy")
-
-    vm.stack.until(healthy, PATIENCE, "the broker")
     accounts = secrets_folder / "edges" / "lab" / "accounts"
     run, own, other, everything = RunId(vm.environment["RUN"]), EdgeId("lab-0"), EdgeId("lab-1"), "mapa/v1/#"
     with (

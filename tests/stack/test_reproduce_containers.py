@@ -9,14 +9,13 @@ import pytest
 
 from experiments.reproduce.catalogue import catalogue
 from experiments.reproduce.reproduction import Order, reproduce
-from mapa.container_run import PROJECT
-from tests.stack.compose_support import MARKS
+from tests.stack.compose_support import MARKS, names_on
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 
 
 def test_the_testbed_runs_in_containers_and_leaves_none(engine: Any, tmp_path: Path) -> None:
-    before = {container.id for container in engine.containers.list(all=True)}
+    before = names_on(engine, "mapa-")
     order = Order(
         experiments=catalogue().chosen(["testbed"]),
         size="tiny",
@@ -28,8 +27,7 @@ def test_the_testbed_runs_in_containers_and_leaves_none(engine: Any, tmp_path: P
     outcome = reproduce(order)
     assert not outcome.failures
     assert outcome.runs == 2
-    ours = {c.id for c in engine.containers.list(all=True) if c.labels.get(PROJECT, "").startswith("mapa-")}
-    assert ours <= before
+    assert names_on(engine, "mapa-") <= before
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Runs of the testbed (testbed) were containers on this machine." in page
     assert "mapa containers " in page

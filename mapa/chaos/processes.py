@@ -1,0 +1,203 @@
+"""A run under chaos as processes of this machine: a Mosquitto, a `mapa cloud`, a `mapa edge` for every edge."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+from common.own_code import allowing
+from common.quantities import RunId
+from common.transport.connection import BrokerAddress
+from mapa.brokers import Broker, MosquittoOptions, private_mosquitto
+from mapa.chaos.faults import CLOUD
+from mapa.chaos.slow_disk import set_slow
+from mapa.chaos.trial import FAILED, Service, TrialPlan
+from mapa.children import ends_with_parent
+from mapa.local_run import edge_arguments, one_thread_each
+from mapa.option_variables import without_options
+
+_KILLED = -int(signal.SIGKILL)
+_TOLD_EARLY = (
+    -int(signal.SIGTERM),
+    -int(signal.SIGINT),
+    130,
+)  # of an edge that is told to go while it starts
+_ROOM = 2000  # bytes that a log may still grow: less than a record, so that one is torn
+
+
+class ProcessService(Service):
+    """A cloud or an edge as one process after another."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        program: Callable[[], Sequence[str]],  # of its next process: module or file, and arguments
+        may_end_with: Sequence[int],
+    ) -> None:
+        super().__init__(name, directory / f"{name}.log", may_end_with)
+        self._program = program
+        self._slow_file = directory / "slow" / name
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._allowed = set(self._expected)
+        self.starts += 1
+        slow_disk = [sys.executable, "-P", "-m", "mapa.chaos.slow_disk", str(self._slow_file)]
+        with self.log.open("ab") as stream:
+            self._child = subprocess.Popen(
+                ends_with_parent([*slow_disk, *self._program()]),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env=without_options(one_thread_each()),
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether the process runs; one that has ended is noted, once."""
+        if self._child is None:
+            return False
+        code = self._child.poll()
+        if code is None:
+            return True
+        self._child = None
+        self._note_end(code)
+        return False
+
+    def come_back(self) -> bool:
+        if not self.running:
+            self.start()
+        return True
+
+    def kill(self) -> None:
+        self.allow(_KILLED)
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            _ = self.running
+
+    def pause(self, on: bool) -> None:
+        self._send(signal.SIGSTOP if on else signal.SIGCONT)
+
+    def dismiss(self) -> None:
+        self.pause(False)
+        self.allow(*_TOLD_EARLY)
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._child is not None:
+            self._child.send_signal(number)
+
+    def slow(self, on: bool) -> None:
+        set_slow(self._slow_file, on)
+
+    def fill(self, on: bool) -> None:
+        """Let no file of the process grow, or lift the limit.
+
+        It fails in the midst of a write, as a full disk does, and needs no privileges.
+        """
+        if self._child is None:
+            return
+        pid = self._child.pid
+        with contextlib.suppress(ProcessLookupError):
+            _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+            if on:
+                self.allow(FAILED)
+            soft = _log_size(pid) + _ROOM if on else hard
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+    def end(self, patience: float) -> None:
+        until = time.monotonic() + patience
+        while self.running and time.monotonic() < until:
+            time.sleep(0.02)
+        self._allowed.discard(_KILLED)
+        self._kill()
+
+    def last_lines(self, lines: int = 3) -> str:
+        if not self.log.exists():
+            return ""
+        output = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return " / ".join(output[-lines:])[-600:]
+
+
+def _log_size(pid: int) -> int:
+    """Return the size of the segment that a cloud writes to; 0 of an edge, whose ledger is written in place."""
+    largest = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if link.readlink().suffix == ".seg":
+                largest = max(largest, link.stat().st_size)
+    return largest
+
+
+class ProcessBroker:
+    """A private Mosquitto."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.address, self.start, self.stop = broker.address, broker.start, broker.stop
+
+    def kill(self) -> None:
+        self._broker.stop(signal.SIGKILL)
+
+    def pause(self, on: bool) -> None:
+        os.kill(self._broker.pid, signal.SIGSTOP if on else signal.SIGCONT)
+
+
+class ProcessEnvironment:
+    """The processes of one run; everything they write is in one directory."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, plan: TrialPlan, run: RunId, directory: Path) -> None:
+        self._plan, self._run, self._directory = plan, run, directory
+        self._open = contextlib.ExitStack()
+        self.broker: ProcessBroker
+
+    def __enter__(self) -> Self:
+        (self._directory / "slow").mkdir()
+        limit = MosquittoOptions(max_payload=self._plan.setting.payload_bytes)
+        broker = self._open.enter_context(private_mosquitto(self._directory / "broker", limit))
+        self.broker = ProcessBroker(broker)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def service(self, name: str, broker: BrokerAddress) -> ProcessService:
+        if name == CLOUD:
+            codes = self._plan.may_end_with
+            return ProcessService(name, self._directory, lambda: self._cloud(broker), codes)
+        return ProcessService(name, self._directory, lambda: self._edge(name, broker), ())
+
+    def collect(self) -> None:
+        """Everything is in the directory."""
+
+    def _cloud(self, broker: BrokerAddress) -> list[str]:
+        plan, runs = self._plan, self._directory / "runs"
+        program = [*plan.program, "cloud", "--broker", str(broker)]
+        program += ["--runs-dir", str(runs), "--data-dir", str(plan.data_dir)]
+        if manifests := sorted(runs.glob("*/manifest.json")):
+            own_code = shlex.split(allowing(plan.scenario.canonical()))
+            return [*program, *own_code, "--resume", str(manifests[0].parent)]
+        at_least = str(plan.scenario.workers)
+        return [*program, *plan.cloud_arguments, "--run", self._run, "--edges-at-least", at_least]
+
+    def _edge(self, name: str, broker: BrokerAddress) -> list[str]:
+        plan, state = self._plan, self._directory / "state" / name
+        command = edge_arguments(plan.scenario, self._run, broker, state, plan.data_dir, 1)
+        return command[command.index("-m") + 1 :] + ([] if plan.scenario.seed is None else ["--allow-seed"])

@@ -1,0 +1,383 @@
+"""One run under its faults, from the start to the verdict: services as processes or as containers alike."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+from common.datasets.source import LOCAL
+from common.errors import ConfigurationError, MapaError
+from common.quantities import RunId
+from common.records.keeping import keeps_gradients
+from common.scenario.scenario import Scenario
+from common.transport.connection import BrokerAddress
+from common.transport.hostile import Disorder, HostileLoop, HostileRelay
+from common.wire.topics import probe_topic
+from common.wire.v1 import packet_limit
+from mapa.brokers import find_mosquitto
+from mapa.chaos.faults import BROKER, CLOUD, Bounds, Fault, FaultKind, Injector
+from mapa.chaos.verdict import Ended, Evidence, ModelWatch, gather, verdict
+from mapa.cloud_run import Setting
+from mapa.run_parts import NEEDS_FILES
+from mapa.scenario_files import load_scenario
+
+FAILED = 1  # exit code of a program that cannot write
+_LOOK_EVERY = 0.01  # seconds
+_STALL = 240.0  # seconds without an update and without a fault: it hangs
+_GOODBYE = 120.0  # seconds for edges to end after the run
+_LATEST = 0.95  # share of T: a broker that is lost later may take the halt with it, which is not sent again
+_OVER = ("the run has ended", "the run had ended")  # what an edge prints that heard of the end
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """A scenario and how its cloud is started, for every run."""
+
+    name: str  # of the scenario, or its file
+    settings: tuple[str, ...]  # KEY=VALUE
+    edges: int | None  # instead of the scenario's
+    scenario: Scenario
+    setting: Setting
+    data_dir: Path
+    program: Sequence[str]  # of the cloud: a module or a file, and first arguments; tests have a broken one
+    may_end_with: tuple[int, ...]  # exit codes of that program beside 0; it is then started again
+
+    @property
+    def cloud_arguments(self) -> list[str]:
+        """Scenario and changes, as `mapa cloud` takes them."""
+        arguments = [self.name, *([] if self.edges is None else ["--edges", str(self.edges)])]
+        return arguments + [word for change in self.settings for word in ("--set", change)]
+
+    @property
+    def services(self) -> list[str]:
+        return [CLOUD, *(f"edge-{k}" for k in range(1, self.scenario.workers + 1))]
+
+    @property
+    def bounds(self) -> Bounds:
+        scenario = self.scenario
+        return Bounds(scenario.iterations, scenario.workers, scenario.testbed.silent_after)
+
+
+def plan_of(
+    name: str,
+    changes: Sequence[str],
+    edges: int | None,
+    iterations: int | None,
+    data_dir: Path,
+    program: Sequence[str] = ("mapa.cli",),
+    *,
+    may_end_with: tuple[int, ...] = (),
+    containers: bool = False,
+) -> TrialPlan:
+    """Return what is run; raise ConfigurationError if it cannot be run, or not be judged."""
+    if not hasattr(resource, "prlimit") or not Path("/proc").is_dir() or os.name != "posix":
+        raise ConfigurationError("mapa chaos: needs Linux (prlimit, /proc)")
+    if not containers and find_mosquitto() is None:
+        raise ConfigurationError("mapa chaos: no mosquitto found on PATH (Debian: apt install mosquitto)")
+    settings = [*changes, *([] if iterations is None else [f"iterations={iterations}"])]
+    _, scenario = load_scenario(name, settings, edges=edges)
+    if scenario.data.set == LOCAL:
+        raise ConfigurationError(NEEDS_FILES)
+    setting = Setting.of(scenario, data_dir)
+    scenario = setting.scenario
+    if not scenario.records.events:
+        raise ConfigurationError("records.events = false: chaos judges a run by its events")
+    if not keeps_gradients(scenario.records.keep_gradients, scenario.iterations, setting.model.dimension):
+        raise ConfigurationError(
+            "records.keep_gradients: must be true, since chaos replays the log; or choose fewer iterations"
+        )
+    return TrialPlan(name, tuple(settings), edges, scenario, setting, data_dir, program, may_end_with)
+
+
+# -- what a trial acts on -----------------------------------------------------------------------------------
+
+
+class Service(Protocol):
+    """A cloud or an edge: a process that runs, or one that is to come back on its old files."""
+
+    name: str
+    log: Path  # the output of all of its processes
+    ends: list[Ended]
+    starts: int
+    _expected: set[int]  # exit codes of any of its processes
+    _allowed: set[int]  # of the present one: a fault may explain more
+
+    def __init__(self, name: str, log: Path, may_end_with: Sequence[int] = ()) -> None:
+        self.name, self.log, self.ends, self.starts = name, log, [], 0
+        self._expected = {0, *may_end_with}
+        self._allowed = set(self._expected)
+
+    def allow(self, *codes: int) -> None:
+        """Expect these exit codes of the present process."""
+        self._allowed.update(codes)
+
+    def _note_end(self, code: int) -> None:
+        self.ends.append(Ended(self.name, code, tuple(sorted(self._allowed)), self.last_lines()))
+
+    @property
+    def running(self) -> bool: ...
+    def start(self) -> None: ...  # the first process
+    def come_back(self) -> bool: ...  # as the next process; False: not yet
+    def kill(self) -> None: ...  # SIGKILL, and wait for the end
+    def pause(self, on: bool) -> None: ...  # SIGSTOP, or SIGCONT
+    def fill(self, on: bool) -> None: ...  # make its disk full, or give it room again
+    def slow(self, on: bool) -> None: ...  # slow its writes down, or no more
+    def dismiss(self) -> None: ...  # tell an edge to leave, also one that is paused
+    def end(self, patience: float) -> None: ...  # wait; a process that must be killed is not allowed to
+    def last_lines(self, lines: int = 3) -> str: ...  # of its log
+
+
+class TrialBroker(Protocol):
+    """The broker of a run. What it retained is lost with its process."""
+
+    @property
+    def address(self) -> BrokerAddress: ...
+    def kill(self) -> None: ...  # SIGKILL
+    def stop(self) -> None: ...  # SIGTERM
+    def start(self) -> None: ...  # on its port; wait until it takes clients
+    def pause(self, on: bool) -> None: ...  # freeze it, or let it go on
+
+
+class Environment(Protocol):
+    """Where a run happens: its broker, its services and their disks."""
+
+    @property
+    def broker(self) -> TrialBroker: ...
+    @property
+    def host(self) -> str: ...  # an address of this machine that the services reach
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def service(self, name: str, broker: BrokerAddress) -> Service: ...  # not started
+    def collect(self) -> None: ...  # bring runs/, state/NAME/ and NAME.log into the directory
+
+
+MakeEnvironment = Callable[[TrialPlan, RunId, Path], Environment]
+
+
+# -- the trial ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOutcome:
+    """How a run came through."""
+
+    directory: Path
+    evidence: Evidence | None  # None: it never began
+    wrong: tuple[str, ...]
+    seconds: float
+    skipped: tuple[str, ...] = ()  # faults that were not applied, and why
+    resumed: int = 0
+    again: int = 0  # models that were sent more than once
+
+
+class ChaosTrial:
+    """The supervisor of one run."""
+
+    _broker: TrialBroker
+    _loop: HostileLoop
+    _relays: dict[str, HostileRelay]
+    _watch: ModelWatch
+
+    def __init__(
+        self,
+        plan: TrialPlan,
+        run: RunId,
+        faults: Sequence[Fault],
+        directory: Path,
+        say: Callable[[str], None],
+        environment: MakeEnvironment,
+    ) -> None:
+        self._plan, self._run, self._directory, self._say = plan, run, directory, say
+        self._environment = environment
+        self._injector = Injector(faults, self._begin, self._end)
+        self._services: dict[str, Service] = {}
+        self._leaving: set[str] = set()  # edges that a scale has sent away
+        self._skipped: list[str] = []
+        self._wrong: list[str] = []
+        self._closing = False
+
+    def outcome(self) -> TrialOutcome:
+        """Run to the end, and judge it."""
+        began = time.monotonic()
+        self._directory.mkdir(parents=True)
+        packets = packet_limit(self._plan.setting.model.dimension)
+        with (
+            self._environment(self._plan, self._run, self._directory) as environment,
+            HostileLoop() as self._loop,
+            ModelWatch(environment.broker.address, self._run, packets) as self._watch,
+        ):
+            self._broker = environment.broker
+            self._relays = {
+                name: self._loop.open(self._broker.address, environment.host) for name in self._plan.services
+            }
+            self._services = {
+                name: environment.service(name, relay.address) for name, relay in self._relays.items()
+            }
+            try:
+                for service in self._services.values():
+                    service.start()
+                self._play()
+                self._close()
+            except MapaError as error:
+                self._wrong.append(str(error))
+            finally:
+                for service in self._services.values():
+                    service.kill()
+                environment.collect()
+        return self._judged(time.monotonic() - began)
+
+    def _play(self) -> None:
+        """Begin every fault at its t and end it in its time, until the cloud has ended by itself."""
+        newest, moved = 0, time.monotonic()
+        while True:
+            now = time.monotonic()
+            self._injector.end_due(now)
+            if self._over():
+                break
+            self._injector.begin_due(self._watch.newest, now)
+            if self._watch.newest > newest or self._injector.lasts(now):
+                newest, moved = self._watch.newest, now
+            if now > moved + _STALL:
+                self._wrong.append(f"no update for {_STALL:g} s at t = {newest}: {self._last_lines()}")
+                break
+            time.sleep(_LOOK_EVERY)
+        self._skipped += [f"{fault}: the run had ended" for fault in self._injector.waiting]
+
+    def _over(self) -> bool:
+        """Return whether the cloud has ended by itself, or a process that no fault explains."""
+        for name, service in self._services.items():
+            if service.running or self._injector.holds(name) or name in self._leaving or not service.ends:
+                continue
+            end = service.ends[-1]
+            if name == CLOUD and end.code == 0:
+                return True
+            if end.code == 0 and any(text in end.last_lines for text in _OVER):
+                continue  # it heard of the end before the cloud had gone
+            if end.code != 0 and end.code in end.allowed:
+                self._bring_back(name)  # a full disk that was noticed late
+                continue
+            self._wrong.append(f"{name} ended with {end.code} during the run: {end.last_lines}")
+            return True
+        return False
+
+    def _close(self) -> None:
+        """End every fault, and let the running services hear how it ended; those that are away stay away."""
+        self._closing = True
+        until = time.monotonic() + _GOODBYE
+        self._injector.end_due(math.inf)
+        while not self._injector.idle and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY)
+            self._injector.end_due(math.inf)
+        for service in self._services.values():
+            if self._wrong:
+                service.kill()  # it is decided
+            else:
+                service.end(_GOODBYE)
+
+    # -- faults -----------------------------------------------------------------------------------------
+
+    def _begin(self, fault: Fault) -> bool:
+        """Begin a fault; return False if it cannot be applied now."""
+        name, newest = fault.target, self._watch.newest
+        refusal = None
+        if newest > _LATEST * self._plan.scenario.iterations:
+            refusal = f"t = {newest}, the run is about to end"
+        elif name in self._services and not self._services[name].running:
+            refusal = f"{name} is not running"
+        elif name in self._leaving:
+            refusal = f"{name} is leaving"
+        if refusal is not None:
+            self._skipped.append(f"{fault}: {refusal}")
+            return False
+        match fault.kind:
+            case FaultKind.KILL:
+                (self._broker if name == BROKER else self._services[name]).kill()
+            case FaultKind.RESTART:
+                self._broker.stop()
+            case FaultKind.SCALE:
+                for edge in self._plan.services[1 + fault.edges :]:
+                    if self._services[edge].running:
+                        self._services[edge].dismiss()
+                        self._leaving.add(edge)
+            case _:
+                self._switch(fault, True)
+        self._say(f"  t = {newest}: {fault}")
+        return True
+
+    def _end(self, fault: Fault) -> bool:
+        """End a fault: what was killed, or ended by it, comes back. Return False if it has not yet."""
+        name = fault.target
+        match fault.kind:
+            case FaultKind.KILL | FaultKind.RESTART if name == BROKER:
+                self._broker.start()
+            case FaultKind.KILL:
+                return self._bring_back(name)
+            case FaultKind.SCALE:
+                if any(self._services[edge].running for edge in self._leaving):
+                    return False
+                self._leaving = {edge for edge in sorted(self._leaving) if not self._bring_back(edge)}
+                return not self._leaving
+            case _:
+                self._switch(fault, False)
+                service = self._services.get(name)
+                if fault.kind is FaultKind.FILL and service is not None and not service.running:
+                    return service.ends[-1].code != FAILED or self._bring_back(name)
+        return True
+
+    def _switch(self, fault: Fault, on: bool) -> None:
+        """Begin or end a fault that lasts by itself."""
+        name = fault.target
+        match fault.kind:
+            case FaultKind.PAUSE:
+                (self._broker if name == BROKER else self._services[name]).pause(on)
+            case FaultKind.PARTITION:
+                self._loop.partition(self._relays[name], on)
+            case FaultKind.CUT:
+                self._loop.cut(self._relays[name], on)
+            case FaultKind.DISORDER:
+                # a cloud tests the broker's size limit by the order of messages on its probe topic
+                longest, spared = 2 * self._plan.scenario.testbed.resend_after, probe_topic(self._run)
+                disorder = Disorder(str(fault), longest=longest, spared=spared)
+                self._loop.disorder(self._relays[name], disorder if on else None)
+            case FaultKind.FILL:
+                self._services[name].fill(on)
+            case FaultKind.SLOW:
+                self._services[name].slow(on)
+
+    def _bring_back(self, name: str) -> bool:
+        """Have a service back; at the end of a run one that is away stays away."""
+        return self._closing or self._services[name].come_back()
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def _judged(self, seconds: float) -> TrialOutcome:
+        manifests = sorted((self._directory / "runs").glob("*/manifest.json"))
+        if not manifests:
+            wrong = (*self._wrong, f"no run began: {self._last_lines()}")
+            return TrialOutcome(self._directory, None, wrong, seconds, tuple(self._skipped))
+        evidence = gather(
+            manifests[0].parent,
+            iterations=self._plan.scenario.iterations,
+            states=[self._directory / "state" / name for name in self._services if name != CLOUD],
+            watch=self._watch,
+            ended=[end for service in self._services.values() for end in service.ends],
+            logs=[service.log for service in self._services.values()],
+        )
+        return TrialOutcome(
+            self._directory,
+            evidence,
+            (*self._wrong, *verdict(evidence)),
+            seconds,
+            tuple(self._skipped),
+            self._services[CLOUD].starts - 1,
+            self._watch.again,
+        )
+
+    def _last_lines(self) -> str:
+        return " | ".join(f"{name}: {service.last_lines(1)}" for name, service in self._services.items())
