@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError, MapaError
-from experiments.sweep import sweep
+from experiments.harness import sweep
 from experiments.unequal import spread
 from mapa.commands.ledger import statements_of
 from mapa.recording import record_simulation

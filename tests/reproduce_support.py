@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.points import Point, all_points
+from experiments.reproduce.catalogue import Point, all_points, catalogue
 from experiments.reproduce.reproduction import Order
 from experiments.reproduce.results import Result, Results
 from experiments.reproduce.verdicts import Judgement, claims, judge_of

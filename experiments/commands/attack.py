@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +19,23 @@ from typer.core import TyperCommand
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from common.noise.mechanism import Clipping
-from experiments.attack.inversion import head_of
-from experiments.attack.observer import nearest_image, observe_directory
-from experiments.attack.picture import draw_grid, draw_sightings, grey_shape
-from experiments.attack.reconstruction import CLIPPINGS, LAWS, Cell, attack
+from common.transport.connection import MqttOptions
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
+from common.wire.codec import new_nonce
+from experiments.observer import nearest_image, observe_directory, record_payloads
+from experiments.reconstruction import (
+    CLIPPINGS,
+    LAWS,
+    Cell,
+    attack,
+    draw_grid,
+    draw_sightings,
+    grey_shape,
+    head_of,
+)
+from mapa.commands.groups import with_groups
+from mapa.commands.options import Connection
 from mapa.output import note
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
@@ -215,3 +229,31 @@ def _is_numbers(word: str) -> bool:
         return bool([float(part) for part in word.split(",")])
     except ValueError:
         return False
+
+
+@with_groups()
+def observe_command(
+    connection: Connection,
+    out: Annotated[Path, typer.Option(help="folder for the payloads")],
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="gradients to record")] = 100,
+) -> None:
+    """Record the gradients of a run as any reader of its topics sees them; Ctrl-C ends it early."""
+    introduced, run = connection.credentials(), connection.run_id
+    options = MqttOptions(
+        address=connection.address,
+        client_id=f"{run}::observer-{new_nonce()}",
+        username=introduced.username,
+        password=introduced.password,
+        tls=introduced.tls,
+    )
+    with SelectorLoop() as loop:
+        channel = MqttChannel(options, loop)
+        recorder = record_payloads(channel, run, out, limit, on_full=loop.stop)
+        channel.connect(connection.connect_timeout, note)
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            channel.close()
+    print(f"{len(recorder.kept)} gradients in {out}", file=sys.stderr)

@@ -28,9 +28,9 @@ from rich.text import Text
 
 from common.errors import ConfigurationError
 from experiments.audit.game import finite
+from experiments.harness import SWEEP_ENGINES
 from experiments.reference.reference import Order as ReferenceOrder
 from experiments.reference.reference import make_table
-from experiments.sweep import SWEEP_ENGINES
 from mapa.commands import options
 from mapa.output import progress_console
 from mapa.signals import interrupted_by_signals

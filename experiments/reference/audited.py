@@ -19,10 +19,8 @@ from common.scenario.scenario import Scenario
 from experiments.audit.game import Finding, Playable, play_all
 from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
-from experiments.reference.cells import MAIN, Cell, Choice, methods, sizes
-from experiments.reference.choices import Chosen, Group, choice_for
-from experiments.reference.runs import units
-from experiments.reference.table import read_values, write_values
+from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group, choice_for, methods, sizes
+from experiments.reference.table import read_values, units, write_values
 from mapa.run_parts import assemble
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World

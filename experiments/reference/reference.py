@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.errors import ConfigurationError
+from experiments.harness import sweep
 from experiments.reference.audited import (
     Audited,
     audits_of,
@@ -18,19 +19,20 @@ from experiments.reference.audited import (
     section,
     write_audited,
 )
-from experiments.reference.cells import Cell, Change, all_cells, methods
-from experiments.reference.choices import (
+from experiments.reference.cells import (
+    Cell,
+    Change,
     Chosen,
     Group,
     Search,
+    all_cells,
     asked_of,
     choice_for,
+    methods,
     read_choices,
     write_choices,
 )
-from experiments.reference.runs import FORMAT, Job, Row, run_job
-from experiments.reference.table import markdown, read_rows, write_rows
-from experiments.sweep import sweep
+from experiments.reference.table import FORMAT, Job, Row, markdown, read_rows, run_job, write_rows
 
 CHOICES = Path(__file__).parent / "choices.toml"
 Watch = Callable[[float, float, str], None]  # runs done, runs in all, what ended last

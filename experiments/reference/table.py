@@ -1,20 +1,122 @@
-"""Rows as CSV, to which others can add theirs, and the table that people read."""
+"""One cell run: the scenario simulated, and what a row says of it."""
 
 from __future__ import annotations
 
 import csv
 import math
+import shlex
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from common.errors import ConfigurationError
-from experiments.reference.runs import Row
+from common.datasets.catalogue import load_dataset
+from common.errors import ConfigurationError, MapaError
+from common.models.model import feature_length
+from common.wire.v1 import HEADER_BYTES
+from experiments.reference.cells import MAIN, Cell, Choice, methods
+from mapa.recording import privacy_of
+from mapa.run_parts import assemble
+from mapa.simulation.simulator import check_world, simulate
+from mapa.simulation.world import World
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+FORMAT = 1  # raised whenever the same cell would give other numbers
+
+
+class UnfinishedError(MapaError):
+    """A run ended before T and did not diverge: nothing to put into a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A cell, and what was chosen for it."""
+
+    cell: Cell
+    choice: Choice
+    data_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the table says of one run; the columns of its CSV."""
+
+    data: str
+    edges: int
+    epsilon: float  # the budget of each edge
+    links: str
+    method: str
+    seed: int
+    accuracy: float  # of the last iterate
+    stated_epsilon: float  # of the edge with most
+    delta: float
+    updates: int
+    releases: int  # by all edges
+    megabytes: float  # of models and gradients, both ways
+    virtual_seconds: float
+    seconds: float  # that the simulation took
+    evaluated_on: str  # test or held-out
+    digest: str  # of the scenario
+    command: str
+    by: str = "this project"
+
+
+def units(cell: Cell, data_dir: Path) -> tuple[float, float]:
+    """Return ρ by tuning-free's rule for the cell's recipe, and ℓ."""
+    base = assemble(cell.base(), partial(load_dataset, data_dir=data_dir), None, data_dir)
+    length = feature_length(base.model)
+    assert length is not None  # all recipes are tuning-free
+    return float(base.scenario.algorithm.options["rate"]), length
+
+
+def run_job(job: Job) -> Row:
+    """Run one cell; one that diverges is a result, too."""
+    began = time.perf_counter()
+    cell = job.cell
+    rate, length = units(cell, job.data_dir)
+    scenario, words = cell.scenario(job.choice, rate=rate, length=length)
+    world = World.of(scenario, job.data_dir)
+    check_world(world)
+    outcome = simulate(world)
+    if outcome.reason not in ("finished", "diverged"):
+        raise UnfinishedError(f"{cell.name}: {outcome.reason} after {outcome.tally.updates} updates")
+    resolved = world.scenario
+    edges = [
+        (k, f"edge-{k}", resolved.law(k), len(world.rows[k]), releases)
+        for k, releases in enumerate(outcome.releases)
+    ]
+    privacy = privacy_of(resolved, edges)
+    releases = sum(outcome.releases)
+    message = HEADER_BYTES + 4 * world.model.dimension
+    return Row(
+        data=cell.data,
+        edges=cell.edges,
+        epsilon=cell.epsilon,
+        links=cell.links,
+        method=cell.method,
+        seed=cell.seed,
+        accuracy=float(outcome.tally.evaluations[-1]["accuracy"]),
+        stated_epsilon=float(privacy["epsilon"]),
+        delta=resolved.privacy.total_delta,
+        updates=outcome.tally.updates,
+        releases=releases,
+        megabytes=2 * releases * message / 1e6,
+        virtual_seconds=outcome.virtual_seconds or 0.0,
+        seconds=time.perf_counter() - began,
+        evaluated_on="held-out" if cell.held_out else "test",
+        digest=scenario.digest,
+        command=shlex.join(
+            ["mapa", "simulate", cell.recipe, "--seed", str(cell.seed)]
+            + [part for word in words for part in ("--set", word)]
+        ),
+    )
+
 
 R = TypeVar("R", bound="DataclassInstance")
 COLUMNS = tuple(one.name for one in fields(Row))
@@ -129,3 +231,90 @@ def between(values: Sequence[float], form: str = ".3f") -> str:
         return "–"
     low, high = format(min(values), form), format(max(values), form)
     return low if low == high else f"{low} … {high}"
+
+
+EVEN, UNEVEN = "lan", "heterogeneous"
+
+
+def every_method(rows: Sequence[Row], links: str) -> str:
+    """Return all methods at the main budget over one kind of links: a column for each data set and number of edges."""
+    main = [row for row in rows if (row.epsilon, row.links) == (MAIN, links)]
+    places = _places(main)
+    heads = [f"{TITLES[data]}, K = {edges}" for data, edges in places]
+    costs_of = ("stated ε", "updates", "MB", "virtual s")
+    lines = _heading(["", *heads, *(f"{cost}, K = 5" for cost in costs_of)])
+    for method in _named(main):
+        own = [row for row in main if row.method == method]
+        cells = [spread([row.accuracy for row in _of(own, *place)]) for place in places]
+        few = [row for row in own if row.edges == 5]
+        costs = [
+            between([row.stated_epsilon for row in few]),
+            between([row.updates for row in few], ".0f"),
+            between([row.megabytes for row in few], ".0f"),
+            between([row.virtual_seconds for row in few], ".1f"),
+        ]
+        lines.append(_line([f"`{method}`", *cells, *costs]))
+    return "\n".join(lines)
+
+
+def every_budget(rows: Sequence[Row], links: str) -> str:
+    """Return the methods that have every budget over one kind of links: one row for each, data set and K."""
+    some = [row for row in rows if row.links == links]
+    budgets = sorted({row.epsilon for row in some})
+    whole = [m for m in _named(some) if {row.epsilon for row in some if row.method == m} == set(budgets)]
+    lines = _heading(["accuracy in %", "method", *(f"ε = {budget:g}" for budget in budgets)])
+    for data, edges in _places(some):
+        for method in whole:
+            own = [row for row in _of(some, data, edges) if row.method == method]
+            cells = [spread([row.accuracy for row in own if row.epsilon == budget]) for budget in budgets]
+            lines.append(_line([f"{TITLES[data]}, K = {edges}", f"`{method}`", *cells]))
+    return "\n".join(lines)
+
+
+def behind(rows: Sequence[Row], method: str, best: str = "tuned") -> str:
+    """Return how many points a method is behind another over the cells that both have."""
+    gaps: dict[tuple[str, int, float, str], dict[str, list[float]]] = {}
+    for row in rows:
+        cell = (row.data, row.edges, row.epsilon, row.links)
+        gaps.setdefault(cell, {}).setdefault(row.method, []).append(100 * row.accuracy)
+    found = [
+        statistics.fmean(by[best]) - statistics.fmean(by[method])
+        for by in gaps.values()
+        if {best, method} <= by.keys()
+    ]
+    average, most = statistics.fmean(found), max(found)
+    return f"`{method}` is {average:.2f} points behind `{best}` on average over {len(found)} cells, {most:.2f} at most."
+
+
+def in_short(rows: Sequence[Row]) -> str:
+    """Return the main budget at K = 5 and even links: methods by data sets."""
+    main = [row for row in rows if (row.epsilon, row.edges, row.links) == (MAIN, 5, EVEN)]
+    places = _places(main)
+    lines = _heading(["", *(TITLES[data] for data, _ in places)])
+    for method in _named(main):
+        own = [row for row in main if row.method == method]
+        cells = [f"{100 * statistics.fmean(r.accuracy for r in _of(own, *place)):.1f}" for place in places]
+        lines.append(_line([f"`{method}`", *cells]))
+    return "\n".join(lines)
+
+
+def _places(rows: Iterable[Row]) -> list[tuple[str, int]]:
+    found = {(row.data, row.edges) for row in rows}
+    return [(data, edges) for data in TITLES for edges in sorted({e for d, e in found if d == data})]
+
+
+def _named(rows: Iterable[Row]) -> list[str]:
+    found = {row.method for row in rows}
+    return [name for name in methods() if name in found]
+
+
+def _of(rows: Iterable[Row], data: str, edges: int) -> list[Row]:
+    return [row for row in rows if (row.data, row.edges) == (data, edges)]
+
+
+def _heading(cells: Sequence[str]) -> list[str]:
+    return [_line(cells), "|" + "---|" * len(cells)]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -12,16 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import ConfigurationError, MapaError
-from experiments.reproduce.catalogue import Experiment
-from experiments.reproduce.containers import choose_containers, lacking_here
-from experiments.reproduce.engines import Task, run_task
+from experiments.harness import Done, sweep
+from experiments.reproduce.catalogue import Experiment, Point, all_points, blocks_of
 from experiments.reproduce.plots import draw_all
-from experiments.reproduce.points import Point, all_points, blocks_of
-from experiments.reproduce.report_files import ReportContent, write_report
+from experiments.reproduce.report import ReportContent, write_report
 from experiments.reproduce.results import Cache, Result, Results
-from experiments.reproduce.tasks import ALONE, make_tasks
+from experiments.reproduce.runs import ALONE, Task, choose_containers, lacking_here, make_tasks, run_task
 from experiments.reproduce.verdicts import Judged, judge_all
-from experiments.sweep import Done, sweep
 
 _NAMED = 12  # lines with missing points that a note names one by one
 

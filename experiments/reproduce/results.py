@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.points import FORMAT, Point
+from experiments.reproduce.catalogue import FORMAT, Point
 
 WINDOW = 5  # successive evaluations whose mean loss decides on convergence, as in the paper
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.reference import overview
+from experiments.reference import table as overview
 from experiments.reference.audited import audited_table, read_audited
 from experiments.reference.table import read_rows
 

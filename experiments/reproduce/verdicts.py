@@ -30,7 +30,7 @@ class FigureClaim(BaseModel):
     experiment: str
     where: str
     text: str
-    judge: str  # module of `judges`, and function
+    judge: str  # function of judges.py
     ours: bool = False
     cases: int = 0  # that it speaks of: with fewer run, it cannot be reproduced; 0: any number will do
 
@@ -155,11 +155,10 @@ def claims() -> list[FigureClaim]:
 
 
 def judge_of(claim: FigureClaim) -> Callable[[Results], Judgement]:
-    module, _, function = claim.judge.partition(".")
-    found: Callable[[Results], Judgement] = getattr(
-        import_module(f"experiments.reproduce.judges.{module}"), function
+    judge: Callable[[Results], Judgement] = getattr(
+        import_module("experiments.reproduce.judges"), claim.judge
     )
-    return found
+    return judge
 
 
 def judge_all(results: Results, experiments: Sequence[str]) -> list[Judged]:

@@ -28,12 +28,23 @@ from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import encode_gradient, encode_model
 from common.wire.topics import EdgeTopic, edge_topic, run_id
 from edge.privacy import clip
-from experiments.attack.inversion import head_of, infer_target, invert
-from experiments.attack.observer import nearest_image, observe, observe_directory, record_payloads
-from experiments.attack.reconstruction import IN_THE_CLEAR, Cell, attack, nominal_law
-from experiments.attack.similarity import PSNR_CEILING, correlation, psnr, ssim
-from experiments.attack.trajectory import exchanges, models_at
 from experiments.commands.attack import SpreadCommand, attack_command, spread
+from experiments.observer import nearest_image, observe, observe_directory, record_payloads
+from experiments.reconstruction import (
+    IN_THE_CLEAR,
+    PSNR_CEILING,
+    Cell,
+    attack,
+    correlation,
+    exchanges,
+    head_of,
+    infer_target,
+    invert,
+    models_at,
+    nominal_law,
+    psnr,
+    ssim,
+)
 from mapa.simulation.world import World
 from tests.core_support import SIDE, small_world
 
@@ -134,7 +145,7 @@ def test_each_epsilon_can_have_a_training_of_its_own(monkeypatch: pytest.MonkeyP
         trained.append(one.scenario.privacy.parameters(0)["epsilon"])
         return models_at(one, updates)
 
-    monkeypatch.setattr("experiments.attack.reconstruction.models_at", noted)
+    monkeypatch.setattr("experiments.reconstruction.models_at", noted)
     more: dict[str, Any] = {
         "iterations": [20],
         "releases": 3,

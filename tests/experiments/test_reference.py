@@ -22,7 +22,9 @@ from experiments.audit.game import Finding, Playable
 from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun
 from experiments.commands import audit as audit_command
-from experiments.reference import audited, overview, reference
+from experiments.harness import Done
+from experiments.reference import audited, reference
+from experiments.reference import table as overview
 from experiments.reference.audited import (
     Audit,
     Audited,
@@ -32,12 +34,20 @@ from experiments.reference.audited import (
     section,
     write_audited,
 )
-from experiments.reference.cells import Cell, all_cells, methods, sizes
-from experiments.reference.choices import Chosen, Search, asked_of, choice_for, read_choices, write_choices
+from experiments.reference.cells import (
+    Cell,
+    Chosen,
+    Search,
+    all_cells,
+    asked_of,
+    choice_for,
+    methods,
+    read_choices,
+    sizes,
+    write_choices,
+)
 from experiments.reference.reference import Order, make_table
-from experiments.reference.runs import Row
-from experiments.reference.table import COLUMNS, markdown, read_rows, write_rows
-from experiments.sweep import Done
+from experiments.reference.table import COLUMNS, Row, markdown, read_rows, write_rows
 from mapa.cli import build
 from mapa.simulation.world import World
 

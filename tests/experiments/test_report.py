@@ -12,14 +12,25 @@ from typing import Any
 
 import pytest
 
-from experiments.reproduce import pictures, plots
-from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.conventions import conventions
-from experiments.reproduce.pictures import draw_norms, draw_stragglers, interpolated
-from experiments.reproduce.plots import draw_convergence, draw_sensitivity, draw_testbed
-from experiments.reproduce.points import Point, all_points
-from experiments.reproduce.report_files import ReportContent, counted, made_with, write_report
-from experiments.reproduce.result_tables import EXPLANATION, rows_of
+from experiments.reproduce import plots
+from experiments.reproduce.catalogue import Point, all_points, catalogue
+from experiments.reproduce.plots import (
+    draw_convergence,
+    draw_norms,
+    draw_sensitivity,
+    draw_stragglers,
+    draw_testbed,
+    interpolated,
+)
+from experiments.reproduce.report import (
+    EXPLANATION,
+    ReportContent,
+    conventions,
+    counted,
+    made_with,
+    rows_of,
+    write_report,
+)
 from experiments.reproduce.results import Result, Results
 from experiments.reproduce.verdicts import Case, FigureClaim, Judged, Judgement, Verdict
 from tests.reproduce_support import NOWHERE
@@ -47,7 +58,7 @@ def twice(some: Sequence[Point]) -> list[Point]:
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Return the axes of a picture, which is written all the same."""
     kept: list[Any] = []
-    for module in (pictures, plots):
+    for module in (plots,):
         save = module.save
 
         def keep(figure: Any, stem: Path, save: Any = save) -> list[Path]:

@@ -15,17 +15,15 @@ import typer
 from common.errors import ConfigurationError
 from experiments.commands.reproduce import reproduce_command
 from experiments.reproduce import reproduction
-from experiments.reproduce.catalogue import SIZES, catalogue
-from experiments.reproduce.engines import MemoryJournal, Task, UnfinishedError, run_task, world_for
-from experiments.reproduce.points import Point, data_set
+from experiments.reproduce.catalogue import SIZES, Point, catalogue, data_set
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.results import WINDOW, Cache, Result, Results, mean, spread
-from experiments.reproduce.tasks import make_tasks
+from experiments.reproduce.runs import MemoryJournal, Task, UnfinishedError, make_tasks, run_task, world_for
 from experiments.reproduce.verdicts import Verdict, claims
 from mapa.cli import build
-from mapa.figure_lines import line_names
 from mapa.recording import privacy_of
 from mapa.scenario_files import load_scenario
+from mapa.scenario_patterns import line_names
 from mapa.simulation.delays import drawn_trips
 from mapa.simulation.simulator import simulate
 from mapa.simulation.synchronous import simulate_synchronously
@@ -215,12 +213,12 @@ def test_mean_and_spread() -> None:
 
 
 def test_an_unfinished_run_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.reproduce import engines
+    from experiments.reproduce import runs
 
     def interrupted(world: Any, **more: Any) -> Any:
         return replace(simulate(world, **more), reason="interrupted")
 
-    monkeypatch.setattr(engines, "simulate", interrupted)
+    monkeypatch.setattr(runs, "simulate", interrupted)
     point = next(p for p in points("tiny", "stragglers") if p.engine == "events")
     with pytest.raises(UnfinishedError, match="interrupted after 400 updates"):
         run_task(Task((point,), NOWHERE, NOWHERE, 0.0))

@@ -15,21 +15,26 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigurationError
-from experiments.reproduce import reproduction, testbed_runs
-from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.containers import choose_containers, lacking_here
-from experiments.reproduce.conventions import conventions
-from experiments.reproduce.engines import Task, world_for
-from experiments.reproduce.judges.ours import MODELS, SOUND, bound_of, held_out
+from experiments.reproduce import reproduction, runs
+from experiments.reproduce.catalogue import Point, catalogue
+from experiments.reproduce.judges import MODELS, SOUND, bound_of, held_out
 from experiments.reproduce.plots import draw_all
-from experiments.reproduce.points import Point
+from experiments.reproduce.report import conventions, rows_of
 from experiments.reproduce.reproduction import notes, reproduce
-from experiments.reproduce.result_tables import rows_of
 from experiments.reproduce.results import Results
-from experiments.reproduce.tasks import ALONE, make_tasks
-from experiments.reproduce.testbed_runs import LiveRunError, live_command, patience
+from experiments.reproduce.runs import (
+    ALONE,
+    LiveRunError,
+    Task,
+    choose_containers,
+    lacking_here,
+    live_command,
+    make_tasks,
+    patience,
+    world_for,
+)
 from experiments.reproduce.verdicts import Verdict
-from mapa.figure_lines import matching_lines, values_of
+from mapa.scenario_patterns import matching_lines, values_of
 from tests.program_support import PATIENCE
 from tests.reproduce_support import NOWHERE, ends_at, judged, order, points
 
@@ -238,8 +243,8 @@ def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
         f"finally:\n    pathlib.Path({str(tidied)!r}).touch()\n"
     )
     point = points("tiny", "testbed")[0]
-    monkeypatch.setattr(testbed_runs, "patience", lambda _: 1.0)
-    monkeypatch.setattr(testbed_runs, "_GRACE", 0.5)
+    monkeypatch.setattr(runs, "patience", lambda _: 1.0)
+    monkeypatch.setattr(runs, "_GRACE", 0.5)
     waits: list[float] = []
 
     class Watched(subprocess.Popen[str]):
@@ -250,11 +255,9 @@ def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
             return super().communicate(input, PATIENCE)
 
-    monkeypatch.setattr("experiments.reproduce.testbed_runs.subprocess.Popen", Watched)
+    monkeypatch.setattr("experiments.reproduce.runs.subprocess.Popen", Watched)
     with pytest.raises(LiveRunError, match="timed out after 2 s"):
-        testbed_runs._said_by(
-            [*live_command(point, data_dir=NOWHERE, runs=tmp_path)[:1], "-c", script], point
-        )
+        runs._said_by([*live_command(point, data_dir=NOWHERE, runs=tmp_path)[:1], "-c", script], point)
     assert waits == [2.0, 0.5]
     assert tidied.exists()
 

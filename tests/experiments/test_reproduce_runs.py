@@ -24,13 +24,14 @@ from rich.console import Console
 from common.errors import ConfigurationError
 from experiments.commands import reproduce as command
 from experiments.commands.reproduce import reproduce_command
-from experiments.reproduce import attacks, reproduction, testbed_runs
+from experiments.harness import Done
+from experiments.reproduce import catalogue as catalogue_module
+from experiments.reproduce import reproduction, runs
+from experiments.reproduce.catalogue import FORMAT
 from experiments.reproduce.plots import draw_all
-from experiments.reproduce.points import FORMAT
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.results import WINDOW, Cache, Results
-from experiments.reproduce.testbed_runs import LiveRunError, live_command, run_live
-from experiments.sweep import Done
+from experiments.reproduce.runs import LiveRunError, live_command, run_live
 from mapa.scenario_files import load_scenario
 from tests.program_support import PATIENCE
 from tests.reproduce_support import NOWHERE, ends_at, order, points
@@ -60,9 +61,7 @@ def test_a_run_that_diverges_on_the_testbed_is_a_result(tmp_path: Path) -> None:
 def test_a_run_with_another_end_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (point, *_) = points("tiny", "testbed")
     for said, code in ((json.dumps({"reason": "no-budget"}), 3), ("", 1), ("[]", 1)):
-        monkeypatch.setattr(
-            testbed_runs, "live_command", lambda *_, out=said, end=code, **__: printing(out, end)
-        )
+        monkeypatch.setattr(runs, "live_command", lambda *_, out=said, end=code, **__: printing(out, end))
         with pytest.raises(LiveRunError, match=f"exit code {code}"):
             run_live(point, data_dir=NOWHERE, runs=tmp_path)
 
@@ -81,7 +80,7 @@ def test_a_run_with_another_end_is_none(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_what_a_run_leaves_and_nobody_can_read_is_a_failure_of_that_run_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str]
 ) -> None:
-    monkeypatch.setattr(testbed_runs, "live_command", lambda *_, **__: argv)
+    monkeypatch.setattr(runs, "live_command", lambda *_, **__: argv)
     outcome = reproduce(order(tmp_path, "testbed"))
     assert sorted(outcome.failures) == [
         "testbed-cnn-mnist-asgd, edges 2, seed 0, processes",
@@ -134,9 +133,9 @@ def test_a_reproduction_that_is_terminated_interrupts_its_live_run_which_tidies_
         "import sys\n"
         "from pathlib import Path\n"
         "from experiments.commands.reproduce import reproduce_command\n"
-        "from experiments.reproduce import testbed_runs\n"
+        "from experiments.reproduce import runs\n"
         f"words = [sys.executable, '-c', {TIDY!r}, {str(begun)!r}, {str(tidied)!r}]\n"
-        "testbed_runs.live_command = lambda *_, **__: words\n"
+        "runs.live_command = lambda *_, **__: words\n"
         f"reproduce_command(['testbed'], tiny=True, out=Path({str(tmp_path / 'out')!r}), data_dir=Path('/none'))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
@@ -162,7 +161,9 @@ def test_a_reproduction_that_is_terminated_interrupts_its_live_run_which_tidies_
 def test_what_the_attack_tries_is_in_its_key_and_in_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     some = points("tiny")
     before = [point.key for point in some]
-    monkeypatch.setattr(attacks, "OPTIONS", (*attacks.OPTIONS, "--releases", "21"))
+    monkeypatch.setattr(
+        catalogue_module, "ATTACK_OPTIONS", (*catalogue_module.ATTACK_OPTIONS, "--releases", "21")
+    )
     for point, key in zip(some, before, strict=True):
         if point.engine == "attack":
             assert point.key != key

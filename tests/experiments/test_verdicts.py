@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.judges.ours import TARGET
-from experiments.reproduce.points import Point, all_points
+from experiments.reproduce.catalogue import Point, all_points, catalogue
+from experiments.reproduce.judges import TARGET
 from experiments.reproduce.results import Result, Results
 from experiments.reproduce.verdicts import (
     Case,
@@ -92,7 +91,7 @@ def test_a_claim_of_which_a_part_was_run_is_not_reproduced() -> None:
 def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up results of every point at full size: no claim of the paper asks for more than there can be."""
     here = [SimpleNamespace(name=name, present=True) for name in ("mnist", "usps")]
-    monkeypatch.setattr("experiments.reproduce.points.describe", lambda _: here)
+    monkeypatch.setattr("experiments.reproduce.catalogue.describe", lambda _: here)
     experiments = [e.name for e in catalogue().experiment if e.name not in ("attack", "heldout")]
     some = [
         p

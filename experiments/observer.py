@@ -17,7 +17,7 @@ from common.transport.channel import Channel
 from common.wire import v1
 from common.wire.codec import decode_gradient, decode_model
 from common.wire.topics import EdgeTopic, every_edge, parse_edge_topic
-from experiments.attack.inversion import Picture, head_of, infer_target, invert
+from experiments.reconstruction import Picture, head_of, infer_target, invert
 
 
 @dataclass(slots=True)
