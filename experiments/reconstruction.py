@@ -191,7 +191,7 @@ CLIPPINGS = (Clipping.PER_SAMPLE, Clipping.BATCH_MEAN)  # of the published table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Reconstruction:
     """One cell of the grid: means over several releases, and the picture of one of them."""
 
     clipping: str
@@ -235,7 +235,7 @@ def attack(
     laws: Sequence[str] = LAWS,
     clippings: Sequence[Clipping] = CLIPPINGS,
     retrain: bool = False,
-) -> list[Cell]:
+) -> list[Reconstruction]:
     """Reconstruct edge 0's images from its gradients at x_t, one cell for each law, ε, t and clipping.
 
     One training of the scenario gives x_t and the bound C = bΔS/2 at t, the same for all cells, so that
@@ -346,12 +346,12 @@ def _truths(world: World, head: Head, sent: SendModel, rows: Sequence[int]) -> I
 
 def _mean(
     outcomes: Sequence[_Outcome], shown: int, clipping: str, law: str, epsilon: float | None, t: int
-) -> Cell:
+) -> Reconstruction:
     def mean(name: str) -> float | None:
         value = float(np.mean([getattr(outcome, name) for outcome in outcomes]))
         return None if math.isnan(value) else value
 
-    return Cell(
+    return Reconstruction(
         clipping=clipping,
         law=law,
         epsilon=epsilon,
@@ -379,7 +379,7 @@ def grey_shape(dataset: Dataset) -> tuple[int, int]:
     return dataset.shape[0], dataset.shape[1]
 
 
-def draw_grid(cells: Sequence[Cell], shape: tuple[int, int], stem: Path) -> list[Path]:
+def draw_grid(cells: Sequence[Reconstruction], shape: tuple[int, int], stem: Path) -> list[Path]:
     """Write one clipping's cells as <stem>.svg and <stem>.png; |r| is the mean correlation with the original."""
     clear = [cell for cell in cells if cell.law == IN_THE_CLEAR]
     noised = [cell for cell in cells if cell.law != IN_THE_CLEAR]

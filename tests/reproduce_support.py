@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.reproduce.catalogue import Point, all_points, catalogue
-from experiments.reproduce.reproduction import Order
+from experiments.reproduce.reproduction import ReproductionOrder
 from experiments.reproduce.results import Result, Results
-from experiments.reproduce.verdicts import Judgement, claims, judge_of
+from experiments.reproduce.verdicts import Judgement, claims, judge
 
 NOWHERE = Path("/nonexistent")  # no data but the embedded images
 
@@ -17,8 +17,8 @@ def points(size: str, *names: str, **more: Any) -> list[Point]:
     return all_points(catalogue().chosen(list(names)), size, NOWHERE, **more)
 
 
-def order(out: Path, *names: str, size: str = "tiny", **more: Any) -> Order:
-    return Order(
+def order(out: Path, *names: str, size: str = "tiny", **more: Any) -> ReproductionOrder:
+    return ReproductionOrder(
         experiments=catalogue().chosen(list(names)),
         size=size,
         out=out,
@@ -36,4 +36,4 @@ def ends_at(accuracy: float, point: Point) -> Result:
 
 def judged(name: str, results: Results) -> Judgement:
     (claim,) = (claim for claim in claims() if claim.name == name)
-    return judge_of(claim)(results)
+    return judge(claim, results)

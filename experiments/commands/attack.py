@@ -27,7 +27,7 @@ from experiments.observer import nearest_image, observe_directory, record_payloa
 from experiments.reconstruction import (
     CLIPPINGS,
     LAWS,
-    Cell,
+    Reconstruction,
     attack,
     draw_grid,
     draw_sightings,
@@ -177,12 +177,12 @@ def _report_payloads(world: World, directory: Path, stem: Path, as_json: bool) -
     Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in paths), highlight=False)
 
 
-def _row(cell: Cell) -> dict[str, Any]:
+def _row(cell: Reconstruction) -> dict[str, Any]:
     keys = ("clipping", "law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
     return {key: getattr(cell, key) for key in keys}
 
 
-def _print_cells(world: World, cells: Sequence[Cell], batch_size: int) -> None:
+def _print_cells(world: World, cells: Sequence[Reconstruction], batch_size: int) -> None:
     what = "images" if head_of(world.model).sees_pixels else "inputs of the last layer, and labels"
     table = Table(title=f"{what} from gradients of {batch_size} sample(s)", box=box.SIMPLE)
     for column in _row(cells[0]):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from common.accounting.releases import ReleaseKind
 from common.datasets.catalogue import load_dataset
@@ -19,8 +20,9 @@ from common.scenario.scenario import Scenario
 from experiments.audit.game import Finding, Playable, play_all
 from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
+from experiments.harness import markdown_table
 from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group, choice_for, methods, sizes
-from experiments.reference.table import read_values, units, write_values
+from experiments.reference.table import read_values, units
 from mapa.run_parts import assemble
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
@@ -45,6 +47,16 @@ class Audit:
     methods: tuple[str, ...]
     data_dir: Path
     rounds: int
+    cost: ClassVar[float] = 1.0
+    alone: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return f"audit: {self.mechanism}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {self.name: self.name}
 
     def scenario(self) -> tuple[Scenario, list[str]]:
         """Return the method's scenario, and the changes of the recipe that give it.
@@ -116,10 +128,6 @@ def audits_of(size_name: str, chosen: Mapping[Group, Chosen], data_dir: Path) ->
     found: dict[str, list[tuple[Cell, Choice, ReleaseKind]]] = {}
     for cell in cells:
         choice = choice_for(cell, chosen)
-        if choice is None:
-            raise ConfigurationError(
-                f"{cell.name}: nothing was chosen for it on held-out records; run it with --tune first"
-            )
         scenario, _ = cell.scenario(choice, rate=rate, length=length)
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), None, data_dir)
         settled = parts.scenario
@@ -136,7 +144,7 @@ def audits_of(size_name: str, chosen: Mapping[Group, Chosen], data_dir: Path) ->
     ]
 
 
-def run_audit(audit: Audit) -> Audited:
+def run_audit(audit: Audit) -> list[Audited]:
     """Play the games of `mapa audit`, then train once with canaries."""
     scenario, words = audit.scenario()
     world = World.of(scenario, audit.data_dir)
@@ -149,7 +157,7 @@ def run_audit(audit: Audit) -> Audited:
     numbers = {"rounds": audit.rounds, "canaries": _CANARIES, "iterations": scenario.iterations}
     options = [part for name, number in numbers.items() for part in (f"--{name}", str(number))]
     command = shlex.join(["mapa", "audit", audit.cell.recipe, *options, *changes])
-    return row_of(audit, games, findings, whole, digest=scenario.digest, command=command)
+    return [row_of(audit, games, findings, whole, digest=scenario.digest, command=command)]
 
 
 def row_of(
@@ -194,12 +202,8 @@ def row_of(
     )
 
 
-def write_audited(path: Path, rows: Iterable[Audited]) -> None:
-    write_values(path, Audited, rows)
-
-
 def read_audited(path: Path) -> list[Audited]:
-    """Read what `write_audited` wrote; ConfigurationError names the line and what is wrong with it."""
+    """Read audited.csv; ConfigurationError names the line and what is wrong with it."""
     found = read_values(path, Audited)
     for place, row in found:
         for name, value in asdict(row).items():
@@ -218,9 +222,8 @@ def audited_table(rows: Sequence[Audited]) -> str:
         "a whole training run",
         "refuted",
     ]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for row in rows:
-        cells = [
+    lines = [
+        [
             row.mechanism,
             ", ".join(f"`{name}`" for name in row.methods.split()),
             f"{row.figure} {_figure(row.claimed)} → {_figure(row.at_least)}",
@@ -229,8 +232,9 @@ def audited_table(rows: Sequence[Audited]) -> str:
             f" ({row.run_messages} messages, {row.run_canaries:,} canaries)",
             f"**REFUTED**: {row.refuted}" if row.is_refuted else "no",
         ]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+        for row in rows
+    ]
+    return markdown_table(heads, lines)
 
 
 def section(rows: Sequence[Audited]) -> str:

@@ -1,4 +1,4 @@
-"""The cells of the reference table: a recipe, a method, a kind of links, a seed; and the scenario of each."""
+"""Cells of the reference table, their scenarios, and the choices made for them on held-out records."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
 from common.scenario.scenario import Scenario
+from experiments.harness import matching
 from mapa.scenario_files import load_scenario
 
 Change = str | int | float | list[float]
@@ -31,9 +31,7 @@ class Method:
     about: str
     set: Mapping[str, Change] = field(default_factory=dict)
     grid: Mapping[str, Sequence[Change]] = field(default_factory=dict)  # tried on held-out records
-    links: Sequence[str] = (
-        "lan",
-    )  # on which it is chosen; a kind that is not among them takes the first one's
+    links: Sequence[str] = ("lan",)  # on which it is chosen; any other kind takes the first one's
 
     def candidates(self) -> list[Choice]:
         """Return every combination of the grid, the empty one where there is nothing to choose."""
@@ -45,7 +43,7 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class TableSize:
     """Which cells there are."""
 
     data: Sequence[str]
@@ -133,11 +131,7 @@ def all_cells(size_name: str, *, seeds: int | None = None, only: Sequence[str] =
         for method in (size.every if eps == MAIN else size.few)
         for seed in range(1, min(size.seeds, seeds or size.seeds) + 1)
     ]
-    chosen = [cell for cell in found if not only or any(fnmatch(cell.name, glob) for glob in only)]
-    if not chosen:
-        names = sorted({cell.name for cell in found})
-        raise ConfigurationError(f"only = {list(only)}: matches none of {', '.join(names)}")
-    return chosen
+    return matching(found, only, lambda cell: cell.name)
 
 
 @cache
@@ -146,8 +140,8 @@ def methods() -> dict[str, Method]:
 
 
 @cache
-def sizes() -> dict[str, Size]:
-    return {name: Size(**values) for name, values in _toml("sizes").items() if name != "links"}
+def sizes() -> dict[str, TableSize]:
+    return {name: TableSize(**values) for name, values in _toml("sizes").items() if name != "links"}
 
 
 def links_of(name: str) -> dict[str, Change]:
@@ -241,13 +235,17 @@ def _after(before: Change, end: Change) -> Change:
     return f"{text} {unit}" if unit else float(text)
 
 
-def choice_for(cell: Cell, chosen: Mapping[Group, Chosen]) -> Choice | None:
-    """Return what the cell is run with; None: its choice has not been made."""
+def choice_for(cell: Cell, chosen: Mapping[Group, Chosen]) -> Choice:
+    """Return what the cell is run with; ConfigurationError where its choice has not been made."""
     method = methods()[cell.method]
     if not method.grid:
         return {}
-    found = chosen.get(cell.on_held_out(method.chosen_on(cell.links)).group)
-    return None if found is None else found.choice
+    group = cell.on_held_out(method.chosen_on(cell.links)).group
+    if group not in chosen:
+        raise ConfigurationError(
+            f"{cell.name}: nothing was chosen for it on held-out records; run it with --tune first"
+        )
+    return chosen[group].choice
 
 
 def read_choices(path: Path) -> dict[Group, Chosen]:

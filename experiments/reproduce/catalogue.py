@@ -1,14 +1,11 @@
-"""catalogue.toml: which lines make which figure, and how far each size goes."""
+"""What a reproduction runs: catalogue.toml, and the points it stands for, each with the command that repeats it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shlex
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Literal, Self
@@ -19,6 +16,7 @@ from common.datasets.catalogue import describe
 from common.errors import ConfigurationError
 from common.noise.mechanism import Clipping
 from common.scenario.scenario import Scenario
+from experiments.harness import matching, result_key
 from mapa.scenario_files import load_scenario
 from mapa.scenario_patterns import PREFIX, matching_lines
 
@@ -66,7 +64,7 @@ class Size(_Table):
     engine: Engine | None = None  # another than the block's
 
 
-class Block(_Table):
+class LineBlock(_Table):
     """Lines of one figure that are swept alike."""
 
     experiment: str
@@ -103,7 +101,7 @@ class Threshold(_Table):
 
 class Catalogue(_Table):
     experiment: list[Experiment]
-    block: list[Block]
+    block: list[LineBlock]
     threshold: list[Threshold]
 
     @model_validator(mode="after")
@@ -189,8 +187,7 @@ class Point:
     def key(self) -> str:
         """Name of the result in the cache."""
         options = [ATTACK_OPTIONS] if self.engine == "attack" else []
-        text = json.dumps([FORMAT, self.engine, self.scenario.digest, self.updates, *options])
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return result_key(FORMAT, self.engine, self.scenario.digest, self.updates, *options)
 
     @property
     def run_as(self) -> str:
@@ -231,7 +228,7 @@ def shown(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-def blocks_of(experiments: Sequence[Experiment]) -> list[Block]:
+def blocks_of(experiments: Sequence[Experiment]) -> list[LineBlock]:
     names = {experiment.name for experiment in experiments}
     return [block for block in catalogue().block if block.experiment in names]
 
@@ -250,17 +247,12 @@ def all_points(
     `only` are globs of scenario names; none: all of them.
     """
     present = {known.name for known in describe(data_dir) if known.present}
-    found = [
+    lines = [(block, line) for block in blocks_of(experiments) for line in block.lines_at(block.size(size))]
+    return [
         point
-        for block in blocks_of(experiments)
-        for line in block.lines_at(block.size(size))
-        if not only or any(fnmatch(line, glob) for glob in only)
+        for block, line in matching(lines, only, lambda pair: pair[1])
         for point in _points(block, line, size, present, data_dir, most_seeds, containers)
     ]
-    if not found:
-        names = sorted(line for block in blocks_of(experiments) for line in block.lines_at(block.size(size)))
-        raise ConfigurationError(f"only = {list(only)}: matches none of {', '.join(names)}")
-    return found
 
 
 def data_set(asked: str, size: str, present: set[str]) -> str:
@@ -277,7 +269,7 @@ def data_set(asked: str, size: str, present: set[str]) -> str:
 
 
 def _points(
-    block: Block,
+    block: LineBlock,
     line: str,
     size_name: str,
     present: set[str],
@@ -327,7 +319,7 @@ def _points(
 
 
 def _swept(
-    block: Block, values: Sequence[int | float | str], plain: Scenario
+    block: LineBlock, values: Sequence[int | float | str], plain: Scenario
 ) -> list[tuple[float | None, list[str]]]:
     """Return (x, changes); once only where the swept key means nothing to the algorithm."""
     key = block.sweep

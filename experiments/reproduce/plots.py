@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,6 +36,7 @@ from mapa.figures import (
 )
 
 _MOST_TICKS = 7
+_BOUND = "bound C (MAPA: the first)"
 _SYMBOLS = {
     "privacy.epsilon": "ε",
     "batch_size": "b",
@@ -62,34 +66,32 @@ def draw_all(results: Results, experiments: Sequence[str], folder: Path) -> dict
     }
 
 
-def _panel_grid(names: Sequence[str]) -> tuple[int, int]:
-    # a column for each model, so a row for each data set
-    columns = len({name.split("-")[0] for name in names})
-    return math.ceil(len(names) / columns), columns
-
-
-def _ordered(names: Sequence[str]) -> list[str]:
-    """Return panels as the paper has them: MNIST above, USPS below."""
+@contextmanager
+def _panel_grid(results: Results, experiment: str) -> Iterator[tuple[Any, Any, list[tuple[Any, str]]]]:
+    """Yield a figure, its axes, and the axis of each panel: a column for each model, MNIST above USPS."""
     order = ["lr", "svm", "cnn"]
-    return sorted(names, key=lambda name: (name.split("-")[1], order.index(name.split("-")[0])))
+    names = sorted(
+        results.panels(experiment), key=lambda name: (name.split("-")[1], order.index(name.split("-")[0]))
+    )
+    columns = len({name.split("-")[0] for name in names})
+    with panels(math.ceil(len(names) / columns), columns) as (figure, axes):
+        for axis in axes.flat[len(names) :]:
+            axis.set_visible(False)
+        yield figure, axes, list(zip(axes.flat, names, strict=False))
 
 
-def _against_x(
-    results: Results,
+def draw_swept(
     experiment: str,
     xlabel: str,
+    results: Results,
     folder: Path,
     *,
     log: bool = False,
     ylabel: str = "final test accuracy",
 ) -> list[Path]:
     """Draw final accuracy over the swept key, a panel for each model and data set."""
-    names = _ordered(results.panels(experiment))
-    rows, columns = _panel_grid(names)
-    with panels(rows, columns) as (figure, axes):
-        for axis in axes.flat[len(names) :]:
-            axis.set_visible(False)
-        for axis, panel in zip(axes.flat, names, strict=False):
+    with _panel_grid(results, experiment) as (figure, axes, named):
+        for axis, panel in named:
             for place, variant in enumerate(results.variants(experiment, panel)):
                 entries = results.of(experiment, panel=panel, variant=variant)
                 how = _LOOKS.get(variant) or look(variant, place)
@@ -122,39 +124,15 @@ def _log_ticks(axis: Axes, xs: Sequence[float]) -> None:
     axis.minorticks_off()
 
 
-def draw_accuracy(results: Results, folder: Path) -> list[Path]:
-    return _against_x(results, "accuracy", "ε of one release", folder)
-
-
-def draw_bounds(results: Results, folder: Path) -> list[Path]:
-    return _against_x(results, "bounds", "bound C (MAPA: the first)", folder, log=True)
-
-
-def draw_heldout(results: Results, folder: Path) -> list[Path]:
-    label = "accuracy on held-out records"
-    return _against_x(results, "heldout", "bound C (MAPA: the first)", folder, log=True, ylabel=label)
-
-
-def draw_constants(results: Results, folder: Path) -> list[Path]:
-    return _against_x(results, "constants", "ε of one release", folder)
-
-
-def draw_sound(results: Results, folder: Path) -> list[Path]:
-    return _against_x(results, "sound", "total ε of an edge (δ = 1e-5)", folder, log=True)
-
-
 def draw_convergence(results: Results, folder: Path) -> list[Path]:
-    names = _ordered(results.panels("convergence"))
-    rows, columns = _panel_grid(names)
-    with panels(rows, columns) as (figure, axes):
-        for axis in axes.flat[len(names) :]:
-            axis.set_visible(False)
-        for axis, panel in zip(axes.flat, names, strict=False):
+    with _panel_grid(results, "convergence") as (figure, axes, named):
+        for axis, panel in named:
             xs, last = results.xs("convergence", panel=panel), horizon(results, panel)
             threshold = catalogue().thresholds()[panel].taken
             for variant in results.variants("convergence", panel):
                 how = look(variant)
-                reached = {x: _reached(results, panel, variant, x, threshold) for x in xs}
+                runs = {x: results.of("convergence", panel=panel, variant=variant, x=x) for x in xs}
+                reached = {x: [e.result.reached(threshold) for e in entries] for x, entries in runs.items()}
                 known = {x: [t for t in ts if t is not None] for x, ts in reached.items() if None not in ts}
                 bars(axis, [x for x in known if known[x]], [ts for ts in known.values() if ts], how)
                 never = [x for x in xs if x not in known]
@@ -168,12 +146,6 @@ def draw_convergence(results: Results, folder: Path) -> list[Path]:
             row[0].set_ylabel("updates needed")
         shared_legend(figure, axes)
         return save(figure, folder / "convergence")
-
-
-def _reached(results: Results, panel: str, variant: str, x: float, threshold: float) -> list[int | None]:
-    """Return the updates needed, one for each seed; None: it did not get there."""
-    entries = results.of("convergence", panel=panel, variant=variant, x=x)
-    return [entry.result.reached(threshold) for entry in entries]
 
 
 def draw_testbed(results: Results, folder: Path) -> list[Path]:
@@ -324,13 +296,13 @@ def interpolated(
 DRAWN: dict[str, Callable[[Results, Path], list[Path]]] = {
     "attack": draw_attack,
     "norms": draw_norms,
-    "accuracy": draw_accuracy,
+    "accuracy": partial(draw_swept, "accuracy", "ε of one release"),
     "convergence": draw_convergence,
     "testbed": draw_testbed,
     "sensitivity": draw_sensitivity,
-    "bounds": draw_bounds,
-    "heldout": draw_heldout,
-    "sound": draw_sound,
-    "constants": draw_constants,
+    "bounds": partial(draw_swept, "bounds", _BOUND, log=True),
+    "heldout": partial(draw_swept, "heldout", _BOUND, log=True, ylabel="accuracy on held-out records"),
+    "sound": partial(draw_swept, "sound", "total ε of an edge (δ = 1e-5)", log=True),
+    "constants": partial(draw_swept, "constants", "ε of one release"),
     "stragglers": draw_stragglers,
 }

@@ -1,4 +1,4 @@
-"""Points grouped into tasks: what can run as one product does, and nothing takes so long that the bar stands."""
+"""Runs of a reproduction: points grouped into tasks, each simulated, attacked, or run live on the testbed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cloud.assembly import settled
 from common.errors import ConfigurationError, MapaError
 from common.messages import Fact
 from common.randomness import streams_for
 from common.records.journal import Journal
 from common.records.tally import Evaluation, finite_or_none
-from common.scenario.scenario import Scenario, parse_welcome
+from common.scenario.scenario import Scenario
 from edge.assembly import shards_for
-from experiments.reconstruction import Cell, attack
+from experiments.harness import require_end
+from experiments.reconstruction import Reconstruction, attack
 from experiments.reproduce.catalogue import (
     ATTACK_BATCH,
     ATTACK_CLIPPING,
@@ -44,17 +45,48 @@ from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_many
 from mapa.simulation.world import World
 
-ALONE = ("testbed", "containers")  # need the whole machine, or their seconds would be somebody else's
+LIVE = ("testbed", "containers")  # need the whole machine, or other work would slow them down
+TESTBEDS = ("auto", "containers", "processes")
 _TOGETHER = 8  # runs of one product; more gain nothing
 _LONGEST = 40.0  # seconds of one task of several runs
 _HELD_BYTES = 200e6  # K models of every run
 _OUTPUTS = {"lr": 1, "svm": 10, "softmax": 10}
 _SECONDS = {"lr": 45e-6, "svm": 180e-6, "softmax": 180e-6, "cnn": 4e-3}  # an update
+_SECONDS_AN_UPDATE = 0.5  # far beyond any: a live run that takes longer hangs
+_GRACE = 120.0  # seconds in which a live run that was interrupted takes its containers down
+_BINS = 150  # of the gradient norms over the iterations
+_CELL = ("law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
+
+
+class LiveRunError(MapaError):
+    """A run on the testbed did not end as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Points that are run together in one process; they share an engine, and for `block` their shape."""
+
+    points: tuple[Point, ...]
+    data_dir: Path
+    runs: Path  # records of the testbed
+    cost: float = 0.0  # seconds, roughly
+
+    @property
+    def name(self) -> str:
+        return self.points[0].line
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {point.key: point.label for point in self.points}
+
+    @property
+    def alone(self) -> bool:
+        return self.points[0].engine in LIVE
 
 
 def make_tasks(points: Sequence[Point], data_dir: Path, runs: Path) -> list[Task]:
-    """Return the tasks, the longest first: the last ones should be short where several cores share them."""
-    alone: list[list[Point]] = []
+    """Group what can run as one product; the longest first, since several cores share the last ones best if short."""
+    groups: list[list[Point]] = []
     shapes: dict[tuple[object, ...], list[Point]] = {}
     for point in {point.key: point for point in points}.values():
         if point.engine == "block":
@@ -63,8 +95,7 @@ def make_tasks(points: Sequence[Point], data_dir: Path, runs: Path) -> list[Task
             shape = (data, s.model.name, s.workers, s.batch_size, s.iterations, s.evaluate_every)
             shapes.setdefault(shape, []).append(point)
         else:
-            alone.append([point])
-    groups = alone
+            groups.append([point])
     for together in shapes.values():
         width = _width(together[0])
         groups += [together[i : i + width] for i in range(0, len(together), width)]
@@ -73,11 +104,11 @@ def make_tasks(points: Sequence[Point], data_dir: Path, runs: Path) -> list[Task
 
 
 def cost(point: Point) -> float:
-    """Return how long a point takes, roughly: it only moves the progress bar."""
+    """Return how many seconds a point takes, roughly."""
     s = point.scenario
     seconds = _SECONDS.get(s.model.name, 1e-3) * max(1.0, s.batch_size / 24)
     work = s.iterations * (seconds if point.engine == "block" else max(seconds, 120e-6))
-    if point.engine in ALONE:
+    if point.engine in LIVE:
         return (12 if point.engine == "testbed" else 30 + 2 * s.workers) + 2 * work
     return 1 + work
 
@@ -88,108 +119,63 @@ def _width(point: Point) -> int:
     return max(1, min(_TOGETHER, int(_HELD_BYTES // held), int(_LONGEST // cost(point))))
 
 
-_BINS = 150  # of the gradient norms over the iterations
-
-
-class UnfinishedError(MapaError):
-    """A run ended before T: nothing to put into a figure."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Points that are run together in one process."""
-
-    points: tuple[Point, ...]
-    data_dir: Path
-    runs: Path  # records of the testbed
-    cost: float  # seconds, roughly
-
-
 def run_task(task: Task) -> list[Result]:
-    """Run the points; they share an engine, and for `block` their shape."""
-    engine = task.points[0].engine
+    """Run the points of a task."""
     began = time.perf_counter()
-    together = engine == "block"
-    results = _together(task) if together else [_alone(engine, point, task) for point in task.points]
+    if task.points[0].engine == "block":
+        worlds = [world_for(point.scenario, task.data_dir) for point in task.points]
+        outcomes = simulate_many(worlds, blocks=True)
+        results = [_of_outcome(point, outcome) for point, outcome in zip(task.points, outcomes, strict=True)]
+    else:
+        results = [_run_alone(point, task) for point in task.points]
     share = (time.perf_counter() - began) / len(results)
     return [replace(result, wall=share) for result in results]
 
 
-def _together(task: Task) -> list[Result]:
-    worlds = [world_for(point.scenario, task.data_dir) for point in task.points]
-    outcomes = simulate_many(worlds, blocks=True)
-    return [_of_outcome(point, outcome) for point, outcome in zip(task.points, outcomes, strict=True)]
-
-
-def _alone(engine: str, point: Point, task: Task) -> Result:
-    if engine in ("testbed", "containers"):
+def _run_alone(point: Point, task: Task) -> Result:
+    if point.engine in LIVE:
         return run_live(point, data_dir=task.data_dir, runs=task.runs)
     world = world_for(point.scenario, task.data_dir)
-    if engine == "attack":
-        cells = attack_cells(world, point.updates)
-        return _result(point, [], cells=cells)
-    if engine == "synchronous":
+    if point.engine == "attack":
+        return replace(_result(point, []), cells=attack_cells(world, point.updates))
+    if point.engine == "synchronous":
         rounds = simulate_synchronously(world)
-        _require_an_end(point, rounds.outcome)
-        after = len(_after_updates(rounds.evaluations))
-        return _result(point, rounds.evaluations, seconds=rounds.seconds[len(rounds.seconds) - after :])
+        require_end(point.line, rounds.outcome)
+        result = _result(point, rounds.evaluations)
+        return replace(result, seconds=rounds.seconds[len(rounds.seconds) - len(result.t) :])
     journal = MemoryJournal()
-    outcome = simulate(world, journal=journal)
-    timed = len(journal.times) == len(_after_updates(outcome.tally.evaluations))
+    result = _of_outcome(point, simulate(world, journal=journal))
     return replace(
-        _of_outcome(point, outcome),
-        seconds=journal.times if timed else None,
+        result,
+        seconds=journal.times if len(journal.times) == len(result.t) else None,
         norms=journal.norms(world.scenario.workers) if world.scenario.records.diagnostics else None,
     )
 
 
 def world_for(scenario: Scenario, data_dir: Path) -> World:
-    """Return a scenario's world; data, features and test set are those of the last one where they can be."""
-    pool = _pool(
-        f"{scenario.data.set} {scenario.data.holdout}", scenario.model.model_dump_json(), data_dir, scenario
-    )
-    rows = shards_for(scenario, pool.dataset.train)
-    sizes = [len(shard) for shard in rows]
-    if scenario.private and scenario.privacy.total_epsilon is not None:
-        z = _noise_multiplier(_account(scenario), min(sizes))
-        privacy = scenario.privacy.model_copy(update={"noise_multiplier": [z]})
-        scenario = scenario.model_copy(update={"privacy": privacy})
+    """Return the scenario's world; it shares data, features and test set with the last one of the same data and model.
+
+    There are no caps: z covers an even share of T and one more, which the cyclic order never exceeds.
+    """
+    shared = _shared_world(scenario, data_dir)
+    rows = shards_for(scenario, shared.dataset.train)
+    scenario = settled(calibrated(scenario, [len(shard) for shard in rows]), shared.model)
     return replace(
-        pool,
-        scenario=scenario,
-        rows=rows,
-        streams=streams_for(scenario.seed),
-        # z covers an even share of T and one more, which the cyclic order never exceeds
-        caps=[None] * len(sizes),
+        shared, scenario=scenario, rows=rows, streams=streams_for(scenario.seed), caps=[None] * len(rows)
     )
 
 
-def _account(scenario: Scenario) -> str:
-    """Return what z depends on, and more, but no seed: the accountant takes seconds for each."""
-    return json.dumps(scenario.for_edge(0), sort_keys=True)
+_last_world: dict[tuple[str, int, str, Path], World] = {}
 
 
-@cache
-def _noise_multiplier(text: str, size: int) -> float:
-    return calibrated(parse_welcome(json.loads(text)), [size]).privacy.parameters(0)["noise_multiplier"]
-
-
-_kept: dict[tuple[str, str, Path], World] = {}
-
-
-def _pool(data: str, model: str, data_dir: Path, scenario: Scenario) -> World:
-    key = (data, model, data_dir)
-    if key not in _kept:
-        _kept.clear()  # MNIST's features take 190 MB: one at a time
-        free = scenario.model_copy(
-            update={
-                "privacy": scenario.privacy.model_copy(
-                    update={"total_epsilon": None, "noise_multiplier": [1.0]}
-                )
-            }
-        )
-        _kept[key] = World.of(free, data_dir)
-    return _kept[key]
+def _shared_world(scenario: Scenario, data_dir: Path) -> World:
+    key = (scenario.data.set, scenario.data.holdout, scenario.model.model_dump_json(), data_dir)
+    if key not in _last_world:
+        _last_world.clear()  # MNIST's features take 190 MB: one at a time
+        open_budget = {"total_epsilon": None, "noise_multiplier": [1.0]}  # z is found for each scenario
+        privacy = scenario.privacy.model_copy(update=open_budget)
+        _last_world[key] = World.of(scenario.model_copy(update={"privacy": privacy}), data_dir)
+    return _last_world[key]
 
 
 class MemoryJournal(Journal):
@@ -229,34 +215,22 @@ class MemoryJournal(Journal):
         return {name: [round(value, 5) for value in values] for name, values in kept.items()}
 
 
-def _require_an_end(point: Point, outcome: Outcome) -> None:
-    if outcome.reason not in ("finished", "diverged"):  # that a line diverges is a result too
-        raise UnfinishedError(f"{point.line}: {outcome.reason} after {outcome.tally.updates} updates")
-
-
 def _of_outcome(point: Point, outcome: Outcome) -> Result:
-    _require_an_end(point, outcome)
-    b = point.scenario.batch_size
+    require_end(point.line, outcome)
     return replace(
         _result(point, outcome.tally.evaluations),
         staleness=dict(outcome.tally.staleness),
-        clips=[(stage["t"], b * stage["sensitivity"] / 2) for stage in outcome.tally.stages],
+        clips=_clips(point, outcome.tally.stages),
     )
 
 
-def _after_updates(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+def _clips(point: Point, stages: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    return [(stage["t"], point.scenario.batch_size * stage["sensitivity"] / 2) for stage in stages]
+
+
+def _result(point: Point, evaluations: Sequence[Evaluation]) -> Result:
     """Leave out x₁, which no training has changed: the paper's windows and thresholds count updates."""
-    return [evaluation for evaluation in evaluations if evaluation.updates]
-
-
-def _result(
-    point: Point,
-    evaluations: Sequence[Evaluation],
-    *,
-    seconds: list[float] | None = None,
-    cells: list[dict[str, Any]] | None = None,
-) -> Result:
-    evaluations = _after_updates(evaluations)
+    evaluations = [evaluation for evaluation in evaluations if evaluation.updates]
     losses = [finite_or_none(evaluation["loss"]) for evaluation in evaluations]
     return Result(
         key=point.key,
@@ -265,46 +239,38 @@ def _result(
         t=[evaluation.updates for evaluation in evaluations],
         accuracy=[round(float(evaluation["accuracy"]), 6) for evaluation in evaluations],
         loss=[None if loss is None else round(float(loss), 6) for loss in losses],
-        seconds=seconds,
-        cells=cells,
     )
 
 
-_SECONDS_AN_UPDATE = 0.5  # far beyond any: a run that takes longer hangs
-_GRACE = 120.0  # seconds in which a run that was interrupted takes its containers down
-
-
-class LiveRunError(MapaError):
-    """A run on the testbed did not end as it should."""
+# -- live runs: processes as `mapa run` starts them, or containers as `mapa containers` does ----------
 
 
 def run_live(point: Point, *, data_dir: Path, runs: Path) -> Result:
     """Run the point in a process of its own and read its records."""
     try:
-        summary = json.loads(_said_by(live_command(point, data_dir=data_dir, runs=runs), point))
+        summary = json.loads(_output_of(live_command(point, data_dir=data_dir, runs=runs), point))
         run = read_run(runs / summary["run"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LiveRunError(f"{point.line}: no summary or records: {type(error).__name__}: {error}") from error
-    seen = [one for one in run.evaluations if one.updates]
+    seen = [evaluation for evaluation in run.evaluations if evaluation.updates]
     if not seen:
         raise LiveRunError(f"{point.line}: {run.path} has no evaluation")
-    b = point.scenario.batch_size
     return Result(
         key=point.key,
         digest=point.scenario.digest,
         engine=point.engine,
-        t=[one.updates for one in seen],
-        accuracy=[one.accuracy for one in seen],
-        loss=[one.loss for one in seen],
-        seconds=[one.seconds for one in seen if one.seconds is not None] if run.timed else None,
+        t=[evaluation.updates for evaluation in seen],
+        accuracy=[evaluation.accuracy for evaluation in seen],
+        loss=[evaluation.loss for evaluation in seen],
+        seconds=[e.seconds for e in seen if e.seconds is not None] if run.timed else None,
         staleness=dict(run.staleness),
-        clips=[(stage["t"], b * stage["sensitivity"] / 2) for stage in run.stages],
+        clips=_clips(point, run.stages),
         run=summary["run"],
     )
 
 
 def live_command(point: Point, *, data_dir: Path, runs: Path) -> list[str]:
-    """Return the command; containers get the data folder only where there is one, since it is mounted."""
+    """Return the command; containers get the data folder only where it exists, since it is mounted."""
     word = "containers" if point.engine == "containers" else "run"
     command = [sys.executable, "-P", "-m", "mapa.cli", word, point.file, "--json"]
     for change in point.changes:
@@ -317,12 +283,12 @@ def live_command(point: Point, *, data_dir: Path, runs: Path) -> list[str]:
 
 
 def patience(point: Point) -> float:
-    """Return the seconds after which a run is given up."""
+    """Return the seconds after which a live run is given up."""
     return 180 + _SECONDS_AN_UPDATE * point.scenario.iterations
 
 
-def _said_by(command: Sequence[str], point: Point) -> str:
-    """Return what the command printed. However we end, it is interrupted once and may tidy up."""
+def _output_of(command: Sequence[str], point: Point) -> str:
+    """Return what the command printed. However this ends, the command is interrupted once and may clean up."""
     with subprocess.Popen(
         interruptible(command),
         stdout=subprocess.PIPE,
@@ -360,13 +326,10 @@ def _interrupt(child: subprocess.Popen[str]) -> None:
     child.kill()
 
 
-TESTBEDS = ("auto", "containers", "processes")
-
-
 def choose_containers(wanted: str, size: str, lacking: Callable[[], str | None]) -> tuple[bool, str]:
-    """Return whether to take containers, and why not where one might expect them.
+    """Return whether live runs are containers, and why not where one might expect them.
 
-    `auto` takes them at full size alone: quick must end in minutes. `lacking` says what is missing here.
+    `auto` takes containers at full size alone: quick must end in minutes. `lacking` says what is missing here.
     """
     if wanted not in TESTBEDS:
         raise ConfigurationError(f"testbed = {wanted!r}: allowed are {', '.join(TESTBEDS)}")
@@ -399,11 +362,8 @@ def lacking_here() -> str | None:
     return f"no image {', '.join(missing)} (`make images` builds the images)" if missing else None
 
 
-_NUMBERS = ("law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
-
-
 def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the cells with their pictures, as JSON can hold them."""
+    """Return what the attack sees, with pictures, as JSON can hold it."""
     cells = attack(
         world,
         epsilons=ATTACK_EPSILONS,
@@ -416,7 +376,7 @@ def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
     )
     return [
         {
-            **{key: getattr(cell, key) for key in _NUMBERS},
+            **{key: getattr(cell, key) for key in _CELL},
             "correlations": [round(r, 4) for r in cell.correlations],
             "picture": [round(float(pixel), 3) for pixel in cell.picture],
             "truth": [round(float(pixel), 3) for pixel in cell.truth],
@@ -426,11 +386,11 @@ def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
-def cell_of(values: Mapping[str, Any]) -> Cell:
-    """Return the cell that `attack_cells` wrote, as far as it was rounded."""
-    return Cell(
+def cell_of(values: Mapping[str, Any]) -> Reconstruction:
+    """Return what `attack_cells` wrote, as far as it was rounded."""
+    return Reconstruction(
         clipping=ATTACK_CLIPPING.value,
-        **{key: values[key] for key in _NUMBERS},
+        **{key: values[key] for key in _CELL},
         correlations=tuple(values["correlations"]),
         picture=np.array(values["picture"]),
         truth=np.array(values["truth"]),

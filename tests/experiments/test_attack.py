@@ -33,7 +33,7 @@ from experiments.observer import nearest_image, observe, observe_directory, reco
 from experiments.reconstruction import (
     IN_THE_CLEAR,
     PSNR_CEILING,
-    Cell,
+    Reconstruction,
     attack,
     correlation,
     exchanges,
@@ -116,7 +116,7 @@ def test_a_custom_model_without_a_full_connection_is_refused_by_name() -> None:
         head_of(Odd())  # type: ignore[arg-type]
 
 
-def by_place(cells: list[Cell]) -> dict[tuple[str, float | None, str], Cell]:
+def by_place(cells: list[Reconstruction]) -> dict[tuple[str, float | None, str], Reconstruction]:
     return {(cell.law, cell.epsilon, cell.clipping): cell for cell in cells}
 
 

@@ -17,6 +17,7 @@ from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from experiments import harness
 from experiments.audit.claims import GdpClaim
 from experiments.audit.game import Finding, Playable
 from experiments.audit.of_scenario import scenario_games
@@ -32,7 +33,6 @@ from experiments.reference.audited import (
     read_audited,
     row_of,
     section,
-    write_audited,
 )
 from experiments.reference.cells import (
     Cell,
@@ -46,8 +46,8 @@ from experiments.reference.cells import (
     sizes,
     write_choices,
 )
-from experiments.reference.reference import Order, make_table
-from experiments.reference.table import COLUMNS, Row, markdown, read_rows, write_rows
+from experiments.reference.reference import ReferenceOrder, make_table
+from experiments.reference.table import Row, markdown, read_rows, write_values
 from mapa.cli import build
 from mapa.simulation.world import World
 
@@ -156,7 +156,8 @@ def test_choices_are_kept_and_found_again(tmp_path: Path) -> None:
     assert again[trial.group] == chosen
     assert choice_for(CELL, again) == {"algorithm.rate": "2 rate"}
     assert choice_for(replace(CELL, links="heterogeneous"), again) == {"algorithm.rate": "2 rate"}
-    assert choice_for(replace(CELL, epsilon=8), again) is None
+    with pytest.raises(ConfigurationError, match="run it with --tune first"):
+        choice_for(replace(CELL, epsilon=8), again)
     assert choice_for(replace(CELL, method="tuning-free"), again) == {}
     assert read_choices(tmp_path / "absent.toml") == {}
 
@@ -164,7 +165,7 @@ def test_choices_are_kept_and_found_again(tmp_path: Path) -> None:
 def test_rows_go_to_csv_and_back(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     rows = [ROW, replace(ROW, seed=2, accuracy=0.99), replace(ROW, method="theirs", by="another lab")]
-    write_rows(path, rows)
+    write_values(path, Row, rows)
     assert read_rows(path) == rows
     text = markdown(rows)
     assert "| updates | MB | virtual s | simulated in (s) | seeds |" in text
@@ -186,9 +187,7 @@ def test_rows_go_to_csv_and_back(tmp_path: Path) -> None:
 def test_a_wrong_row_of_somebody_else_is_named(tmp_path: Path, column: str, value: str, words: str) -> None:
     path = tmp_path / "rows.csv"
     values = {**{key: str(v) for key, v in asdict(ROW).items()}, column: value}
-    path.write_text(
-        ",".join(COLUMNS) + "\n" + ",".join(values[key] for key in COLUMNS) + "\n", encoding="utf-8"
-    )
+    path.write_text(",".join(values) + "\n" + ",".join(values.values()) + "\n", encoding="utf-8")
     with pytest.raises(ConfigurationError) as caught:
         read_rows(path)
     assert words in str(caught.value)
@@ -200,7 +199,7 @@ def test_a_wrong_row_of_somebody_else_is_named(tmp_path: Path, column: str, valu
 
 @pytest.mark.slow
 def test_a_table_is_made_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    order = Order(
+    order = ReferenceOrder(
         size="tiny",
         out=tmp_path,
         data_dir=tmp_path,
@@ -228,7 +227,7 @@ def test_a_table_is_made_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_a_cell_without_a_choice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "CHOICES", tmp_path / "absent.toml")
     with pytest.raises(ConfigurationError, match="run it with --tune first"):
-        make_table(Order(size="tiny", out=tmp_path, data_dir=tmp_path, only=["*/lan/tuned"]))
+        make_table(ReferenceOrder(size="tiny", out=tmp_path, data_dir=tmp_path, only=["*/lan/tuned"]))
 
 
 def test_sizes_name_methods_that_exist() -> None:
@@ -318,8 +317,10 @@ def in_this_process(
 def test_an_audited_table_is_made_kept_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audited, "scenario_games", without_battery)
     monkeypatch.setattr(audit_command, "scenario_games", without_battery)
-    monkeypatch.setattr(reference, "sweep", in_this_process)
-    order = Order(size="tiny", out=tmp_path, data_dir=tmp_path, only=["*/lan/tuning-free"], audit=True)
+    monkeypatch.setattr(harness, "sweep", in_this_process)
+    order = ReferenceOrder(
+        size="tiny", out=tmp_path, data_dir=tmp_path, only=["*/lan/tuning-free"], audit=True
+    )
     table = make_table(order)
     assert table.failures == {}
     found = {row.mechanism: row for row in table.audited}
@@ -359,7 +360,7 @@ def test_audits_go_to_csv_and_back_and_a_refuted_claim_is_loud(tmp_path: Path) -
     bad = replace(
         AUDITED, mechanism="per-sample", at_least=0.6, refuted="one release; a run", claimed_epsilon=math.inf
     )
-    write_audited(path, [AUDITED, bad])
+    write_values(path, Audited, [AUDITED, bad])
     assert read_audited(path) == [AUDITED, bad]
     assert audited_table([AUDITED, bad]).splitlines()[2:] == [
         "| normalised | `tuning-free`, `fedbuff` | μ 0.445 → 0.371 | 1.750 → 1.430 | ε 3.000 → 0.500"
@@ -419,7 +420,7 @@ def test_what_is_refuted_is_named_in_the_row() -> None:
 )
 def test_a_wrong_file_of_audits_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
     path = tmp_path / "audited.csv"
-    write_audited(path, [AUDITED])
+    write_values(path, Audited, [AUDITED])
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")

@@ -58,15 +58,13 @@ def twice(some: Sequence[Point]) -> list[Point]:
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Return the axes of a picture, which is written all the same."""
     kept: list[Any] = []
-    for module in (plots,):
-        save = module.save
+    save = plots.save
 
-        def keep(figure: Any, stem: Path, save: Any = save) -> list[Path]:
-            kept.append(figure)
-            files: list[Path] = save(figure, stem)
-            return files
+    def keep(figure: Any, stem: Path) -> list[Path]:
+        kept.append(figure)
+        return save(figure, stem)
 
-        monkeypatch.setattr(module, "save", keep)
+    monkeypatch.setattr(plots, "save", keep)
 
     def draw(function: Callable[[Results, Path], list[Path]], results: Results) -> Any:
         assert len(function(results, tmp_path)) == 2
@@ -244,13 +242,11 @@ def test_one_seed_has_no_spread() -> None:
 
 
 def judged(name: str, verdict: Verdict, *holds: bool | None, ours: bool = False) -> Judged:
-    claim = FigureClaim(
-        name=name, experiment="accuracy", where="fig:a", text=f"Say {name}.", judge="a.b", ours=ours
-    )
+    said: dict[str, Any] = {"where": "fig:a", "text": f"Say {name}.", "judge": "b", "why": "by `luck`"}
+    claim = FigureClaim(name=name, experiment="accuracy", ours=ours, **said)
     cases = tuple(Case(f"case {n}", held, "1 : 2") for n, held in enumerate(holds))
-    return Judged(
-        claim, Judgement(verdict, f"holds in {holds.count(True)} of {len(holds)}", cases, "by `luck`")
-    )
+    summary = f"holds in {holds.count(True)} of {len(holds)}"
+    return Judged(claim, Judgement(verdict, summary, cases, explain=False in holds))
 
 
 def page_of(tmp_path: Path, told: Sequence[Judged], **more: Any) -> str:
@@ -401,6 +397,6 @@ def test_conventions_are_those_of_the_scenario_files() -> None:
 def test_a_bound_with_fewer_seeds_than_another_is_drawn_all_the_same(drawn: Callable[..., Any]) -> None:
     some = [p for p in points("bounds") if p.line == "bounds-lr-mnist-audp"]
     more = [replace(p, seed=1, updates=(1,)) for p in some if p.x == 1.0]
-    axes = drawn(plots.draw_bounds, results_of([*some, *more], result))
+    axes = drawn(plots.DRAWN["bounds"], results_of([*some, *more], result))
     (line,) = (one for one in axes[0].get_lines() if one.get_label() == "AUDP")
     assert list(line.get_xdata()) == sorted(p.x for p in some if p.x is not None)

@@ -14,11 +14,12 @@ import typer
 
 from common.errors import ConfigurationError
 from experiments.commands.reproduce import reproduce_command
+from experiments.harness import UnfinishedError, deviation, percent
 from experiments.reproduce import reproduction
 from experiments.reproduce.catalogue import SIZES, Point, catalogue, data_set
 from experiments.reproduce.reproduction import reproduce
-from experiments.reproduce.results import WINDOW, Cache, Result, Results, mean, spread
-from experiments.reproduce.runs import MemoryJournal, Task, UnfinishedError, make_tasks, run_task, world_for
+from experiments.reproduce.results import WINDOW, Result, Results, result_cache
+from experiments.reproduce.runs import MemoryJournal, Task, make_tasks, run_task, world_for
 from experiments.reproduce.verdicts import Verdict, claims
 from mapa.cli import build
 from mapa.recording import privacy_of
@@ -57,7 +58,7 @@ def test_a_block_whose_lines_match_nothing_is_an_error() -> None:
 
 def test_every_claim_is_of_an_experiment_and_every_experiment_has_one() -> None:
     assert {claim.experiment for claim in claims()} == {e.name for e in catalogue().experiment}
-    assert len({claim.judge for claim in claims()}) == len(claims())
+    assert len({(claim.judge, str(claim.given)) for claim in claims()}) == len(claims())
 
 
 def test_experiments_are_chosen_by_name_by_number_or_as_ours() -> None:
@@ -109,7 +110,7 @@ def test_the_command_of_an_attack_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     point = next(p for p in points("tiny", "attack") if p.panel.startswith("lr"))
-    (result,) = run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
+    (result,) = run_task(Task((point,), NOWHERE, NOWHERE))
     cells = printed_by(point, capsys, "--out", str(tmp_path), "--data-dir", str(NOWHERE))["cells"]
     keys = ("law", "epsilon", "t", "correlation", "ssim", "psnr", "label_accuracy")
     assert [[cell[key] for key in keys] for cell in cells] == [
@@ -124,7 +125,7 @@ def test_the_command_of_a_point_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str
 ) -> None:
     point = next(p for p in points("tiny", "stragglers") if p.engine == engine and p.variant == "mapa")
-    (result,) = run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
+    (result,) = run_task(Task((point,), NOWHERE, NOWHERE))
     summary = printed_by(point, capsys, "--runs-dir", str(tmp_path), "--data-dir", str(NOWHERE))
     first, *evaluations = summary["evaluations"]
     assert first["updates"] == 0
@@ -169,7 +170,7 @@ def test_a_point_gives_the_same_result_alone_and_among_others() -> None:
     assert len(some) == 4
 
     def run(some: Sequence[Point]) -> list[Result]:
-        return [replace(r, wall=0.0) for r in run_task(Task(tuple(some), NOWHERE, NOWHERE, 0.0))]
+        return [replace(r, wall=0.0) for r in run_task(Task(tuple(some), NOWHERE, NOWHERE))]
 
     assert run(some) == [run([point])[0] for point in some]
 
@@ -193,10 +194,10 @@ def test_convergence_is_the_mean_of_five_evaluations() -> None:
 
 
 def test_a_result_survives_the_cache_and_a_damaged_file_is_made_again(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache")
+    cache = result_cache(tmp_path / "cache")
     kept = result(staleness={0: 3, 12: 1}, clips=[(1, 2.5)], seconds=[0.1], norms={"t": [1.0]})
     assert cache.get("k") is None
-    cache.put(kept)
+    cache.put("k", kept)
     assert cache.get("k") == kept
     file = tmp_path / "cache" / "k.json"
     text = file.read_text(encoding="utf-8")
@@ -206,10 +207,10 @@ def test_a_result_survives_the_cache_and_a_damaged_file_is_made_again(tmp_path: 
     assert cache.get("k") is None
 
 
-def test_mean_and_spread() -> None:
-    assert mean([1.0, 2.0, 6.0]) == 3.0
-    assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
-    assert spread([1.0]) == 0.0
+def test_means_in_percent_have_a_deviation_where_there_are_several_seeds() -> None:
+    assert deviation([1.0, 3.0]) == pytest.approx(2**0.5)
+    assert (deviation([1.0]), percent([]), percent([0.5])) == (0.0, "–", "50.00")
+    assert percent([0.97, 0.99], 1, "±") == "98.0±1.4"
 
 
 def test_an_unfinished_run_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +222,7 @@ def test_an_unfinished_run_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(runs, "simulate", interrupted)
     point = next(p for p in points("tiny", "stragglers") if p.engine == "events")
     with pytest.raises(UnfinishedError, match="interrupted after 400 updates"):
-        run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
+        run_task(Task((point,), NOWHERE, NOWHERE))
 
 
 def test_norms_are_put_where_the_cyclic_delay_applies_them() -> None:
@@ -377,7 +378,8 @@ def test_the_tiny_size_represents_every_experiment(tmp_path: Path) -> None:
     assert pictures == {experiment.name for experiment in catalogue().experiment}
     assert "its verdicts mean nothing" in (tmp_path / "report.html").read_text(encoding="utf-8")
     live = Results(
-        points("tiny"), {p.key: r for p in points("tiny") if (r := Cache(tmp_path / "cache").get(p.key))}
+        points("tiny"),
+        {p.key: r for p in points("tiny") if (r := result_cache(tmp_path / "cache").get(p.key))},
     )
     assert not live.missing
     for entry in live.of("testbed"):

@@ -21,9 +21,9 @@ from experiments.reproduce.judges import MODELS, SOUND, bound_of, held_out
 from experiments.reproduce.plots import draw_all
 from experiments.reproduce.report import conventions, rows_of
 from experiments.reproduce.reproduction import notes, reproduce
-from experiments.reproduce.results import Results
+from experiments.reproduce.results import Results, result_cache
 from experiments.reproduce.runs import (
-    ALONE,
+    LIVE,
     LiveRunError,
     Task,
     choose_containers,
@@ -61,7 +61,7 @@ def test_seeds_are_capped_for_every_point_but_never_raised() -> None:
 
 def test_the_notes_say_which_seeds_were_left_out(tmp_path: Path) -> None:
     def said(seeds: int | None, *names: str) -> str:
-        asked = order(tmp_path, *names, size="quick", most_seeds=seeds)
+        asked = order(tmp_path, *names, size="quick", seeds=seeds)
         return " ".join(notes(asked, points("quick", *names, most_seeds=seeds)))
 
     assert "at most 1 for a point: norms (of 2), accuracy (of 3)" in said(1, "norms", "accuracy", "attack")
@@ -171,7 +171,8 @@ def test_an_engine_is_not_asked_for_where_no_run_needs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(reproduction, "lacking_here", never)
-    assert reproduction._containers(order(tmp_path, "norms", testbed="containers")) == (True, "")
+    _, why_not = reproduction._points(order(tmp_path, "norms", testbed="containers"), result_cache(tmp_path))
+    assert why_not == ""
 
 
 def test_containers_are_other_runs_than_processes() -> None:
@@ -181,7 +182,7 @@ def test_containers_are_other_runs_than_processes() -> None:
     assert (as_processes.run_as, as_containers.run_as) == ("processes", "containers")
     assert as_containers == replace(as_processes, engine="containers")
     assert as_containers.key != as_processes.key
-    assert {as_processes.engine, as_containers.engine} == set(ALONE)
+    assert {as_processes.engine, as_containers.engine} == set(LIVE)
 
 
 def test_only_runs_of_the_testbed_become_containers() -> None:
@@ -257,7 +258,7 @@ def test_an_interrupted_run_is_interrupted_once_and_may_tidy_up(
 
     monkeypatch.setattr("experiments.reproduce.runs.subprocess.Popen", Watched)
     with pytest.raises(LiveRunError, match="timed out after 2 s"):
-        runs._said_by([*live_command(point, data_dir=NOWHERE, runs=tmp_path)[:1], "-c", script], point)
+        runs._output_of([*live_command(point, data_dir=NOWHERE, runs=tmp_path)[:1], "-c", script], point)
     assert waits == [2.0, 0.5]
     assert tidied.exists()
 

@@ -22,15 +22,16 @@ import typer
 from rich.console import Console
 
 from common.errors import ConfigurationError
+from experiments import harness
 from experiments.commands import reproduce as command
 from experiments.commands.reproduce import reproduce_command
-from experiments.harness import Done
+from experiments.harness import Done, ResultCache
 from experiments.reproduce import catalogue as catalogue_module
 from experiments.reproduce import reproduction, runs
 from experiments.reproduce.catalogue import FORMAT
 from experiments.reproduce.plots import draw_all
 from experiments.reproduce.reproduction import reproduce
-from experiments.reproduce.results import WINDOW, Cache, Results
+from experiments.reproduce.results import WINDOW, Result, Results, result_cache
 from experiments.reproduce.runs import LiveRunError, live_command, run_live
 from mapa.scenario_files import load_scenario
 from tests.program_support import PATIENCE
@@ -107,7 +108,7 @@ def test_every_point_that_failed_is_named_with_its_place_and_its_seed(
         for task in tasks:
             yield Done(task, error=f"ValueError: {task.points[0].key}")
 
-    monkeypatch.setattr(reproduction, "sweep", fail)
+    monkeypatch.setattr(harness, "sweep", fail)
     some = points("quick", "stragglers")
     outcome = reproduce(order(tmp_path, "stragglers", size="quick"))
     assert len(outcome.failures) == len(some) == len({p.label for p in some})
@@ -188,9 +189,9 @@ def test_the_command_of_a_point_names_the_folder_of_its_data(tmp_path: Path) -> 
 
 
 def test_a_result_with_other_fields_or_of_another_point_is_made_again(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
+    cache = result_cache(tmp_path)
     kept = ends_at(0.5, replace(points("tiny", "stragglers")[0]))
-    cache.put(kept)
+    cache.put(kept.key, kept)
     file = tmp_path / f"{kept.key}.json"
     fields = json.loads(file.read_text(encoding="utf-8"))
     assert cache.get(kept.key) == kept
@@ -238,6 +239,10 @@ def test_a_panel_of_the_same_runs_as_another_counts_once(tmp_path: Path) -> None
 # -- what the cache alone can tell --------------------------------------------------------------------
 
 
+def keep(cache: ResultCache[Result], result: Result) -> None:
+    cache.put(result.key, result)
+
+
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_task(work: Any, tasks: Sequence[Any], **_: Any) -> list[Any]:  # noqa: ARG001
@@ -247,7 +252,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("a run, or a look for a Docker engine")
 
-    monkeypatch.setattr(reproduction, "sweep", no_task)
+    monkeypatch.setattr(harness, "sweep", no_task)
     monkeypatch.setattr(reproduction, "run_task", never)
     monkeypatch.setattr(reproduction, "lacking_here", never)
 
@@ -255,13 +260,13 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_runs")
 def test_what_was_run_in_parts_with_other_seeds_becomes_one_report(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache")
+    cache = result_cache(tmp_path / "cache")
     lr, svm = (points("quick", "accuracy", only=(f"*-{model}-*",)) for model in ("lr", "svm"))
     for point in lr:
-        cache.put(ends_at(0.8, point))
+        keep(cache, ends_at(0.8, point))
     for point in points("quick", "accuracy", "norms", only=("*-svm-*", "norms-*"), most_seeds=1):
         norms = {"t": [1.0], "mean": [2.0], "low": [1.0], "high": [3.0]}
-        cache.put(replace(ends_at(0.8, point), norms=norms))
+        keep(cache, replace(ends_at(0.8, point), norms=norms))
     before = sorted(path.name for path in cache.directory.iterdir())
     outcome = reproduce(order(tmp_path, "accuracy", "norms", "stragglers", size="quick", cached_only=True))
     assert (outcome.runs, outcome.failures) == (0, {})
@@ -281,11 +286,11 @@ def test_what_was_run_in_parts_with_other_seeds_becomes_one_report(tmp_path: Pat
 @pytest.mark.usefixtures("nothing_runs")
 def test_containers_are_taken_from_the_cache_before_processes(tmp_path: Path) -> None:
     inside, outside = (points("quick", "testbed", containers=flag) for flag in (True, False))
-    cache = Cache(tmp_path / "cache")
+    cache = result_cache(tmp_path / "cache")
     for number in (0, 1):
-        cache.put(ends_at(0.9, inside[number]))
+        keep(cache, ends_at(0.9, inside[number]))
     for number in (1, 2):
-        cache.put(ends_at(0.1, outside[number]))
+        keep(cache, ends_at(0.1, outside[number]))
 
     def taken(**more: Any) -> list[tuple[str, float]]:
         asked = order(tmp_path, "testbed", size="quick", cached_only=True, **more)
@@ -315,7 +320,7 @@ def test_an_empty_cache_is_refused_by_its_place(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_runs")
 def test_the_command_reports_what_is_cached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Cache(tmp_path / "cache").put(ends_at(0.8, points("tiny", "stragglers")[0]))
+    keep(result_cache(tmp_path / "cache"), ends_at(0.8, points("tiny", "stragglers")[0]))
     given: dict[str, Any] = {"tiny": True, "out": tmp_path, "data_dir": NOWHERE, "cached": True}
     with pytest.raises(typer.Exit) as ended:
         reproduce_command(["stragglers"], as_json=True, **given)
@@ -360,7 +365,7 @@ def test_the_bar_has_its_total_before_the_first_task_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[float, bool]] = []
-    monkeypatch.setattr(reproduction, "sweep", lambda *_, **__: iter(()))
+    monkeypatch.setattr(harness, "sweep", lambda *_, **__: iter(()))
     reproduce(
         order(tmp_path, "stragglers"), lambda done, total, line: seen.append((done, total > 0 and not line))
     )

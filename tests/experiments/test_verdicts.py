@@ -59,9 +59,9 @@ def made_up(some: Sequence[Point], accuracy: dict[str, float]) -> Results:
 def test_a_verdict_counts_what_held_what_failed_and_what_cannot_be_told(
     holds: list[bool | None], verdict: Verdict, summary: str
 ) -> None:
-    found = by_cases([Case("here", one, "1 : 2") for one in holds], "since")
+    found = by_cases([Case("here", one, "1 : 2") for one in holds])
     assert (found.verdict, found.summary) == (verdict, summary)
-    assert found.why == ("since" if False in holds else "")
+    assert found.explain == (False in holds)
     assert (found.measured.count("✗"), found.measured.count("?")) == (holds.count(False), holds.count(None))
 
 
@@ -120,7 +120,7 @@ def test_that_mapa_beats_audp_is_judged_by_the_numbers(mapa: float, audp: float,
     found = judged("beats AUDP", made_up(points("tiny", "accuracy"), {"mapa": mapa, "audp": audp}))
     assert found.verdict is verdict
     assert f"{100 * mapa:.1f} : {100 * audp:.1f} %" in found.measured
-    assert bool(found.why) == (verdict is Verdict.NOT)
+    assert found.explain == (verdict is Verdict.NOT)
 
 
 def test_a_claim_that_holds_in_some_panels_is_partly_reproduced() -> None:
@@ -221,7 +221,7 @@ def test_a_factor_that_is_nowhere_near_is_not_reproduced() -> None:
     found = judged("faster than AUDP", converging(lambda p: 1000 if p.variant == "mapa" else 1200))
     assert all(case.holds for case in found.cases)
     assert found.verdict is Verdict.NOT
-    assert found.why
+    assert found.explain
 
 
 def test_being_slower_at_any_number_of_edges_counts() -> None:

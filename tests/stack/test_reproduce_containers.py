@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.reproduction import Order, reproduce
+from experiments.reproduce.reproduction import ReproductionOrder, reproduce
 from mapa.container_run import PROJECT
 from tests.stack.compose_support import MARKS
 
@@ -17,7 +17,7 @@ pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 
 def test_the_testbed_runs_in_containers_and_leaves_none(engine: Any, tmp_path: Path) -> None:
     before = {container.id for container in engine.containers.list(all=True)}
-    order = Order(
+    order = ReproductionOrder(
         experiments=catalogue().chosen(["testbed"]),
         size="tiny",
         out=tmp_path,
