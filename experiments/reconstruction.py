@@ -1,4 +1,4 @@
-"""What a released gradient tells of its batch, after Phong et al. 2018.
+"""Reconstruct images from released gradients, after Phong et al. 2018, and draw them.
 
 In a layer s = Wξ + w₀ the gradient of row j is Σᵢ dᵢⱼ·ξᵢ and that of its constant is Σᵢ dᵢⱼ: their
 ratio is a weighted mean of the batch, and the image itself where the batch is one image. Clipping
@@ -8,8 +8,9 @@ scales both alike and hides nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,17 @@ from mapa.simulation.delays import arrivals_for
 from mapa.simulation.simulator import refuse_loudly
 from mapa.simulation.world import World
 
-Picture = npt.NDArray[np.float64]  # flat
+Picture = npt.NDArray[np.float64]  # flat, or height × width; values in [0, 1]
+Titled = tuple[str, Picture]
+Exchange = tuple[SendModel, GradientArrived]
+IN_THE_CLEAR = "none"
+LAWS = ("exponential-norm", "gamma-norm", "gaussian")
+DELTA = 1e-5
+CLIPPINGS = (Clipping.PER_SAMPLE, Clipping.BATCH_MEAN)  # of the published tables
+PSNR_CEILING = 100.0  # dB; float32 allows no more, and a mean needs a finite figure
+_WINDOW_STD = 1.5  # Wang et al. 2004: an 11 × 11 Gaussian window
+_TRUNCATE = 3.5
+_K1, _K2 = 0.01, 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +103,20 @@ def infer_target(head: Head, model: Model, gradient: Vector) -> int:
     return int(np.argmin(constants))
 
 
-Image = npt.NDArray[np.float64]  # values in [0, 1]
-
-_WINDOW_STD = 1.5  # Wang et al. 2004: an 11 × 11 Gaussian window
-_TRUNCATE = 3.5
-_K1, _K2 = 0.01, 0.03
-PSNR_CEILING = 100.0  # dB; float32 allows no more, and a mean needs a finite figure
-
-
-def psnr(truth: Image, guess: Image) -> float:
+def psnr(truth: Picture, guess: Picture) -> float:
     """Return the peak signal-to-noise ratio in dB for a peak of 1."""
     error = float(np.mean((truth - guess) ** 2))
     return PSNR_CEILING if error == 0 else min(PSNR_CEILING, -10 * math.log10(error))
 
 
-def ssim(truth: Image, guess: Image) -> float:
+def ssim(truth: Picture, guess: Picture) -> float:
     """Return the mean structural similarity of two images (height × width)."""
     try:
         from scipy.ndimage import gaussian_filter
     except ImportError as error:
         raise ConfigurationError("SSIM needs scipy: pip install 'mapa-testbed[privacy]'") from error
 
-    def smooth(image: Image) -> Image:
-        smoothed: Image = gaussian_filter(image, _WINDOW_STD, truncate=_TRUNCATE)
-        return smoothed
-
+    smooth: Callable[[Picture], Picture] = partial(gaussian_filter, sigma=_WINDOW_STD, truncate=_TRUNCATE)
     mean_a, mean_b = smooth(truth), smooth(guess)
     var_a = smooth(truth * truth) - mean_a * mean_a
     var_b = smooth(guess * guess) - mean_b * mean_b
@@ -135,9 +135,6 @@ def correlation(truth: npt.NDArray[np.floating], guess: npt.NDArray[np.floating]
     b = guess.ravel().astype(np.float64) - guess.mean()
     norm = math.sqrt(float(a @ a) * float(b @ b))
     return abs(float(a @ b)) / norm if norm > 0 else 0.0
-
-
-Exchange = tuple[SendModel, GradientArrived]
 
 
 def exchanges(world: World, workers: Sequence[EdgeWorker]) -> Iterator[Exchange]:
@@ -169,25 +166,14 @@ def models_at(world: World, updates: Sequence[int]) -> list[SendModel]:
     """Return x_t and its ΔS for each t, as an edge would get them from a training of the scenario."""
     if not updates or min(updates) < 1:
         raise ConfigurationError(f"iterations = {list(updates)}: must be one or more integers ≥ 1")
-    longest = max(updates)
-    scenario = world.scenario
-    if longest > scenario.iterations:
-        world = replace(world, scenario=scenario.model_copy(update={"iterations": longest}))
-    wanted = sorted(set(updates))
-    found: dict[int, SendModel] = {}
+    longest = max(world.scenario.iterations, *updates)
+    world = replace(world, scenario=world.scenario.model_copy(update={"iterations": longest}))
+    sent_at: dict[int, SendModel] = {}
     for sent, _ in exchanges(world, world.workers()):
-        while len(found) < len(wanted) and sent.version >= wanted[len(found)]:
-            found[wanted[len(found)]] = sent
-        if len(found) == len(wanted):
+        sent_at |= {t: sent for t in updates if t <= sent.version and t not in sent_at}
+        if len(sent_at) == len(set(updates)):
             break
-    # cyclic arrivals answer every update; a t that nobody was sent takes the last model there is
-    return [found.get(t, sent) for t in updates]
-
-
-IN_THE_CLEAR = "none"
-LAWS = ("exponential-norm", "gamma-norm", "gaussian")
-DELTA = 1e-5
-CLIPPINGS = (Clipping.PER_SAMPLE, Clipping.BATCH_MEAN)  # of the published tables
+    return [sent_at.get(t, sent) for t in updates]  # a t at which no model was sent takes the last one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,17 +305,14 @@ def _one(world: World, head: Head, worker: EdgeWorker, sent: SendModel, n: int) 
     rows = shard.rows[batch]
     truths = list(_truths(world, head, sent, rows.tolist()))
     nearest = max(truths, key=lambda truth: correlation(truth, guess))
-    right = target in shard.targets[rows]
-    if not head.sees_pixels:
-        return _Outcome(guess, nearest, right, math.nan, math.nan, correlation(nearest, guess))
-    shape = world.dataset.shape
+    pixels, shape = head.sees_pixels, world.dataset.shape
     return _Outcome(
         guess,
         nearest,
-        right,
-        psnr(nearest, guess),
-        ssim(nearest.reshape(shape), guess.reshape(shape)),
-        correlation(nearest, guess),
+        label_right=target in shard.targets[rows],
+        psnr=psnr(nearest, guess) if pixels else math.nan,
+        ssim=ssim(nearest.reshape(shape), guess.reshape(shape)) if pixels else math.nan,
+        correlation=correlation(nearest, guess),
     )
 
 
@@ -364,9 +347,6 @@ def _mean(
         truth=outcomes[shown].truth,
         correlations=tuple(outcome.correlation for outcome in outcomes),
     )
-
-
-Titled = tuple[str, Picture]
 
 
 def grey_shape(dataset: Dataset) -> tuple[int, int]:

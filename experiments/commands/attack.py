@@ -1,4 +1,4 @@
-"""mapa attack: images out of released gradients."""
+"""mapa attack: reconstruct images from released gradients; mapa observe: record them on the broker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SpreadCommand(TyperCommand):
         return super().parse_args(ctx, spread(args, _SPREAD))
 
 
-COMMAND_CLASS = SpreadCommand  # for whoever registers `attack_command`
+COMMAND_CLASS = SpreadCommand  # of every command that is registered from here
 
 
 def spread(args: Sequence[str], options: Sequence[str]) -> list[str]:
@@ -140,8 +140,10 @@ def attack_command(
         }
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        _print_cells(world, cells, batch_size)
-        Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in paths), highlight=False)
+        what = "images" if head_of(world.model).sees_pixels else "inputs of the last layer, and labels"
+        title = f"{what} from gradients of {batch_size} sample(s)"
+        _print_table(title, [_row(cell) for cell in cells], ".3g", width=100)
+        _print_paths(paths)
 
 
 def _report_payloads(world: World, directory: Path, stem: Path, as_json: bool) -> None:
@@ -168,13 +170,8 @@ def _report_payloads(world: World, directory: Path, stem: Path, as_json: bool) -
     if as_json:
         print(json.dumps({"payloads": rows, "pictures": [str(p) for p in paths]}, indent=2))
         return
-    table = Table(title=f"{len(rows)} gradients from the wire", box=box.SIMPLE)
-    for column in rows[0]:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console().print(table)
-    Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in paths), highlight=False)
+    _print_table(f"{len(rows)} gradients from the wire", rows, ".3f")
+    _print_paths(paths)
 
 
 def _row(cell: Reconstruction) -> dict[str, Any]:
@@ -182,22 +179,21 @@ def _row(cell: Reconstruction) -> dict[str, Any]:
     return {key: getattr(cell, key) for key in keys}
 
 
-def _print_cells(world: World, cells: Sequence[Reconstruction], batch_size: int) -> None:
-    what = "images" if head_of(world.model).sees_pixels else "inputs of the last layer, and labels"
-    table = Table(title=f"{what} from gradients of {batch_size} sample(s)", box=box.SIMPLE)
-    for column in _row(cells[0]):
+def _print_table(title: str, rows: Sequence[dict[str, Any]], form: str, width: int = 0) -> None:
+    table = Table(title=title, box=box.SIMPLE)
+    for column in rows[0]:
         table.add_column(column, justify="right")
-    for cell in cells:
-        table.add_row(*(_text(value) for value in _row(cell).values()))
+    for row in rows:
+        table.add_row(
+            *("–" if v is None else format(v, form) if isinstance(v, float) else str(v) for v in row.values())
+        )
     console = Console()
-    console.width = max(console.width, 100)
+    console.width = max(console.width, width)
     console.print(table)
 
 
-def _text(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _print_paths(paths: Sequence[Path]) -> None:
+    Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in paths), highlight=False)
 
 
 def _clipping(text: str) -> Clipping:

@@ -78,8 +78,7 @@ class LineBlock(_Table):
     full: Size
 
     def size(self, name: str) -> Size:
-        found: Size = getattr(self, name)
-        return found
+        return {"tiny": self.tiny, "quick": self.quick, "full": self.full}[name]
 
     def engine_at(self, size: Size) -> Engine:
         return size.engine or self.engine
@@ -87,10 +86,10 @@ class LineBlock(_Table):
     def lines_at(self, size: Size) -> list[str]:
         """Return the names of the lines at this size."""
         patterns = size.lines or self.lines
-        found = [line for pattern in patterns for line in matching_lines(pattern)]
-        if not found:
+        lines = [line for pattern in patterns for line in matching_lines(pattern)]
+        if not lines:
             raise ConfigurationError(f"catalogue: lines = {patterns}: match no line of a figure")
-        return found
+        return lines
 
 
 class Threshold(_Table):
@@ -116,21 +115,13 @@ class Catalogue(_Table):
         """Return the experiments named by name, by number, or as `ours`; all where none is."""
         if not wanted:
             return self.experiment
-        known = {experiment.name for experiment in self.experiment}
-        numbers = {str(experiment.number) for experiment in self.experiment}
+        last = max(experiment.number for experiment in self.experiment)
+        names = {e: {e.name, str(e.number), *([OURS] * (e.number == last))} for e in self.experiment}
         for word in wanted:
-            if word not in known | numbers | {OURS}:
-                raise ConfigurationError(
-                    f"figure = {word!r}: allowed are {', '.join(e.name for e in self.experiment)}, {OURS}, 1 to 7"
-                )
-        ours = max(experiment.number for experiment in self.experiment)
-        return [
-            experiment
-            for experiment in self.experiment
-            if experiment.name in wanted
-            or str(experiment.number) in wanted
-            or (OURS in wanted and experiment.number == ours)
-        ]
+            if not any(word in known for known in names.values()):
+                allowed = ", ".join(e.name for e in self.experiment)
+                raise ConfigurationError(f"figure = {word!r}: allowed are {allowed}, {OURS}, 1 to {last}")
+        return [experiment for experiment, known in names.items() if known & set(wanted)]
 
     def thresholds(self) -> dict[str, Threshold]:
         return {threshold.panel: threshold for threshold in self.threshold}
@@ -166,12 +157,16 @@ class Point:
     sweep: str | None
     x: float | None  # None: the line does not depend on x
     seed: int
-    file: str  # the line as `mapa simulate` takes it
     changes: tuple[str, ...]
     asked: str  # data set of the line's scenario
     scenario: Scenario
     updates: tuple[int, ...] = ()  # attack: whose models are attacked
     data_dir: Path = Path("data")  # where its data set is, unless it is the embedded one
+
+    @property
+    def file(self) -> str:
+        """The line as `mapa simulate` takes it."""
+        return f"{PREFIX}{self.line}"
 
     @property
     def panel(self) -> str:
@@ -218,14 +213,9 @@ class Point:
         if self.engine == "testbed":
             words += ["--processes", str(PROCESSES)]
         if self.scenario.data.set != _EMBEDDED:
-            words += ["--data-dir", shown(str(self.data_dir))]
+            here = self.data_dir.is_relative_to(Path.cwd())
+            words += ["--data-dir", str(self.data_dir.relative_to(Path.cwd()) if here else self.data_dir)]
         return shlex.join(words)
-
-
-def shown(file: str) -> str:
-    """Return a path as one would type it here."""
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def blocks_of(experiments: Sequence[Experiment]) -> list[LineBlock]:
@@ -287,13 +277,12 @@ def _points(
     _, plain = load_scenario(file)
     asked = plain.data.set
     fixed = [f"data.set={data_set(asked, size_name, present)}", *size.set]
-    if size.iterations is not None:
-        fixed.append(f"iterations={size.iterations}")
-    if size.every is not None:
-        fixed.append(f"evaluation.every={size.every}")
     attacked = tuple(int(value) for value in size.values) if engine == "attack" else ()
-    if attacked:
-        fixed.append(f"iterations={max(attacked)}")
+    lengths = {
+        "iterations": max(attacked) if attacked else size.iterations,
+        "evaluation.every": size.every,
+    }
+    fixed += [f"{key}={value}" for key, value in lengths.items() if value is not None]
     points = []
     for x, more in _swept(block, size.values, plain):
         for seed in range(block.first_seed, block.first_seed + seeds):
@@ -307,7 +296,6 @@ def _points(
                     sweep=block.sweep,
                     x=x,
                     seed=seed,
-                    file=file,
                     changes=changes,
                     asked=asked,
                     scenario=scenario,

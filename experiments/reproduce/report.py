@@ -210,7 +210,6 @@ class ReportContent:
     results: Results
     judged: Sequence[Judged]
     pictures: Mapping[str, Sequence[Path]]
-    failures: Mapping[str, str] = field(default_factory=dict)  # by label
     notes: Sequence[str] = ()
     made_with: str = field(default_factory=made_with)
 

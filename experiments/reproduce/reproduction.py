@@ -68,7 +68,6 @@ def reproduce(order: ReproductionOrder, on_progress: OnProgress | None = None) -
         results=results,
         judged=judged,
         pictures=draw_all(results, names, order.out / "figures"),
-        failures=harness.failures,
         notes=[
             *notes(order, shown, no_containers),
             *([f"{harness.cached} results were taken from the cache."] if harness.cached else []),
