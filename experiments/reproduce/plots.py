@@ -1,4 +1,4 @@
-"""The pictures of a reproduction, one function a figure."""
+"""Figures of a reproduction."""
 
 from __future__ import annotations
 
@@ -19,21 +19,6 @@ from experiments.reproduce.judges import TARGET, by_value, horizon, seconds_to_t
 from experiments.reproduce.results import Results
 from experiments.reproduce.runs import cell_of
 from mapa import figures
-from mapa.figures import (
-    Look,
-    aligned,
-    bars,
-    curve,
-    hollow,
-    level,
-    line,
-    look,
-    means,
-    over_updates,
-    panels,
-    save,
-    shared_legend,
-)
 
 _MOST_TICKS = 7
 _BOUND = "bound C (MAPA: the first)"
@@ -46,14 +31,19 @@ _SYMBOLS = {
     "algorithm.theta": "θ",
 }
 _LOOKS = {
-    "audp-0.1": Look("AUDP, ε = 0.1", figures.ORANGE, "--", "s"),
-    "audp-0.5": Look("AUDP, ε = 0.5", figures.VERMILION, "-.", "D"),
-    "audp-sound": Look("AUDP, sound, total ε = 2", figures.PURPLE, ":", "^"),
-    "mapa-sound": Look("MAPA (first bound), sound, total ε = 2", figures.BLUE, "-", "o"),
-    "measured": Look("MAPA, this project's σ and L", figures.BLUE, "-", "o"),
-    "paper": Look("MAPA, σ = 30, L = 10", figures.VERMILION, "--", "s"),
-    "theorem3": Look("MAPA, σ = 30, L = 10, Theorem 3's first bound", figures.PURPLE, "-.", "D"),
+    "audp-0.1": figures.Look("AUDP, ε = 0.1", figures.ORANGE, "--", "s"),
+    "audp-0.5": figures.Look("AUDP, ε = 0.5", figures.VERMILION, "-.", "D"),
+    "audp-sound": figures.Look("AUDP, sound, total ε = 2", figures.PURPLE, ":", "^"),
+    "mapa-sound": figures.Look("MAPA (first bound), sound, total ε = 2", figures.BLUE, "-", "o"),
+    "measured": figures.Look("MAPA, this project's σ and L", figures.BLUE, "-", "o"),
+    "paper": figures.Look("MAPA, σ = 30, L = 10", figures.VERMILION, "--", "s"),
+    "theorem3": figures.Look("MAPA, σ = 30, L = 10, Theorem 3's first bound", figures.PURPLE, "-.", "D"),
 }
+_GROUPS = (
+    ("ASGD", ["asgd"]),
+    ("AUDP", ["audp-15", "audp-3", "audp-0.2"]),
+    ("MAPA", ["mapa-200", "mapa-100", "mapa-10"]),
+)
 
 
 def draw_all(results: Results, experiments: Sequence[str], folder: Path) -> dict[str, list[Path]]:
@@ -74,7 +64,7 @@ def _panel_grid(results: Results, experiment: str) -> Iterator[tuple[Any, Any, l
         results.panels(experiment), key=lambda name: (name.split("-")[1], order.index(name.split("-")[0]))
     )
     columns = len({name.split("-")[0] for name in names})
-    with panels(math.ceil(len(names) / columns), columns) as (figure, axes):
+    with figures.panels(math.ceil(len(names) / columns), columns) as (figure, axes):
         for axis in axes.flat[len(names) :]:
             axis.set_visible(False)
         yield figure, axes, list(zip(axes.flat, names, strict=False))
@@ -94,7 +84,7 @@ def draw_swept(
         for axis, panel in named:
             for place, variant in enumerate(results.variants(experiment, panel)):
                 entries = results.of(experiment, panel=panel, variant=variant)
-                how = _LOOKS.get(variant) or look(variant, place)
+                how = _LOOKS.get(variant) or figures.look(variant, place)
                 if variant == "audp" and not results.of(experiment, panel=panel, variant="audp-fair"):
                     how = replace(how, label="AUDP")  # its bound is what is swept, or a fair one
                 swept: dict[float, list[float]] = {}
@@ -103,17 +93,17 @@ def draw_swept(
                         swept.setdefault(entry.point.x, []).append(entry.result.final)
                 if swept:
                     xs = sorted(swept)
-                    means(axis, xs, [swept[x] for x in xs], how)
+                    figures.means(axis, xs, [swept[x] for x in xs], how)
                 else:
-                    level(axis, [e.result.final for e in entries], how)
+                    figures.level(axis, [e.result.final for e in entries], how)
             axis.set_title(results.title(panel))
             axis.set_xlabel(xlabel)
             if log:
                 _log_ticks(axis, results.xs(experiment, panel=panel))
         for row in axes:
             row[0].set_ylabel(ylabel)
-        shared_legend(figure, axes)
-        return save(figure, folder / experiment)
+        figures.shared_legend(figure, axes)
+        return figures.save(figure, folder / experiment)
 
 
 def _log_ticks(axis: Axes, xs: Sequence[float]) -> None:
@@ -130,13 +120,13 @@ def draw_convergence(results: Results, folder: Path) -> list[Path]:
             xs, last = results.xs("convergence", panel=panel), horizon(results, panel)
             threshold = catalogue().thresholds()[panel].taken
             for variant in results.variants("convergence", panel):
-                how = look(variant)
+                how = figures.look(variant)
                 runs = {x: results.of("convergence", panel=panel, variant=variant, x=x) for x in xs}
                 reached = {x: [e.result.reached(threshold) for e in entries] for x, entries in runs.items()}
                 known = {x: [t for t in ts if t is not None] for x, ts in reached.items() if None not in ts}
-                bars(axis, [x for x in known if known[x]], [ts for ts in known.values() if ts], how)
+                figures.bars(axis, [x for x in known if known[x]], [ts for ts in known.values() if ts], how)
                 never = [x for x in xs if x not in known]
-                hollow(axis, never, [last * 1.25] * len(never), how)
+                figures.hollow(axis, never, [last * 1.25] * len(never), how)
             axis.axhline(last, color="#999999", linewidth=0.8)
             _log_ticks(axis, xs)
             axis.set_yscale("log")
@@ -144,29 +134,29 @@ def draw_convergence(results: Results, folder: Path) -> list[Path]:
             axis.set_xlabel("edges K\n(bars: all seeds; hollow: not within T)")
         for row in axes:
             row[0].set_ylabel("updates needed")
-        shared_legend(figure, axes)
-        return save(figure, folder / "convergence")
+        figures.shared_legend(figure, axes)
+        return figures.save(figure, folder / "convergence")
 
 
 def draw_testbed(results: Results, folder: Path) -> list[Path]:
     xs = results.xs("testbed")
     if not xs:
         return []
-    with panels(3, len(xs)) as (figure, axes):
+    with figures.panels(3, len(xs)) as (figure, axes):
         for column, x in enumerate(xs):
             over_t, over_seconds, stale = axes[:, column]
             for variant in results.variants("testbed", results.panels("testbed")[0]):
                 for entry in results.of("testbed", variant=variant, x=x):
-                    how, result = look(variant), entry.result
-                    line(over_t, result.t, result.accuracy, how)
+                    how, result = figures.look(variant), entry.result
+                    figures.line(over_t, result.t, result.accuracy, how)
                     if result.seconds:
-                        line(over_seconds, result.seconds, result.accuracy, how)
+                        figures.line(over_seconds, result.seconds, result.accuracy, how)
                     if result.staleness and variant != "csgd":
                         values = sorted(result.staleness)
                         total = sum(result.staleness.values())
-                        line(stale, values, [result.staleness[v] / total for v in values], how)
+                        figures.line(stale, values, [result.staleness[v] / total for v in values], how)
             over_t.set_title(f"K = {x:g}")
-            over_updates(over_t)
+            figures.over_updates(over_t)
             over_seconds.set_xlabel("seconds since the first update")
             stale.axvline(x, color="#999999", linewidth=0.8)
             stale.set_xscale("symlog", linthresh=20)  # single gradients are far out
@@ -177,30 +167,23 @@ def draw_testbed(results: Results, folder: Path) -> list[Path]:
             axes[:, 0], ("test accuracy", "test accuracy", "share of gradients"), strict=True
         ):
             axis.set_ylabel(label)
-        shared_legend(figure, axes)
-        return save(figure, folder / "testbed")
+        figures.shared_legend(figure, axes)
+        return figures.save(figure, folder / "testbed")
 
 
 def draw_sensitivity(results: Results, folder: Path) -> list[Path]:
-    with panels(2, 3) as (figure, axes):
+    with figures.panels(2, 3) as (figure, axes):
         for axis, (key, symbol) in zip(axes.flat, _SYMBOLS.items(), strict=True):
             for place, (x, entries) in enumerate(by_value(results, key).items()):
-                how = look(f"{symbol} = {x:g}", place)
-                ts, runs = aligned([(e.result.t, e.result.accuracy) for e in entries])
-                curve(axis, ts, runs, how, markers=True)
+                how = figures.look(f"{symbol} = {x:g}", place)
+                ts, runs = figures.aligned([(e.result.t, e.result.accuracy) for e in entries])
+                figures.curve(axis, ts, runs, how, markers=True)
             axis.set_title(symbol)
-            over_updates(axis)
+            figures.over_updates(axis)
             axis.legend()
         for row in axes:
             row[0].set_ylabel("test accuracy")
-        return save(figure, folder / "sensitivity")
-
-
-_GROUPS = (
-    ("ASGD", ["asgd"]),
-    ("AUDP", ["audp-15", "audp-3", "audp-0.2"]),
-    ("MAPA", ["mapa-200", "mapa-100", "mapa-10"]),
-)
+        return figures.save(figure, folder / "sensitivity")
 
 
 def draw_attack(results: Results, folder: Path) -> list[Path]:
@@ -214,7 +197,7 @@ def draw_attack(results: Results, folder: Path) -> list[Path]:
 
 
 def draw_norms(results: Results, folder: Path) -> list[Path]:
-    with panels(2, 3) as (figure, axes):
+    with figures.panels(2, 3) as (figure, axes):
         for column, (title, variants) in enumerate(_GROUPS):
             above, below = axes[:, column]
             for place, variant in enumerate(variants):
@@ -223,9 +206,9 @@ def draw_norms(results: Results, folder: Path) -> list[Path]:
                     continue
                 first = entries[0]
                 bound = variant.partition("-")[2]
-                how = look(f"{title} {bound}".strip(), place)
+                how = figures.look(f"{title} {bound}".strip(), place)
                 norms = first.result.norms or {"t": [], "mean": [], "low": [], "high": []}
-                line(above, norms["t"], norms["mean"], replace(how, dash="-"), linewidth=1)
+                figures.line(above, norms["t"], norms["mean"], replace(how, dash="-"), linewidth=1)
                 above.fill_between(
                     norms["t"], norms["low"], norms["high"], color=how.colour, alpha=0.15, linewidth=0
                 )
@@ -234,28 +217,28 @@ def draw_norms(results: Results, folder: Path) -> list[Path]:
                     starts = [t for t, _ in clips] + [first.result.t[-1]]
                     values = [c for _, c in clips] + [clips[-1][1]]
                     dashed = replace(how, label="", dash="--")
-                    line(above, starts, values, dashed, drawstyle="steps-post", linewidth=0.9)
-                ts, runs = aligned([(e.result.t, e.result.accuracy) for e in entries])
-                curve(below, ts, runs, how, markers=True)
+                    figures.line(above, starts, values, dashed, drawstyle="steps-post", linewidth=0.9)
+                ts, runs = figures.aligned([(e.result.t, e.result.accuracy) for e in entries])
+                figures.curve(below, ts, runs, how, markers=True)
             above.set_yscale("log")
             above.set_title(title)
-            over_updates(above, "")
-            over_updates(below)
+            figures.over_updates(above, "")
+            figures.over_updates(below)
             above.legend(frameon=True, framealpha=0.85, edgecolor="none")  # a bound may lie behind
         axes[0, 0].set_ylabel("‖g‖ before clipping, first seed\n(dashed: bound C)")
         axes[1, 0].set_ylabel("test accuracy")
-        return save(figure, folder / "norms")
+        return figures.save(figure, folder / "norms")
 
 
 def draw_stragglers(results: Results, folder: Path) -> list[Path]:
     xs = results.xs("stragglers")
     styles = {
-        ("asgd", "events"): Look("ASGD, asynchronous", figures.GREEN, "-", "^"),
-        ("asgd", "synchronous"): Look("SGD, synchronous", figures.GREEN, "--", "v"),
-        ("mapa", "events"): Look("MAPA, asynchronous", figures.BLUE, "-", "o"),
-        ("mapa", "synchronous"): Look("MAPA, synchronous", figures.BLUE, "--", "s"),
+        ("asgd", "events"): figures.Look("ASGD, asynchronous", figures.GREEN, "-", "^"),
+        ("asgd", "synchronous"): figures.Look("SGD, synchronous", figures.GREEN, "--", "v"),
+        ("mapa", "events"): figures.Look("MAPA, asynchronous", figures.BLUE, "-", "o"),
+        ("mapa", "synchronous"): figures.Look("MAPA, synchronous", figures.BLUE, "--", "s"),
     }
-    with panels(1, 3, width=3.1) as (figure, axes):
+    with figures.panels(1, 3, width=3.1) as (figure, axes):
         times, *over = axes[0]
         for (variant, engine), how in styles.items():
             runs = {
@@ -264,21 +247,21 @@ def draw_stragglers(results: Results, folder: Path) -> list[Path]:
             }
             needed = {x: seconds_to_target(results, variant, engine, x) for x in xs if runs[x]}
             known = {x: [s for s in some if s is not None] for x, some in needed.items() if None not in some}
-            bars(times, list(known), list(known.values()), how)
+            figures.bars(times, list(known), list(known.values()), how)
             never = [x for x in needed if x not in known]
-            hollow(times, never, [max((r.seconds or [0.0])[-1] for r in runs[x]) for x in never], how)
+            figures.hollow(times, never, [max((r.seconds or [0.0])[-1] for r in runs[x]) for x in never], how)
             for axis, x in zip(over, (xs[0], xs[-1]), strict=True):
                 timed = [(r.seconds, r.accuracy) for r in runs[x] if r.seconds]
                 if timed:
-                    curve(axis, *interpolated(timed), how, markers=True)
+                    figures.curve(axis, *interpolated(timed), how, markers=True)
                 axis.set_title("all edges alike" if x == 1 else f"one edge {x:g}× slower")
                 axis.set_xlabel("virtual seconds\n(band: deviation of the seeds)")
         times.set_xlabel("slowest of ten edges, times slower\n(bars: all seeds; hollow: a seed ended before)")
         times.set_ylabel(f"virtual seconds to {TARGET:.0%}")
         times.set_ylim(bottom=0)
         over[0].set_ylabel("test accuracy")
-        shared_legend(figure, axes)
-        return save(figure, folder / "stragglers")
+        figures.shared_legend(figure, axes)
+        return figures.save(figure, folder / "stragglers")
 
 
 def interpolated(

@@ -18,7 +18,7 @@ from common.records.rundir import versions
 from experiments.harness import markdown_table, percent
 from experiments.reproduce.catalogue import Experiment, Point, catalogue
 from experiments.reproduce.judges import MODELS, PRINTED, TARGET, bound_of
-from experiments.reproduce.results import WINDOW, Entry, Result, Results
+from experiments.reproduce.results import WINDOW, FinishedPoint, Result, Results
 from experiments.reproduce.verdicts import ERRORS, NEAR, ONE_SEED, TIE, Judged, Judgement, Verdict
 
 _STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def rows_of(results: Results, experiment: str) -> list[Row]:
     """Return one row for each line, engine and x, means over the seeds."""
     if experiment == "attack":
         return _attack_rows(results)
-    groups: dict[tuple[object, ...], list[Entry]] = {}
+    groups: dict[tuple[object, ...], list[FinishedPoint]] = {}
     for entry in results.entries:
         p = entry.point
         if p.experiment == experiment:
@@ -43,7 +43,7 @@ def rows_of(results: Results, experiment: str) -> list[Row]:
     return [_row(experiment, entries) for entries in groups.values()]
 
 
-def _row(experiment: str, entries: Sequence[Entry]) -> Row:
+def _row(experiment: str, entries: Sequence[FinishedPoint]) -> Row:
     point, results = entries[0].point, [entry.result for entry in entries]
     row = {
         "line": point.line,
@@ -90,7 +90,7 @@ def _updates_to(threshold: float, results: Sequence[Result]) -> str:
     return f"{'≤ ' if first else ''}{mean(known):,.0f}"
 
 
-def _staleness(entries: Sequence[Entry]) -> Row:
+def _staleness(entries: Sequence[FinishedPoint]) -> Row:
     """Return what was measured over all seeds, beside the τ_max of the schedule."""
     counts: Counter[int] = Counter()
     for entry in entries:

@@ -72,7 +72,7 @@ def _read(key: str, values: dict[str, Any]) -> Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FinishedPoint:
     point: Point
     result: Result
 
@@ -81,10 +81,10 @@ class Results:
     """The finished points of a reproduction, asked for by what they are."""
 
     def __init__(self, points: Sequence[Point], by_key: Mapping[str, Result]) -> None:
-        self.entries = [Entry(p, by_key[p.key]) for p in points if p.key in by_key]
+        self.entries = [FinishedPoint(p, by_key[p.key]) for p in points if p.key in by_key]
         self.missing = [p for p in points if p.key not in by_key]
 
-    def of(self, experiment: str, **wanted: object) -> list[Entry]:
+    def of(self, experiment: str, **wanted: object) -> list[FinishedPoint]:
         """Return the entries whose point has all these attributes; a line without x fits every x."""
 
         def fits(point: Point) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import import_module
@@ -151,10 +151,10 @@ def claims() -> list[FigureClaim]:
 
 
 def judge(claim: FigureClaim, results: Results) -> Judgement:
-    """Call the claim's judge."""
+    """Call the claim's judge, which yields cases, or judges them itself."""
     judges = import_module("experiments.reproduce.judges")
-    judgement: Judgement = getattr(judges, claim.judge)(results, **claim.given)
-    return judgement
+    judged: Judgement | Iterable[Case] = getattr(judges, claim.judge)(results, **claim.given)
+    return judged if isinstance(judged, Judgement) else by_cases(list(judged))
 
 
 def judge_all(results: Results, experiments: Sequence[str]) -> list[Judged]:

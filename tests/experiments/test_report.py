@@ -33,6 +33,7 @@ from experiments.reproduce.report import (
 )
 from experiments.reproduce.results import Result, Results
 from experiments.reproduce.verdicts import Case, FigureClaim, Judged, Judgement, Verdict
+from mapa import figures
 from tests.reproduce_support import NOWHERE
 
 
@@ -58,13 +59,13 @@ def twice(some: Sequence[Point]) -> list[Point]:
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Return the axes of a picture, which is written all the same."""
     kept: list[Any] = []
-    save = plots.save
+    save = figures.save
 
     def keep(figure: Any, stem: Path) -> list[Path]:
         kept.append(figure)
         return save(figure, stem)
 
-    monkeypatch.setattr(plots, "save", keep)
+    monkeypatch.setattr(figures, "save", keep)
 
     def draw(function: Callable[[Results, Path], list[Path]], results: Results) -> Any:
         assert len(function(results, tmp_path)) == 2
