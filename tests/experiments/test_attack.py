@@ -72,7 +72,7 @@ def test_one_sample_s_gradient_gives_its_image_and_its_target_away(name: str, se
         Clipping.PER_SAMPLE,
         Clipping.NORMALISED,
         Clipping.BATCH_MEAN,
-    ):  # scales image and constant alike
+    ):  # scale image and constant alike
         released = clip(gradients, how, 0.01, 1)
         np.testing.assert_allclose(invert(head_of(model), model, released), images[0], atol=1e-4)
         assert infer_target(head_of(model), model, released) == targets[0]

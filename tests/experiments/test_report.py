@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from experiments.reproduce import plots
-from experiments.reproduce.catalogue import Point, all_points, catalogue
+from experiments.reproduce.catalogue import Point, catalogue
 from experiments.reproduce.plots import (
     draw_convergence,
     draw_norms,
     draw_sensitivity,
     draw_stragglers,
-    draw_testbed,
     interpolated,
 )
 from experiments.reproduce.report import (
@@ -34,16 +33,16 @@ from experiments.reproduce.report import (
 from experiments.reproduce.results import Result, Results
 from experiments.reproduce.verdicts import Case, FigureClaim, Judged, Judgement, Verdict
 from mapa import figures
-from tests.reproduce_support import NOWHERE
+from tests.reproduce_support import points as points_of
+from tests.reproduce_support import result_of
 
 
 def points(name: str, size: str = "quick") -> list[Point]:
-    return all_points(catalogue().chosen([name]), size, NOWHERE)
+    return points_of(size, name)
 
 
 def result(point: Point, **fields: Any) -> Result:
-    values: dict[str, Any] = {"t": [10, 20], "accuracy": [0.5, 0.6], "loss": [1.0, 0.9], **fields}
-    return Result(key=point.key, digest="d", engine=point.engine, **values)
+    return result_of(point, **{"t": [10, 20], "accuracy": [0.5, 0.6], "loss": [1.0, 0.9], **fields})
 
 
 def results_of(some: Sequence[Point], make: Callable[[Point], Result]) -> Results:
@@ -116,15 +115,6 @@ def test_lines_of_norms_differ_by_more_than_their_colour(drawn: Callable[..., An
 
 
 @pytest.mark.slow
-def test_lines_of_the_testbed_differ_by_more_than_their_colour(drawn: Callable[..., Any]) -> None:
-    axes = drawn(
-        draw_testbed, results_of(points("testbed"), lambda p: result(p, seconds=[1.0, 2.0], staleness={1: 3}))
-    )
-    looks = {(line.get_linestyle(), line.get_marker()) for line in axes[0].lines}
-    assert len(looks) == len(axes[0].lines) == 5
-
-
-@pytest.mark.slow
 def test_thousands_of_updates_are_short(drawn: Callable[..., Any]) -> None:
     axes = drawn(draw_sensitivity, results_of(points("sensitivity"), lambda p: result(p, t=[0, 15_000])))
     ticks = [label.get_text() for label in axes[0].get_xticklabels()]
@@ -186,20 +176,9 @@ def test_a_panel_is_marked_where_the_embedded_images_stood_for_its_data() -> Non
     some = [p for p in points("accuracy", "tiny") if p.panel == "lr-mnist"]
     assert {p.scenario.data.set for p in some} == {"mnist-5k"}
     assert results_of(some, result).title("lr-mnist") == "LR MNIST (mnist-5k)"
-    real = [
-        replace(
-            p,
-            scenario=p.scenario.model_copy(
-                update={"data": p.scenario.data.model_copy(update={"set": "mnist"})}
-            ),
-        )
-        for p in some
-    ]
+    data = some[0].scenario.data.model_copy(update={"set": "mnist"})
+    real = [replace(p, scenario=p.scenario.model_copy(update={"data": data})) for p in some]
     assert results_of(real, result).title("lr-mnist") == "LR MNIST"
-
-
-def test_what_is_not_measured_is_not_called_so() -> None:
-    assert plots._LOOKS["measured"].label == "MAPA, this project's σ and L"
 
 
 # -- tables -------------------------------------------------------------------------------------------
@@ -229,14 +208,6 @@ def test_a_count_of_the_first_window_is_an_upper_bound() -> None:
         run = result(point, t=times, accuracy=[0.5] * 10, loss=loss)
         (row,) = rows_of(Results([point], {point.key: run}), "convergence")
         assert row["updates to taken"] == f"{words} (loss ≤ 0.4)"
-
-
-def test_one_seed_has_no_spread() -> None:
-    some = [p for p in points("testbed") if p.line == "testbed-cnn-mnist-mapa" and p.x == 5]
-    (row,) = rows_of(results_of(some, result), "testbed")
-    assert row["accuracy %"] == "60.00"
-    (row,) = rows_of(results_of(twice(some), result), "testbed")
-    assert row["accuracy %"] == "60.00 ± 0.00"
 
 
 # -- the page -----------------------------------------------------------------------------------------

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from common.errors import ConfigurationError
 from experiments.commands.reproduce import reproduce_command
 from experiments.harness import UnfinishedError, deviation, percent
-from experiments.reproduce import reproduction
 from experiments.reproduce.catalogue import SIZES, Point, catalogue, data_set
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.results import WINDOW, Result, Results, result_cache
 from experiments.reproduce.runs import MemoryJournal, Task, make_tasks, run_task, world_for
-from experiments.reproduce.verdicts import Verdict, claims
+from experiments.reproduce.verdicts import claims
 from mapa.cli import build
 from mapa.recording import privacy_of
 from mapa.scenario_files import load_scenario
@@ -30,7 +28,7 @@ from mapa.simulation.simulator import simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_many
 from tests.core_support import small_world
-from tests.reproduce_support import NOWHERE, order, points
+from tests.reproduce_support import NOWHERE, order, points, result_of
 
 # -- the catalogue ------------------------------------------------------------------------------------
 
@@ -178,33 +176,17 @@ def test_a_point_gives_the_same_result_alone_and_among_others() -> None:
 # -- results ------------------------------------------------------------------------------------------
 
 
-def result(key: str = "k", **fields: Any) -> Result:
-    values: dict[str, Any] = {"t": [1], "accuracy": [0.5], "loss": [1.0], **fields}
-    return Result(key=key, digest="d", engine="block", **values)
-
-
 def test_convergence_is_the_mean_of_five_evaluations() -> None:
     assert WINDOW == 5
     losses = [9.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.0]
-    seen = result(t=[10, 20, 30, 40, 50, 60, 70], accuracy=[0.0] * 7, loss=losses)
+    (point, *_) = points("tiny", "stragglers")
+    seen = result_of(point, t=[10, 20, 30, 40, 50, 60, 70], accuracy=[0.0] * 7, loss=losses)
     assert seen.reached(0.985) == 60
     assert seen.reached(0.5) is None
     assert replace(seen, loss=[None, *losses[1:]]).reached(0.985) == 60
     assert replace(seen, loss=[*losses[:4], None, *losses[5:]]).reached(5.0) is None
-
-
-def test_a_result_survives_the_cache_and_a_damaged_file_is_made_again(tmp_path: Path) -> None:
-    cache = result_cache(tmp_path / "cache")
-    kept = result(staleness={0: 3, 12: 1}, clips=[(1, 2.5)], seconds=[0.1], norms={"t": [1.0]})
-    assert cache.get("k") is None
-    cache.put("k", kept)
-    assert cache.get("k") == kept
-    file = tmp_path / "cache" / "k.json"
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text[:-9], encoding="utf-8")
-    assert cache.get("k") is None
-    file.write_text(json.dumps({**json.loads(text), "format": 0}), encoding="utf-8")
-    assert cache.get("k") is None
+    assert seen.floor == seen.reached(9.0) == 50  # nothing converges before the first whole window
+    assert replace(seen, t=[10, 20, 30, 40]).floor is None
 
 
 def test_means_in_percent_have_a_deviation_where_there_are_several_seeds() -> None:
@@ -323,35 +305,6 @@ def test_an_interrupted_reproduction_goes_on_where_it_stopped(tmp_path: Path) ->
     again = reproduce(order(tmp_path, "stragglers"))
     assert (again.cached, again.runs) == (4, 0)
     assert [one.judgement for one in again.judged] == [one.judgement for one in outcome.judged]
-
-
-def test_a_failed_run_is_named_and_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(task: Task) -> list[Result]:
-        raise ConfigurationError(f"no broker for {task.points[0].line}")
-
-    monkeypatch.setattr(reproduction, "run_task", broken)
-    outcome = reproduce(order(tmp_path, "testbed"))
-    assert {label.partition(",")[0] for label in outcome.failures} == {
-        "testbed-cnn-mnist-mapa",
-        "testbed-cnn-mnist-asgd",
-    }
-    assert {one.judgement.verdict for one in outcome.judged} == {Verdict.NOT_RUN}
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "no broker for testbed-cnn-mnist-mapa" in page
-    assert "2 points are missing" in page
-
-
-@pytest.mark.slow
-def test_the_command_prints_verdicts_and_ends_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(typer.Exit) as ended:
-        reproduce_command(["stragglers"], tiny=True, out=tmp_path, data_dir=NOWHERE, jobs=2, as_json=True)
-    assert ended.value.exit_code == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["size"] == "tiny"
-    assert [row["claim"] for row in report["verdicts"]] == ["stragglers"]
-    assert report["runs"] == 4
 
 
 def test_wrong_options_are_refused_before_anything_runs(tmp_path: Path) -> None:
