@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -43,38 +43,31 @@ class Turn:
         return self.t - self.version
 
 
-def turns() -> list[Turn]:
+def first_turns() -> list[Turn]:
     """Return the first gradients of a simulation of three edges, one of them slow."""
     delays = {"kind": "lognormal", "compute": 0.02, "network": 0.004, "spread": 0.2, "speeds": _SPEEDS}
+    changed: dict[str, Any] = {"edges": _EDGES, "iterations": _UPDATES, "delays": delays}
     with tempfile.TemporaryDirectory() as folder:
-        changed: dict[str, Any] = {
-            "edges": _EDGES,
-            "iterations": _UPDATES,
-            "delays": delays,
-            "evaluation": {"every": 0},
-        }
-        run = mapa.simulate("quickstart", seed=_SEED, runs_dir=folder, progress=False, **changed)
+        changed |= {"evaluation": {"every": 0}, "seed": _SEED}
+        run = mapa.simulate("quickstart", runs_dir=folder, progress=False, **changed)
         columns = [run.updates[key].tolist() for key in ("edge", "version", "t", "time")]
-    begun, found = [0.0] * _EDGES, []
+    begun, turns = [0.0] * _EDGES, []
     for edge, version, t, time in zip(*columns, strict=True):
-        found.append(Turn(edge, version, t, begun[edge], time))
+        turns.append(Turn(edge, version, t, begun[edge], time))
         begun[edge] = time
-    return found
+    return turns
 
 
-def asynchrony(found: Sequence[Turn]) -> str:
+def asynchrony(turns: Sequence[Turn]) -> str:
     """Return the run in steps: each panel is the one before it, and what happened next."""
     height = (_EDGES + 1) * _LANE + 58
-    parts = [
-        f'<g transform="translate(0 {number * height})">{"".join(_panel(found, shown, number))}</g>'
-        for number, shown in enumerate(_PANELS)
-    ]
-    return _svg("Asynchrony in four steps", parts, len(_PANELS) * height)
+    panels = [_panel(turns, shown, number) for number, shown in enumerate(_PANELS)]
+    return _svg("Asynchrony in four steps", panels, height)
 
 
-def _panel(found: Sequence[Turn], shown: int, number: int) -> Iterator[str]:
-    now, end = found[shown - 1].applied, found[-1].applied
-    yield _text(8, 22, f"{number + 1}. {_caption(found[:shown])}", size=13, weight="bold")
+def _panel(turns: Sequence[Turn], shown: int, number: int) -> Iterator[str]:
+    now, end = turns[shown - 1].applied, turns[-1].applied
+    yield _text(8, 22, f"{number + 1}. {_caption(turns[:shown])}", size=13, weight="bold")
     yield _text(8, 52, "cloud")
     yield _line(_LEFT, 48, _x(now, end), 48, _INK, 2)
     yield _mark(_LEFT, "x₁")
@@ -82,10 +75,10 @@ def _panel(found: Sequence[Turn], shown: int, number: int) -> Iterator[str]:
         y = _lane(edge)
         yield _text(8, y + 4, f"edge {edge}")
         yield _line(_LEFT, y, _WIDTH - 20, y, _PALE, 1)
-    for turn in found:
+    for turn in turns:
         if turn.begun < now:
             yield from _bar(turn, now, end, done=turn.t <= shown)
-    for turn in found[:shown]:
+    for turn in turns[:shown]:
         yield _mark(_x(turn.applied, end), f"x{_small(turn.t + 1)}")
 
 
@@ -93,10 +86,8 @@ def _bar(turn: Turn, now: float, end: float, *, done: bool) -> Iterator[str]:
     y, left, colour = _lane(turn.edge), _x(turn.begun, end), _COLOURS[turn.edge]
     right = _x(turn.applied if done else now, end)
     opacity = "1" if done else "0.35"
-    yield (
-        f'<rect x="{left + 2:.1f}" y="{y - 8}" width="{max(right - left - 4, 1):.1f}" height="16" rx="3" '
-        + (f'fill="{colour}" opacity="{opacity}"/>')
-    )
+    place = f'x="{left + 2:.1f}" y="{y - 8}" width="{max(right - left - 4, 1):.1f}" height="16"'
+    yield f'<rect {place} rx="3" fill="{colour}" opacity="{opacity}"/>'
     if right - left > 62:
         words = f"on x{_small(turn.version)}" + (f", τ = {turn.staleness}" if done else "")
         yield _text((left + right) / 2, y + 4, words, fill="#fff" if done else _INK, size=11, anchor="middle")
@@ -124,14 +115,8 @@ def stages() -> str:
     assert law is not None
     moment = law.relative_second_moment(785)  # 28 × 28 weights and a bias
     planned = list(planned_stages(moment, scenario.problem))
-    total, height = scenario.iterations, 150
-    parts = [
-        f'<g transform="translate(0 {number * height})">'
-        + "".join(_stage_panel(planned[: number + 1], total))
-        + "</g>"
-        for number in range(len(planned))
-    ]
-    return _svg("The stages of MAPA, step by step", parts, len(planned) * height)
+    panels = [_stage_panel(planned[: n + 1], scenario.iterations) for n in range(len(planned))]
+    return _svg("The stages of MAPA, step by step", panels, 150)
 
 
 def _stage_panel(planned: Sequence[tuple[int, Stage]], total: int) -> Iterator[str]:
@@ -201,7 +186,13 @@ def _text(
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
 
 
-def _svg(title: str, parts: Sequence[str], height: int) -> str:
+def _svg(title: str, panels: Sequence[Iterable[str]], panel_height: int) -> str:
+    """Return the panels one below the other."""
+    height = len(panels) * panel_height
+    parts = [
+        f'<g transform="translate(0 {number * panel_height})">{"".join(panel)}</g>'
+        for number, panel in enumerate(panels)
+    ]
     box = f'viewBox="0 0 {_WIDTH} {height}" font-family="system-ui, sans-serif"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {box}>'
     ground = f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>'
@@ -210,7 +201,7 @@ def _svg(title: str, parts: Sequence[str], height: int) -> str:
 
 def pictures() -> dict[str, str]:
     """Return every picture by its file's name."""
-    return {"asynchrony.svg": asynchrony(turns()), "stages.svg": stages()}
+    return {"asynchrony.svg": asynchrony(first_turns()), "stages.svg": stages()}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
-"""What pacing gives and costs, from runs: python -m experiments.pacing [RUN…]
+"""Compare paced runs with unpaced ones: python -m experiments.pacing [RUN…]
 
 Without runs it simulates `unequal-fashion` and `paced-fashion`, the latter also without weights, each with three
-seeds. With runs it simulates nothing and makes the same table of those. What an edge has spent is its own ledger's
-word where a run has ledgers, as those of the testbed do, else the run's statement.
+seeds. With runs it simulates nothing and makes the same table of those. What an edge has spent is read from its own
+ledger where a run has ledgers, as those of the testbed do, else from the run's statement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError, MapaError
-from experiments.sweep import sweep
+from experiments.harness import UnfinishedError, markdown_table, sweep
 from experiments.unequal import spread
 from mapa.commands.ledger import statements_of
 from mapa.recording import record_simulation
@@ -32,12 +32,8 @@ CASES = (("unequal-fashion", ()), ("paced-fashion", ()), ("paced-fashion", ("alg
 _HEADINGS = ("run", "seed", "releases of each edge", "z", "ε of each edge", "mean staleness", "accuracy, %")
 
 
-class UnfinishedError(MapaError):
-    """A run that did not end as `finished`, or was not simulated at all: nothing to put into a table."""
-
-
 @dataclass(frozen=True, slots=True)
-class Task:
+class Simulation:
     """One simulation: `mapa simulate SCENARIO --seed SEED --set WORD…`."""
 
     scenario: str
@@ -48,7 +44,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RunRow:
     """What the records of one run say; tuples have a value for each edge, by k."""
 
     run: str
@@ -65,7 +61,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class CaseSummary:
     """Runs of one case together."""
 
     case: str
@@ -77,13 +73,13 @@ class Case:
     points: tuple[float, ...]  # accuracy − the other's, in points: for each seed of both, or of the means
 
 
-def simulate_task(task: Task) -> Path:
+def simulate_task(task: Simulation) -> Path:
     """Simulate; return where the records are."""
     name, scenario = load_scenario(task.scenario, task.words, seed=task.seed)
     return Path(record_simulation(World.of(scenario, task.data_dir), name=name, runs=task.runs)["path"])
 
 
-def row_of(path: Path) -> Row:
+def row_of(path: Path) -> RunRow:
     """Read a run and what its edges have spent."""
     run = read_result(path)
     if run.reason != "finished" or run.summary.get("final_accuracy") is None:
@@ -98,7 +94,7 @@ def row_of(path: Path) -> Row:
     privacy, engine = run.scenario["privacy"], str(run.manifest["engine"])
     marks = ["no weights"] if run.scenario["algorithm"].get("weights") == "none" else []
     marks += [] if engine == "events" else [engine]
-    return Row(
+    return RunRow(
         run=run.name,
         case=", ".join([str(run.manifest["name"]), *marks]),
         engine=engine,
@@ -113,20 +109,20 @@ def row_of(path: Path) -> Row:
     )
 
 
-def cases_of(rows: Sequence[Row]) -> list[Case]:
+def cases_of(rows: Sequence[RunRow]) -> list[CaseSummary]:
     """Return the cases by their first runs; paced ones are compared with the first that is not, of the same engine."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[RunRow]] = {}
     for row in rows:
         groups.setdefault(row.case, []).append(row)
     return [_case(own, _unpaced(own[0], groups.values())) for own in groups.values()]
 
 
-def _unpaced(row: Row, groups: Iterable[list[Row]]) -> list[Row]:
+def _unpaced(row: RunRow, groups: Iterable[list[RunRow]]) -> list[RunRow]:
     others = (some for some in groups if not some[0].paced and some[0].engine == row.engine)
     return next(others, []) if row.paced else []
 
 
-def _case(own: Sequence[Row], other: Sequence[Row]) -> Case:
+def _case(own: Sequence[RunRow], other: Sequence[RunRow]) -> CaseSummary:
     mean = statistics.fmean(row.accuracy for row in own)
     mine, theirs = ({row.seed: row.accuracy for row in some} for some in (own, other))
     points: tuple[float, ...] = ()
@@ -134,8 +130,8 @@ def _case(own: Sequence[Row], other: Sequence[Row]) -> Case:
         points = tuple(100 * (mine[seed] - theirs[seed]) for seed in mine)
     elif other:
         points = (100 * (mean - statistics.fmean(row.accuracy for row in other)),)
-    off = [abs(one - row.budget) / row.budget for row in own if row.budget for one in row.epsilon]
-    return Case(
+    off = [abs(spent - row.budget) / row.budget for row in own if row.budget for spent in row.epsilon]
+    return CaseSummary(
         case=own[0].case,
         runs=len(own),
         accuracy=mean,
@@ -146,45 +142,43 @@ def _case(own: Sequence[Row], other: Sequence[Row]) -> Case:
     )
 
 
-def text_of(rows: Sequence[Row]) -> str:
+def text_of(rows: Sequence[RunRow]) -> str:
     """Return the runs as a table in Markdown, and a line for each case."""
-    lines = ["| " + " | ".join(_HEADINGS) + " |", "|" + "---|" * len(_HEADINGS)]
+    lines = []
     for row in rows:
-        z = sorted(set(row.z)) if len(set(row.z)) == 1 else row.z
+        z = row.z[:1] if len(set(row.z)) == 1 else row.z
         figures = (_list(row.releases, "d"), _list(z), _list(row.epsilon, ".3f"), _list(row.staleness, ".1f"))
         seed = "none" if row.seed is None else str(row.seed)
-        lines.append("| " + " | ".join((row.case, seed, *figures, f"{100 * row.accuracy:.2f}")) + " |")
-    return "\n".join([*lines, "", *map(_line, cases_of(rows))])
+        lines.append([row.case, seed, *figures, f"{100 * row.accuracy:.2f}"])
+    return "\n".join([markdown_table(_HEADINGS, lines), "", *map(_line, cases_of(rows))])
 
 
-def _line(case: Case) -> str:
-    said = f"{case.case}: accuracy {100 * case.accuracy:.2f} %, mean of {case.runs};"
-    said += f" largest ε of an edge / least: {case.spread:.3f}"
+def _line(case: CaseSummary) -> str:
+    text = f"{case.case}: accuracy {100 * case.accuracy:.2f} %, mean of {case.runs};"
+    text += f" largest ε of an edge / least: {case.spread:.3f}"
     if case.off_budget is not None:
-        said += f"; at most {100 * case.off_budget:.2g} % from the budget"
+        text += f"; at most {100 * case.off_budget:.2g} % from the budget"
     if case.against is not None:
         each = f" ({_list(case.points, '+.2f')})" if len(case.points) > 1 else ""
-        said += f"; {statistics.fmean(case.points):+.2f} points from {case.against}{each}"
-    return said
+        text += f"; {statistics.fmean(case.points):+.2f} points from {case.against}{each}"
+    return text
 
 
 def _list(values: Iterable[float], form: str = ".2f") -> str:
     return ", ".join(format(value, form) for value in values)
 
 
-def simulated(tasks: Sequence[Task], jobs: int | None) -> list[Path]:
+def simulated(tasks: Sequence[Simulation], jobs: int | None) -> list[Path]:
     """Simulate on this machine's cores; return the runs in the order of the tasks."""
-    for task in tasks:
-        load_scenario(
-            task.scenario, task.words, seed=task.seed
-        )  # what is wrong ends it before anything starts
-    found: dict[Task, Path] = {}
+    for task in tasks:  # refuse a wrong one before anything starts
+        load_scenario(task.scenario, task.words, seed=task.seed)
+    paths: dict[Simulation, Path] = {}
     for done in sweep(simulate_task, tasks, jobs=jobs):
         if done.value is None:
             raise UnfinishedError(f"{done.task.scenario}, seed {done.task.seed}: {done.error}")
         print(done.value, file=sys.stderr)
-        found[done.task] = done.value
-    return [found[task] for task in tasks]
+        paths[done.task] = done.value
+    return [paths[task] for task in tasks]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -199,7 +193,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     data_dir = given.data_dir or data_directory(os.environ)
     tasks = [
-        Task(name, (*own, *given.set), seed, data_dir, given.runs_dir)
+        Simulation(name, (*own, *given.set), seed, data_dir, given.runs_dir)
         for name, own in CASES
         for seed in given.seeds
     ]
@@ -210,7 +204,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     if given.json:
-        document = {"runs": [asdict(row) for row in rows], "cases": [asdict(one) for one in cases_of(rows)]}
+        document = {"runs": [asdict(row) for row in rows], "cases": [asdict(case) for case in cases_of(rows)]}
         print(json.dumps(document, indent=2, ensure_ascii=False))
     else:
         print(text_of(rows))

@@ -34,20 +34,9 @@ def main() -> int:
     if program is None:
         print("needs Chromium (Debian: apt install chromium)", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as text, page_beside(Path(text)) as page:
-        command = [
-            sys.executable,
-            "-m",
-            "mapa.cli",
-            "run",
-            "demo",
-            "--edges",
-            "20",
-            "--runs-dir",
-            text,
-            "--json",
-        ]
-        command += [word for change in CHANGES for word in ("--set", change)]
+    with tempfile.TemporaryDirectory() as runs, page_beside(Path(runs)) as page:
+        command = [sys.executable, "-m", "mapa.cli", "run", "demo", "--edges", "20", "--runs-dir", runs]
+        command += ["--json", *(word for change in CHANGES for word in ("--set", change))]
         run = subprocess.Popen(ends_with_parent(command), stdout=subprocess.DEVNULL)
         try:
             take(program, page.address, arguments.file, arguments.view, dark=arguments.dark)

@@ -32,7 +32,7 @@ COMMANDS = {
     "pace": "mapa.commands.pace:pace_command",
     "calibrate": "mapa.commands.ledger:calibrate_command",
     "attack": "experiments.commands.attack:attack_command",
-    "observe": "experiments.commands.observe:observe_command",
+    "observe": "experiments.commands.attack:observe_command",
     "audit": "experiments.commands.audit:audit_command",
     "reproduce": "experiments.commands.reproduce:reproduce_command",
     "compare": "mapa.commands.compare:compare_command",

@@ -16,9 +16,7 @@ from common.own_code import code_named_by, use_code_beside
 from common.records.regular import regular_bytes
 from common.scenario.scenario import Scenario, parse_scenario
 from common.transport.link import links_from_csv
-from mapa.figure_lines import FOLDER, PREFIX, line_of, values_of
-from mapa.recipes import FOLDER as RECIPES
-from mapa.recipes import recipe_names, recipe_values
+from mapa.scenario_patterns import FOLDER, PREFIX, RECIPES, line_of, recipe_names, recipe_values, values_of
 
 _MOST = 1 << 20  # bytes of a scenario
 SHIPPED = Path(__file__).parent / "scenarios"

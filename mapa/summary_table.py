@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from rich.console import Console
@@ -61,3 +62,10 @@ def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         return [("evaluation", "none (no test data)")]
     final = [(f"final {metric.name}", metric.text(summary[f"final_{metric.name}"])) for metric in metrics]
     return [final[0], (f"best {first.name}", f"{first.text(best)} at {when}"), *final[1:]]
+
+
+def report(summary: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary, indent=2, ensure_ascii=False))
+    else:
+        print_summary(summary)

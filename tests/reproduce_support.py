@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.points import Point, all_points
-from experiments.reproduce.reproduction import Order
+from experiments.reproduce.catalogue import Point, all_points, catalogue
+from experiments.reproduce.reproduction import ReproductionOrder
 from experiments.reproduce.results import Result, Results
-from experiments.reproduce.verdicts import Judgement, claims, judge_of
+from experiments.reproduce.verdicts import Judgement, claims, judge
 
 NOWHERE = Path("/nonexistent")  # no data but the embedded images
 
@@ -18,8 +18,8 @@ def points(size: str, *names: str, **more: Any) -> list[Point]:
     return all_points(catalogue().chosen(list(names)), size, NOWHERE, **more)
 
 
-def order(out: Path, *names: str, size: str = "tiny", **more: Any) -> Order:
-    return Order(
+def order(out: Path, *names: str, size: str = "tiny", **more: Any) -> ReproductionOrder:
+    return ReproductionOrder(
         experiments=catalogue().chosen(list(names)),
         size=size,
         out=out,
@@ -29,12 +29,21 @@ def order(out: Path, *names: str, size: str = "tiny", **more: Any) -> Order:
     )
 
 
+def result_of(point: Point, **fields: Any) -> Result:
+    """Return a made-up result of a point: one evaluation, unless the fields say otherwise."""
+    usual: dict[str, Any] = {"t": [100], "accuracy": [0.5], "loss": [1.0], "engine": point.engine}
+    return Result(key=point.key, digest="d", **{**usual, **fields})
+
+
 def ends_at(accuracy: float, point: Point) -> Result:
-    return Result(
-        key=point.key, digest="d", engine=point.engine, t=[1], accuracy=[accuracy], loss=[1.0], seconds=[1.0]
-    )
+    return result_of(point, t=[1], accuracy=[accuracy], seconds=[1.0])
+
+
+def made_up(accuracy: Callable[[Point], float | None], some: Sequence[Point]) -> Results:
+    """Return results in which every point ends at the accuracy given for it; None: it was not run."""
+    return Results(some, {p.key: ends_at(value, p) for p in some if (value := accuracy(p)) is not None})
 
 
 def judged(name: str, results: Results) -> Judgement:
     (claim,) = (claim for claim in claims() if claim.name == name)
-    return judge_of(claim)(results)
+    return judge(claim, results)

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 
-from experiments.sweep import ONE_THREAD
+from experiments.harness import ONE_THREAD
 
 
 def square(number: int) -> int:

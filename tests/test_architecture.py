@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from common.algorithms import algorithm_names
-from mapa.figure_lines import line_names
-from mapa.recipes import recipe_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
+from mapa.scenario_patterns import line_names, recipe_names
 
 REPOSITORY = Path(__file__).parents[1]
 ALLOWED: dict[str, set[str]] = {

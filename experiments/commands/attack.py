@@ -1,10 +1,11 @@
-"""mapa attack: images out of released gradients."""
+"""mapa attack: reconstruct images from released gradients; mapa observe: record them on the broker."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +19,23 @@ from typer.core import TyperCommand
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from common.noise.mechanism import Clipping
-from experiments.attack.inversion import head_of
-from experiments.attack.observer import nearest_image, observe_directory
-from experiments.attack.picture import draw_grid, draw_sightings, grey_shape
-from experiments.attack.reconstruction import CLIPPINGS, LAWS, Cell, attack
+from common.transport.connection import MqttOptions
+from common.transport.loop import SelectorLoop
+from common.transport.mqtt import MqttChannel
+from common.wire.codec import new_nonce
+from experiments.observer import nearest_image, observe_directory, record_payloads
+from experiments.reconstruction import (
+    CLIPPINGS,
+    LAWS,
+    Reconstruction,
+    attack,
+    draw_grid,
+    draw_sightings,
+    grey_shape,
+    head_of,
+)
+from mapa.commands.groups import with_groups
+from mapa.commands.options import Connection
 from mapa.output import note
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
@@ -37,7 +51,7 @@ class SpreadCommand(TyperCommand):
         return super().parse_args(ctx, spread(args, _SPREAD))
 
 
-COMMAND_CLASS = SpreadCommand  # for whoever registers `attack_command`
+COMMAND_CLASS = SpreadCommand  # of every command that is registered from here
 
 
 def spread(args: Sequence[str], options: Sequence[str]) -> list[str]:
@@ -126,8 +140,10 @@ def attack_command(
         }
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        _print_cells(world, cells, batch_size)
-        Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in paths), highlight=False)
+        what = "images" if head_of(world.model).sees_pixels else "inputs of the last layer, and labels"
+        title = f"{what} from gradients of {batch_size} sample(s)"
+        _print_table(title, [_row(cell) for cell in cells], ".3g", width=100)
+        _print_paths(paths)
 
 
 def _report_payloads(world: World, directory: Path, stem: Path, as_json: bool) -> None:
@@ -154,36 +170,30 @@ def _report_payloads(world: World, directory: Path, stem: Path, as_json: bool) -
     if as_json:
         print(json.dumps({"payloads": rows, "pictures": [str(p) for p in paths]}, indent=2))
         return
-    table = Table(title=f"{len(rows)} gradients from the wire", box=box.SIMPLE)
-    for column in rows[0]:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console().print(table)
-    Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in paths), highlight=False)
+    _print_table(f"{len(rows)} gradients from the wire", rows, ".3f")
+    _print_paths(paths)
 
 
-def _row(cell: Cell) -> dict[str, Any]:
+def _row(cell: Reconstruction) -> dict[str, Any]:
     keys = ("clipping", "law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
     return {key: getattr(cell, key) for key in keys}
 
 
-def _print_cells(world: World, cells: Sequence[Cell], batch_size: int) -> None:
-    what = "images" if head_of(world.model).sees_pixels else "inputs of the last layer, and labels"
-    table = Table(title=f"{what} from gradients of {batch_size} sample(s)", box=box.SIMPLE)
-    for column in _row(cells[0]):
+def _print_table(title: str, rows: Sequence[dict[str, Any]], form: str, width: int = 0) -> None:
+    table = Table(title=title, box=box.SIMPLE)
+    for column in rows[0]:
         table.add_column(column, justify="right")
-    for cell in cells:
-        table.add_row(*(_text(value) for value in _row(cell).values()))
+    for row in rows:
+        table.add_row(
+            *("–" if v is None else format(v, form) if isinstance(v, float) else str(v) for v in row.values())
+        )
     console = Console()
-    console.width = max(console.width, 100)
+    console.width = max(console.width, width)
     console.print(table)
 
 
-def _text(value: object) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _print_paths(paths: Sequence[Path]) -> None:
+    Console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in paths), highlight=False)
 
 
 def _clipping(text: str) -> Clipping:
@@ -215,3 +225,31 @@ def _is_numbers(word: str) -> bool:
         return bool([float(part) for part in word.split(",")])
     except ValueError:
         return False
+
+
+@with_groups()
+def observe_command(
+    connection: Connection,
+    out: Annotated[Path, typer.Option(help="folder for the payloads")],
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="gradients to record")] = 100,
+) -> None:
+    """Record the gradients of a run as any reader of its topics sees them; Ctrl-C ends it early."""
+    introduced, run = connection.credentials(), connection.run_id
+    options = MqttOptions(
+        address=connection.address,
+        client_id=f"{run}::observer-{new_nonce()}",
+        username=introduced.username,
+        password=introduced.password,
+        tls=introduced.tls,
+    )
+    with SelectorLoop() as loop:
+        channel = MqttChannel(options, loop)
+        recorder = record_payloads(channel, run, out, limit, on_full=loop.stop)
+        channel.connect(connection.connect_timeout, note)
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            channel.close()
+    print(f"{len(recorder.kept)} gradients in {out}", file=sys.stderr)

@@ -6,11 +6,11 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,12 +28,14 @@ from rich.text import Text
 
 from common.errors import ConfigurationError
 from experiments.audit.game import finite
-from experiments.reference.reference import Order as ReferenceOrder
-from experiments.reference.reference import make_table
-from experiments.sweep import SWEEP_ENGINES
+from experiments.harness import SWEEP_ENGINES
+from experiments.reference.reference import ReferenceOrder, make_table
 from mapa.commands import options
 from mapa.output import progress_console
 from mapa.signals import interrupted_by_signals
+
+if TYPE_CHECKING:
+    from experiments.reproduce.reproduction import ReproductionOrder
 
 _COLOURS = {
     "reproduced": "green",
@@ -101,31 +103,25 @@ def reproduce_command(
 ) -> None:
     """Run the paper's experiments and judge its claims: report.html, pictures, tables."""
     from experiments.reproduce.catalogue import catalogue
-    from experiments.reproduce.reproduction import Order, reproduce
+    from experiments.reproduce.reproduction import ReproductionOrder
 
     sizes = [name for name, chosen in (("quick", quick), ("full", full), ("tiny", tiny)) if chosen]
     if len(sizes) > 1:
         raise ConfigurationError(f"--{sizes[0]} and --{sizes[1]}: choose one")
+    common: dict[str, Any] = {
+        "size": sizes[0] if sizes else "quick",
+        "data_dir": options.data_dir_or_default(data_dir),
+        "seeds": seeds,
+        "only": tuple(only or ()),
+        "resume": resume,
+        "jobs": jobs,
+    }
     if figures == ["reference"]:
         if cached or engine != "cores" or testbed != "auto":
             raise ConfigurationError("reference: takes neither --cached, --engine nor --testbed")
-        raise typer.Exit(
-            _reference(
-                ReferenceOrder(
-                    size=sizes[0] if sizes else "quick",
-                    out=out / "reference",
-                    data_dir=options.data_dir_or_default(data_dir),
-                    seeds=seeds,
-                    only=tuple(only or ()),
-                    tune=tune,
-                    resume=resume,
-                    jobs=jobs,
-                    others=tuple(rows or ()),
-                    audit=audit,
-                ),
-                as_json=as_json,
-            )
-        )
+        others = tuple(rows or ())
+        table = ReferenceOrder(out=out / "reference", tune=tune, others=others, audit=audit, **common)
+        raise typer.Exit(_reference(table, as_json=as_json))
     if "reference" in (figures or []):
         raise ConfigurationError("reference: is run alone, without other figures")
     if tune or audit or rows:
@@ -136,21 +132,23 @@ def reproduce_command(
         raise ConfigurationError("--ray-address: needs --engine ray")
     if cached and not resume:
         raise ConfigurationError("--cached and --fresh: choose one")
-    order = Order(
+    order = ReproductionOrder(
         experiments=catalogue().chosen(figures or []),
-        size=sizes[0] if sizes else "quick",
         out=out,
-        data_dir=options.data_dir_or_default(data_dir),
         command=shlex.join(["mapa", *sys.argv[1:]]),
         engine=engine,
-        jobs=jobs,
         ray_address=ray_address,
-        resume=resume,
-        most_seeds=seeds,
         testbed=testbed,
-        only=tuple(only or ()),
         cached_only=cached,
+        **common,
     )
+    raise typer.Exit(_reproduce(order, as_json=as_json))
+
+
+def _reproduce(order: ReproductionOrder, *, as_json: bool) -> int:
+    """Reproduce, print the verdicts, and return the exit code."""
+    from experiments.reproduce.reproduction import reproduce
+
     console = progress_console()
     with interrupted_by_signals(), _bar(console) as bar:
         outcome = reproduce(order, _watching(bar, f"size {order.size}"))
@@ -161,66 +159,69 @@ def reproduce_command(
                 "experiment": one.claim.experiment,
                 "verdict": one.words,
                 "measured": one.judgement.measured,
-                "why": one.judgement.why,
+                "why": one.why,
             }
             for one in outcome.judged
         ]
-        print(
-            json.dumps(
-                {
-                    "size": order.size,
-                    "verdicts": verdicts,
-                    "failures": outcome.failures,
-                    "runs": outcome.runs,
-                    "cached": outcome.cached,
-                    "files": [os.fspath(path) for path in outcome.files],
-                },
-                indent=2,
-                ensure_ascii=False,
-            )
+        _print_json(
+            {
+                "size": order.size,
+                "verdicts": verdicts,
+                "failures": outcome.failures,
+                "runs": outcome.runs,
+                "cached": outcome.cached,
+                "files": [os.fspath(path) for path in outcome.files],
+            }
         )
     else:
         table = Table("experiment", "claim", "verdict")
         for one in outcome.judged:
-            verdict = one.judgement.verdict.value
-            table.add_row(one.claim.experiment, one.claim.text, f"[{_COLOURS[verdict]}]{one.words}[/]")
+            colour = _COLOURS[one.judgement.verdict.value]
+            table.add_row(one.claim.experiment, one.claim.text, f"[{colour}]{one.words}[/]")
         Console().print(table)
-        Console(soft_wrap=True).print(
-            f"{outcome.runs} runs, {outcome.cached} from the cache; report: {outcome.files[0]}"
-        )
-        for line, error in outcome.failures.items():
-            console.print(f"failed: {line}: {error}", style="red", markup=False, soft_wrap=True)
-    raise typer.Exit(1 if outcome.failures else 0)
+        counts = f"{outcome.runs} runs, {outcome.cached} from the cache"
+        Console(soft_wrap=True).print(f"{counts}; report: {outcome.files[0]}")
+        _print_failures(console, outcome.failures)
+    return 1 if outcome.failures else 0
 
 
 def _reference(order: ReferenceOrder, *, as_json: bool) -> int:
-    """Make the reference table and print it; return the exit code."""
+    """Make the reference table, print it, and return the exit code."""
     console = Console(stderr=True)
     with interrupted_by_signals(), _bar(console) as bar:
         table = make_table(order, _watching(bar, f"reference, size {order.size}"))
     if as_json:
-        report = {
-            "size": order.size,
-            "rows": [asdict(row) for row in table.rows],
-            "failures": table.failures,
-            "runs": table.runs,
-            "cached": table.cached,
-            "looks_at_held_out": table.looks,
-            "audited": [
-                {key: finite(v) if isinstance(v, float) else v for key, v in asdict(row).items()}
-                for row in table.audited
-            ],
-            "files": [os.fspath(path) for path in table.files],
-        }
-        print(json.dumps(report, indent=2, ensure_ascii=False))
+        _print_json(
+            {
+                "size": order.size,
+                "rows": [asdict(row) for row in table.rows],
+                "failures": table.failures,
+                "runs": table.runs,
+                "cached": table.cached,
+                "looks_at_held_out": table.looks,
+                "audited": [
+                    {key: finite(v) if isinstance(v, float) else v for key, v in asdict(row).items()}
+                    for row in table.audited
+                ],
+                "files": [os.fspath(path) for path in table.files],
+            }
+        )
     else:
         print(table.files[1].read_text(encoding="utf-8"))
         counts = f"{table.runs} runs, {table.cached} from the cache; {table.looks} looks at held-out records"
         console.print(f"{counts}; {table.files[0]}", soft_wrap=True, markup=False)
-        for name, error in table.failures.items():
-            console.print(f"failed: {name}: {error}", style="red", markup=False, soft_wrap=True)
+        _print_failures(console, table.failures)
     refuted = order.audit and any(row.is_refuted for row in table.audited)
     return 1 if table.failures or refuted else 0
+
+
+def _print_json(report: dict[str, Any]) -> None:
+    print(json.dumps(report, indent=2, ensure_ascii=False))
+
+
+def _print_failures(console: Console, failures: Mapping[str, str]) -> None:
+    for name, error in failures.items():
+        console.print(f"failed: {name}: {error}", style="red", markup=False, soft_wrap=True)
 
 
 class TimeLeft(ProgressColumn):

@@ -1,4 +1,4 @@
-"""What attacks show of each release mechanism of the reference table, beside what is claimed: audited.csv.
+"""Audit each release mechanism of the reference table, claimed ε beside a lower bound from attacks: audited.csv.
 
 Methods whose edges release alike share one audit: `mapa audit` on the scenario of the first of them.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 from common.accounting.releases import ReleaseKind
 from common.datasets.catalogue import load_dataset
@@ -19,10 +20,9 @@ from common.scenario.scenario import Scenario
 from experiments.audit.game import Finding, Playable, play_all
 from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
-from experiments.reference.cells import MAIN, Cell, Choice, methods, sizes
-from experiments.reference.choices import Chosen, Group, choice_for
-from experiments.reference.runs import units
-from experiments.reference.table import read_values, write_values
+from experiments.harness import markdown_table
+from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group, choice_for, methods, sizes
+from experiments.reference.table import read_values, units
 from mapa.run_parts import assemble
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
@@ -47,6 +47,16 @@ class Audit:
     methods: tuple[str, ...]
     data_dir: Path
     rounds: int
+    cost: ClassVar[float] = 1.0
+    alone: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return f"audit: {self.mechanism}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {self.name: self.name}
 
     def scenario(self) -> tuple[Scenario, list[str]]:
         """Return the method's scenario, and the changes of the recipe that give it.
@@ -62,8 +72,8 @@ class Audit:
     @property
     def mechanism(self) -> str:
         """Its name, in the scenario's own words."""
-        one = self.kind.mechanism
-        return one.clipping.value + (f", {one.steps} local steps" if one.steps > 1 else "")
+        mechanism = self.kind.mechanism
+        return mechanism.clipping.value + (f", {mechanism.steps} local steps" if mechanism.steps > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,44 +111,30 @@ class Audited:
 def audits_of(size_name: str, chosen: Mapping[Group, Chosen], data_dir: Path) -> list[Audit]:
     """Return one audit for each way in which edges release at the main budget, with all methods that do it."""
     size = sizes()[size_name]
+    data = _AUDITED if _AUDITED in size.data else size.data[0]
+    place: dict[str, Any] = {"data": data, "edges": _EDGES, "epsilon": MAIN, "links": size.links[0]}
     cells = [
-        Cell(
-            data=_AUDITED if _AUDITED in size.data else size.data[0],
-            edges=_EDGES,
-            epsilon=MAIN,
-            method=method,
-            links=size.links[0],
-            seed=_SEED,
-            size=size_name,
-        )
+        Cell(method=method, seed=_SEED, size=size_name, **place)
         for method in methods()
         if method in size.every
     ]
     rate, length = units(cells[0], data_dir)  # of the recipe, which all of them share
-    found: dict[str, list[tuple[Cell, Choice, ReleaseKind]]] = {}
+    by_kind: dict[str, list[tuple[Cell, Choice, ReleaseKind]]] = {}
     for cell in cells:
         choice = choice_for(cell, chosen)
-        if choice is None:
-            raise ConfigurationError(
-                f"{cell.name}: nothing was chosen for it on held-out records; run it with --tune first"
-            )
         scenario, _ = cell.scenario(choice, rate=rate, length=length)
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), None, data_dir)
         settled = parts.scenario
         kind = ReleaseKind(settled.law(_EDGE), settled.mechanism, parts.shard_sizes[_EDGE])
-        found.setdefault(repr(kind.fields()), []).append((cell, choice, kind))
+        by_kind.setdefault(repr(kind.fields()), []).append((cell, choice, kind))
+    rounds = _ROUNDS.get(size_name, _MOST_ROUNDS)
     return [
-        Audit(
-            *alike[0],
-            methods=tuple(cell.method for cell, _, _ in alike),
-            data_dir=data_dir,
-            rounds=_ROUNDS.get(size_name, _MOST_ROUNDS),
-        )
-        for alike in found.values()
+        Audit(*alike[0], tuple(cell.method for cell, _, _ in alike), data_dir, rounds)
+        for alike in by_kind.values()
     ]
 
 
-def run_audit(audit: Audit) -> Audited:
+def run_audit(audit: Audit) -> list[Audited]:
     """Play the games of `mapa audit`, then train once with canaries."""
     scenario, words = audit.scenario()
     world = World.of(scenario, audit.data_dir)
@@ -147,11 +143,12 @@ def run_audit(audit: Audit) -> Audited:
     whole = audit_one_run(
         world, edge=_EDGE, canaries=_CANARIES, iterations=scenario.iterations, confidence=CONFIDENCE
     )
-    changes = [part for word in words for part in ("--set", word)]
-    numbers = {"rounds": audit.rounds, "canaries": _CANARIES, "iterations": scenario.iterations}
-    options = [part for name, number in numbers.items() for part in (f"--{name}", str(number))]
-    command = shlex.join(["mapa", "audit", audit.cell.recipe, *options, *changes])
-    return row_of(audit, games, findings, whole, digest=scenario.digest, command=command)
+    options = {"--rounds": audit.rounds, "--canaries": _CANARIES, "--iterations": scenario.iterations}
+    given = [*options.items(), *(("--set", word) for word in words)]
+    command = shlex.join(
+        ["mapa", "audit", audit.cell.recipe, *(str(part) for pair in given for part in pair)]
+    )
+    return [row_of(audit, games, findings, whole, digest=scenario.digest, command=command)]
 
 
 def row_of(
@@ -167,7 +164,9 @@ def row_of(
     kind, steps = audit.kind, audit.kind.mechanism.steps
     place = 1 if steps > 1 else 0  # `scenario_games` has one release first, then a message where that is more
     shown, claim = findings[place], games[place].claim
-    refuted = [one.name for one in findings if one.violated] + ([_WHOLE] if whole.violated else [])
+    refuted = [finding.name for finding in findings if finding.violated] + (
+        [_WHOLE] if whole.violated else []
+    )
     law = kind.law
     parameters = {} if law is None else law.parameters
     return Audited(
@@ -196,33 +195,21 @@ def row_of(
     )
 
 
-def write_audited(path: Path, rows: Iterable[Audited]) -> None:
-    write_values(path, Audited, rows)
-
-
 def read_audited(path: Path) -> list[Audited]:
-    """Read what `write_audited` wrote; ConfigurationError names the line and what is wrong with it."""
-    found = read_values(path, Audited)
-    for place, row in found:
+    """Read audited.csv; ConfigurationError names the line and what is wrong with it."""
+    rows = read_values(path, Audited)
+    for place, row in rows:
         for name, value in asdict(row).items():
             if isinstance(value, int | float) and not value >= 0:  # infinite: nothing is claimed
                 raise ConfigurationError(f"{place}: {name} = {value}: must be at least 0")
-    return [row for _, row in found]
+    return [row for _, row in rows]
 
 
 def audited_table(rows: Sequence[Audited]) -> str:
     """Return one line for each mechanism: claimed → at least."""
-    heads = [
-        "release",
-        "methods",
-        "one message, canary in its batch",
-        "as ε at δ",
-        "a whole training run",
-        "refuted",
-    ]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for row in rows:
-        cells = [
+    heads = ["release", "methods", "one message, canary in its batch", "as ε at δ", _WHOLE, "refuted"]
+    lines = [
+        [
             row.mechanism,
             ", ".join(f"`{name}`" for name in row.methods.split()),
             f"{row.figure} {_figure(row.claimed)} → {_figure(row.at_least)}",
@@ -231,8 +218,9 @@ def audited_table(rows: Sequence[Audited]) -> str:
             f" ({row.run_messages} messages, {row.run_canaries:,} canaries)",
             f"**REFUTED**: {row.refuted}" if row.is_refuted else "no",
         ]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+        for row in rows
+    ]
+    return markdown_table(heads, lines)
 
 
 def section(rows: Sequence[Audited]) -> str:

@@ -1,37 +1,27 @@
-"""The pictures of a reproduction, one function a figure."""
+"""Figures of a reproduction."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
+from experiments.reconstruction import draw_grid
 from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.judges.convergence import horizon
-from experiments.reproduce.judges.testbed import by_value
-from experiments.reproduce.pictures import draw_attack, draw_norms, draw_stragglers
+from experiments.reproduce.judges import TARGET, by_value, horizon, seconds_to_target
 from experiments.reproduce.results import Results
+from experiments.reproduce.runs import cell_of
 from mapa import figures
-from mapa.figures import (
-    Look,
-    aligned,
-    bars,
-    curve,
-    hollow,
-    level,
-    line,
-    look,
-    means,
-    over_updates,
-    panels,
-    save,
-    shared_legend,
-)
 
 _MOST_TICKS = 7
+_BOUND = "bound C (MAPA: the first)"
 _SYMBOLS = {
     "privacy.epsilon": "ε",
     "batch_size": "b",
@@ -41,14 +31,19 @@ _SYMBOLS = {
     "algorithm.theta": "θ",
 }
 _LOOKS = {
-    "audp-0.1": Look("AUDP, ε = 0.1", figures.ORANGE, "--", "s"),
-    "audp-0.5": Look("AUDP, ε = 0.5", figures.VERMILION, "-.", "D"),
-    "audp-sound": Look("AUDP, sound, total ε = 2", figures.PURPLE, ":", "^"),
-    "mapa-sound": Look("MAPA (first bound), sound, total ε = 2", figures.BLUE, "-", "o"),
-    "measured": Look("MAPA, this project's σ and L", figures.BLUE, "-", "o"),
-    "paper": Look("MAPA, σ = 30, L = 10", figures.VERMILION, "--", "s"),
-    "theorem3": Look("MAPA, σ = 30, L = 10, Theorem 3's first bound", figures.PURPLE, "-.", "D"),
+    "audp-0.1": figures.Look("AUDP, ε = 0.1", figures.ORANGE, "--", "s"),
+    "audp-0.5": figures.Look("AUDP, ε = 0.5", figures.VERMILION, "-.", "D"),
+    "audp-sound": figures.Look("AUDP, sound, total ε = 2", figures.PURPLE, ":", "^"),
+    "mapa-sound": figures.Look("MAPA (first bound), sound, total ε = 2", figures.BLUE, "-", "o"),
+    "measured": figures.Look("MAPA, this project's σ and L", figures.BLUE, "-", "o"),
+    "paper": figures.Look("MAPA, σ = 30, L = 10", figures.VERMILION, "--", "s"),
+    "theorem3": figures.Look("MAPA, σ = 30, L = 10, Theorem 3's first bound", figures.PURPLE, "-.", "D"),
 }
+_GROUPS = (
+    ("ASGD", ["asgd"]),
+    ("AUDP", ["audp-15", "audp-3", "audp-0.2"]),
+    ("MAPA", ["mapa-200", "mapa-100", "mapa-10"]),
+)
 
 
 def draw_all(results: Results, experiments: Sequence[str], folder: Path) -> dict[str, list[Path]]:
@@ -61,37 +56,35 @@ def draw_all(results: Results, experiments: Sequence[str], folder: Path) -> dict
     }
 
 
-def _panel_grid(names: Sequence[str]) -> tuple[int, int]:
-    # a column for each model, so a row for each data set
-    columns = len({name.split("-")[0] for name in names})
-    return math.ceil(len(names) / columns), columns
-
-
-def _ordered(names: Sequence[str]) -> list[str]:
-    """Return panels as the paper has them: MNIST above, USPS below."""
+@contextmanager
+def _panel_grid(results: Results, experiment: str) -> Iterator[tuple[Any, Any, list[tuple[Any, str]]]]:
+    """Yield a figure, its axes, and the axis of each panel: a column for each model, MNIST above USPS."""
     order = ["lr", "svm", "cnn"]
-    return sorted(names, key=lambda name: (name.split("-")[1], order.index(name.split("-")[0])))
+    names = sorted(
+        results.panels(experiment), key=lambda name: (name.split("-")[1], order.index(name.split("-")[0]))
+    )
+    columns = len({name.split("-")[0] for name in names})
+    with figures.panels(math.ceil(len(names) / columns), columns) as (figure, axes):
+        for axis in axes.flat[len(names) :]:
+            axis.set_visible(False)
+        yield figure, axes, list(zip(axes.flat, names, strict=False))
 
 
-def _against_x(
-    results: Results,
+def draw_swept(
     experiment: str,
     xlabel: str,
+    results: Results,
     folder: Path,
     *,
     log: bool = False,
     ylabel: str = "final test accuracy",
 ) -> list[Path]:
     """Draw final accuracy over the swept key, a panel for each model and data set."""
-    names = _ordered(results.panels(experiment))
-    rows, columns = _panel_grid(names)
-    with panels(rows, columns) as (figure, axes):
-        for axis in axes.flat[len(names) :]:
-            axis.set_visible(False)
-        for axis, panel in zip(axes.flat, names, strict=False):
+    with _panel_grid(results, experiment) as (figure, axes, named):
+        for axis, panel in named:
             for place, variant in enumerate(results.variants(experiment, panel)):
                 entries = results.of(experiment, panel=panel, variant=variant)
-                how = _LOOKS.get(variant) or look(variant, place)
+                how = _LOOKS.get(variant) or figures.look(variant, place)
                 if variant == "audp" and not results.of(experiment, panel=panel, variant="audp-fair"):
                     how = replace(how, label="AUDP")  # its bound is what is swept, or a fair one
                 swept: dict[float, list[float]] = {}
@@ -100,17 +93,17 @@ def _against_x(
                         swept.setdefault(entry.point.x, []).append(entry.result.final)
                 if swept:
                     xs = sorted(swept)
-                    means(axis, xs, [swept[x] for x in xs], how)
+                    figures.means(axis, xs, [swept[x] for x in xs], how)
                 else:
-                    level(axis, [e.result.final for e in entries], how)
+                    figures.level(axis, [e.result.final for e in entries], how)
             axis.set_title(results.title(panel))
             axis.set_xlabel(xlabel)
             if log:
                 _log_ticks(axis, results.xs(experiment, panel=panel))
         for row in axes:
             row[0].set_ylabel(ylabel)
-        shared_legend(figure, axes)
-        return save(figure, folder / experiment)
+        figures.shared_legend(figure, axes)
+        return figures.save(figure, folder / experiment)
 
 
 def _log_ticks(axis: Axes, xs: Sequence[float]) -> None:
@@ -121,43 +114,19 @@ def _log_ticks(axis: Axes, xs: Sequence[float]) -> None:
     axis.minorticks_off()
 
 
-def draw_accuracy(results: Results, folder: Path) -> list[Path]:
-    return _against_x(results, "accuracy", "ε of one release", folder)
-
-
-def draw_bounds(results: Results, folder: Path) -> list[Path]:
-    return _against_x(results, "bounds", "bound C (MAPA: the first)", folder, log=True)
-
-
-def draw_heldout(results: Results, folder: Path) -> list[Path]:
-    label = "accuracy on held-out records"
-    return _against_x(results, "heldout", "bound C (MAPA: the first)", folder, log=True, ylabel=label)
-
-
-def draw_constants(results: Results, folder: Path) -> list[Path]:
-    return _against_x(results, "constants", "ε of one release", folder)
-
-
-def draw_sound(results: Results, folder: Path) -> list[Path]:
-    return _against_x(results, "sound", "total ε of an edge (δ = 1e-5)", folder, log=True)
-
-
 def draw_convergence(results: Results, folder: Path) -> list[Path]:
-    names = _ordered(results.panels("convergence"))
-    rows, columns = _panel_grid(names)
-    with panels(rows, columns) as (figure, axes):
-        for axis in axes.flat[len(names) :]:
-            axis.set_visible(False)
-        for axis, panel in zip(axes.flat, names, strict=False):
+    with _panel_grid(results, "convergence") as (figure, axes, named):
+        for axis, panel in named:
             xs, last = results.xs("convergence", panel=panel), horizon(results, panel)
             threshold = catalogue().thresholds()[panel].taken
             for variant in results.variants("convergence", panel):
-                how = look(variant)
-                reached = {x: _reached(results, panel, variant, x, threshold) for x in xs}
+                how = figures.look(variant)
+                runs = {x: results.of("convergence", panel=panel, variant=variant, x=x) for x in xs}
+                reached = {x: [e.result.reached(threshold) for e in entries] for x, entries in runs.items()}
                 known = {x: [t for t in ts if t is not None] for x, ts in reached.items() if None not in ts}
-                bars(axis, [x for x in known if known[x]], [ts for ts in known.values() if ts], how)
+                figures.bars(axis, [x for x in known if known[x]], [ts for ts in known.values() if ts], how)
                 never = [x for x in xs if x not in known]
-                hollow(axis, never, [last * 1.25] * len(never), how)
+                figures.hollow(axis, never, [last * 1.25] * len(never), how)
             axis.axhline(last, color="#999999", linewidth=0.8)
             _log_ticks(axis, xs)
             axis.set_yscale("log")
@@ -165,35 +134,29 @@ def draw_convergence(results: Results, folder: Path) -> list[Path]:
             axis.set_xlabel("edges K\n(bars: all seeds; hollow: not within T)")
         for row in axes:
             row[0].set_ylabel("updates needed")
-        shared_legend(figure, axes)
-        return save(figure, folder / "convergence")
-
-
-def _reached(results: Results, panel: str, variant: str, x: float, threshold: float) -> list[int | None]:
-    """Return the updates needed, one for each seed; None: it did not get there."""
-    entries = results.of("convergence", panel=panel, variant=variant, x=x)
-    return [entry.result.reached(threshold) for entry in entries]
+        figures.shared_legend(figure, axes)
+        return figures.save(figure, folder / "convergence")
 
 
 def draw_testbed(results: Results, folder: Path) -> list[Path]:
     xs = results.xs("testbed")
     if not xs:
         return []
-    with panels(3, len(xs)) as (figure, axes):
+    with figures.panels(3, len(xs)) as (figure, axes):
         for column, x in enumerate(xs):
             over_t, over_seconds, stale = axes[:, column]
             for variant in results.variants("testbed", results.panels("testbed")[0]):
                 for entry in results.of("testbed", variant=variant, x=x):
-                    how, result = look(variant), entry.result
-                    line(over_t, result.t, result.accuracy, how)
+                    how, result = figures.look(variant), entry.result
+                    figures.line(over_t, result.t, result.accuracy, how)
                     if result.seconds:
-                        line(over_seconds, result.seconds, result.accuracy, how)
+                        figures.line(over_seconds, result.seconds, result.accuracy, how)
                     if result.staleness and variant != "csgd":
                         values = sorted(result.staleness)
                         total = sum(result.staleness.values())
-                        line(stale, values, [result.staleness[v] / total for v in values], how)
+                        figures.line(stale, values, [result.staleness[v] / total for v in values], how)
             over_t.set_title(f"K = {x:g}")
-            over_updates(over_t)
+            figures.over_updates(over_t)
             over_seconds.set_xlabel("seconds since the first update")
             stale.axvline(x, color="#999999", linewidth=0.8)
             stale.set_xscale("symlog", linthresh=20)  # single gradients are far out
@@ -204,35 +167,125 @@ def draw_testbed(results: Results, folder: Path) -> list[Path]:
             axes[:, 0], ("test accuracy", "test accuracy", "share of gradients"), strict=True
         ):
             axis.set_ylabel(label)
-        shared_legend(figure, axes)
-        return save(figure, folder / "testbed")
+        figures.shared_legend(figure, axes)
+        return figures.save(figure, folder / "testbed")
 
 
 def draw_sensitivity(results: Results, folder: Path) -> list[Path]:
-    with panels(2, 3) as (figure, axes):
+    with figures.panels(2, 3) as (figure, axes):
         for axis, (key, symbol) in zip(axes.flat, _SYMBOLS.items(), strict=True):
             for place, (x, entries) in enumerate(by_value(results, key).items()):
-                how = look(f"{symbol} = {x:g}", place)
-                ts, runs = aligned([(e.result.t, e.result.accuracy) for e in entries])
-                curve(axis, ts, runs, how, markers=True)
+                how = figures.look(f"{symbol} = {x:g}", place)
+                ts, runs = figures.aligned([(e.result.t, e.result.accuracy) for e in entries])
+                figures.curve(axis, ts, runs, how, markers=True)
             axis.set_title(symbol)
-            over_updates(axis)
+            figures.over_updates(axis)
             axis.legend()
         for row in axes:
             row[0].set_ylabel("test accuracy")
-        return save(figure, folder / "sensitivity")
+        return figures.save(figure, folder / "sensitivity")
+
+
+def draw_attack(results: Results, folder: Path) -> list[Path]:
+    paths = []
+    for entry in results.of("attack"):
+        cells = entry.result.cells or []
+        if cells:
+            shape, shown = cells[0]["shape"], [cell_of(cell) for cell in cells]
+            paths += draw_grid(shown, shape, folder / f"attack-{entry.point.panel}")
+    return paths
+
+
+def draw_norms(results: Results, folder: Path) -> list[Path]:
+    with figures.panels(2, 3) as (figure, axes):
+        for column, (title, variants) in enumerate(_GROUPS):
+            above, below = axes[:, column]
+            for place, variant in enumerate(variants):
+                entries = results.of("norms", variant=variant)
+                if not entries:
+                    continue
+                first = entries[0]
+                bound = variant.partition("-")[2]
+                how = figures.look(f"{title} {bound}".strip(), place)
+                norms = first.result.norms or {"t": [], "mean": [], "low": [], "high": []}
+                figures.line(above, norms["t"], norms["mean"], replace(how, dash="-"), linewidth=1)
+                above.fill_between(
+                    norms["t"], norms["low"], norms["high"], color=how.colour, alpha=0.15, linewidth=0
+                )
+                clips = first.result.clips or ([(1, float(bound))] if bound else [])
+                if clips:
+                    starts = [t for t, _ in clips] + [first.result.t[-1]]
+                    values = [c for _, c in clips] + [clips[-1][1]]
+                    dashed = replace(how, label="", dash="--")
+                    figures.line(above, starts, values, dashed, drawstyle="steps-post", linewidth=0.9)
+                ts, runs = figures.aligned([(e.result.t, e.result.accuracy) for e in entries])
+                figures.curve(below, ts, runs, how, markers=True)
+            above.set_yscale("log")
+            above.set_title(title)
+            figures.over_updates(above, "")
+            figures.over_updates(below)
+            above.legend(frameon=True, framealpha=0.85, edgecolor="none")  # a bound may lie behind
+        axes[0, 0].set_ylabel("‖g‖ before clipping, first seed\n(dashed: bound C)")
+        axes[1, 0].set_ylabel("test accuracy")
+        return figures.save(figure, folder / "norms")
+
+
+def draw_stragglers(results: Results, folder: Path) -> list[Path]:
+    xs = results.xs("stragglers")
+    styles = {
+        ("asgd", "events"): figures.Look("ASGD, asynchronous", figures.GREEN, "-", "^"),
+        ("asgd", "synchronous"): figures.Look("SGD, synchronous", figures.GREEN, "--", "v"),
+        ("mapa", "events"): figures.Look("MAPA, asynchronous", figures.BLUE, "-", "o"),
+        ("mapa", "synchronous"): figures.Look("MAPA, synchronous", figures.BLUE, "--", "s"),
+    }
+    with figures.panels(1, 3, width=3.1) as (figure, axes):
+        times, *over = axes[0]
+        for (variant, engine), how in styles.items():
+            runs = {
+                x: [e.result for e in results.of("stragglers", variant=variant, engine=engine, x=x)]
+                for x in xs
+            }
+            needed = {x: seconds_to_target(results, variant, engine, x) for x in xs if runs[x]}
+            known = {x: [s for s in some if s is not None] for x, some in needed.items() if None not in some}
+            figures.bars(times, list(known), list(known.values()), how)
+            never = [x for x in needed if x not in known]
+            figures.hollow(times, never, [max((r.seconds or [0.0])[-1] for r in runs[x]) for x in never], how)
+            for axis, x in zip(over, (xs[0], xs[-1]), strict=True):
+                timed = [(r.seconds, r.accuracy) for r in runs[x] if r.seconds]
+                if timed:
+                    figures.curve(axis, *interpolated(timed), how, markers=True)
+                axis.set_title("all edges alike" if x == 1 else f"one edge {x:g}× slower")
+                axis.set_xlabel("virtual seconds\n(band: deviation of the seeds)")
+        times.set_xlabel("slowest of ten edges, times slower\n(bars: all seeds; hollow: a seed ended before)")
+        times.set_ylabel(f"virtual seconds to {TARGET:.0%}")
+        times.set_ylim(bottom=0)
+        over[0].set_ylabel("test accuracy")
+        figures.shared_legend(figure, axes)
+        return figures.save(figure, folder / "stragglers")
+
+
+def interpolated(
+    runs: Sequence[tuple[Sequence[float], Sequence[float]]],
+) -> tuple[list[float], list[list[float]]]:
+    """Return common seconds, and the curve (seconds, y) of each run there: seeds are evaluated at other times.
+
+    They are those of all evaluations, from where every run has its first one; a run has NaN after its end.
+    """
+    begin = max(x[0] for x, _ in runs)
+    seconds = sorted({second for x, _ in runs for second in x if second >= begin})
+    return seconds, [np.interp(seconds, x, y, right=np.nan).tolist() for x, y in runs]
 
 
 DRAWN: dict[str, Callable[[Results, Path], list[Path]]] = {
     "attack": draw_attack,
     "norms": draw_norms,
-    "accuracy": draw_accuracy,
+    "accuracy": partial(draw_swept, "accuracy", "ε of one release"),
     "convergence": draw_convergence,
     "testbed": draw_testbed,
     "sensitivity": draw_sensitivity,
-    "bounds": draw_bounds,
-    "heldout": draw_heldout,
-    "sound": draw_sound,
-    "constants": draw_constants,
+    "bounds": partial(draw_swept, "bounds", _BOUND, log=True),
+    "heldout": partial(draw_swept, "heldout", _BOUND, log=True, ylabel="accuracy on held-out records"),
+    "sound": partial(draw_swept, "sound", "total ε of an edge (δ = 1e-5)", log=True),
+    "constants": partial(draw_swept, "constants", "ε of one release"),
     "stragglers": draw_stragglers,
 }

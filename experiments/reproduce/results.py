@@ -1,16 +1,15 @@
-"""What a run leaves behind for the figures, as small JSON in a cache that outlives an interruption."""
+"""Results of the runs of a reproduction: curves and counts, and queries over them."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.reproduce.points import FORMAT, Point
+from experiments.harness import ResultCache
+from experiments.reproduce.catalogue import FORMAT, Point
 
 WINDOW = 5  # successive evaluations whose mean loss decides on convergence, as in the paper
 
@@ -59,35 +58,21 @@ class Result:
         return None
 
 
-class Cache:
-    """Results by key. A file appears whole or not at all."""
+def result_cache(directory: Path) -> ResultCache[Result]:
+    """Return the cache of a reproduction, which outlives an interruption."""
+    return ResultCache(directory, lambda result: {"format": FORMAT, **asdict(result)}, _read)
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
 
-    def get(self, key: str) -> Result | None:
-        try:
-            values = json.loads((self.directory / f"{key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None  # absent, or cut off: it will be made again
-        if not isinstance(values, dict) or values.pop("format", None) != FORMAT or values.get("key") != key:
-            return None
-        try:
-            values["staleness"] = {int(k): n for k, n in values["staleness"].items()}
-            values["clips"] = [(int(t), float(c)) for t, c in values["clips"]]
-            return Result(**values)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return None  # other fields than ours
-
-    def put(self, result: Result) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        temporary = self.directory / f".{result.key}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps({"format": FORMAT, **asdict(result)}), encoding="utf-8")
-        temporary.replace(self.directory / f"{result.key}.json")
+def _read(key: str, values: dict[str, Any]) -> Result:
+    if values.pop("format") != FORMAT or values["key"] != key:
+        raise ValueError(f"{key}: the result of another format or run")
+    values["staleness"] = {int(k): n for k, n in values["staleness"].items()}
+    values["clips"] = [(int(t), float(c)) for t, c in values["clips"]]
+    return Result(**values)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FinishedPoint:
     point: Point
     result: Result
 
@@ -95,24 +80,18 @@ class Entry:
 class Results:
     """The finished points of a reproduction, asked for by what they are."""
 
-    def __init__(self, points: Sequence[Point], found: Mapping[str, Result]) -> None:
-        self.entries = [Entry(p, found[p.key]) for p in points if p.key in found]
-        self.missing = [p for p in points if p.key not in found]
+    def __init__(self, points: Sequence[Point], by_key: Mapping[str, Result]) -> None:
+        self.entries = [FinishedPoint(p, by_key[p.key]) for p in points if p.key in by_key]
+        self.missing = [p for p in points if p.key not in by_key]
 
-    def of(self, experiment: str, **wanted: object) -> list[Entry]:
-        """Return the entries whose point has all these attributes; x = None lines fit every x."""
-        found = []
-        for entry in self.entries:
-            point = entry.point
-            if point.experiment != experiment:
-                continue
-            for key, value in wanted.items():
-                actual = getattr(point, key)
-                if actual != value and not (key == "x" and actual is None):
-                    break
-            else:
-                found.append(entry)
-        return found
+    def of(self, experiment: str, **wanted: object) -> list[FinishedPoint]:
+        """Return the entries whose point has all these attributes; a line without x fits every x."""
+
+        def fits(point: Point) -> bool:
+            values = {key: getattr(point, key) for key in wanted}
+            return all(values[k] == v or (k == "x" and values[k] is None) for k, v in wanted.items())
+
+        return [e for e in self.entries if e.point.experiment == experiment and fits(e.point)]
 
     def panels(self, experiment: str) -> list[str]:
         """Return the panels, without those whose runs are all in an earlier one: images that stand in count once."""
@@ -140,15 +119,3 @@ class Results:
     def finals(self, experiment: str, **wanted: object) -> list[float]:
         """Return the final accuracies, one for each seed."""
         return [entry.result.final for entry in self.of(experiment, **wanted)]
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def spread(values: Sequence[float]) -> float:
-    """Return the standard deviation over seeds; 0 for a single one."""
-    if len(values) < 2:
-        return 0.0
-    middle = mean(values)
-    return math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1))

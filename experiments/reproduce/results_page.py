@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.reference import overview
+from experiments.harness import markdown_table
+from experiments.reference import table as overview
 from experiments.reference.audited import audited_table, read_audited
 from experiments.reference.table import read_rows
 
@@ -23,37 +24,35 @@ _MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DO
 
 def verdicts(docs: Path) -> Verdicts:
     """Return every claim with its verdict and its cases."""
-    found: list[dict[str, Any]] = json.loads((docs / "results" / "verdicts.json").read_text(encoding="utf-8"))
-    return found
+    claims: list[dict[str, Any]] = json.loads(
+        (docs / "results" / "verdicts.json").read_text(encoding="utf-8")
+    )
+    return claims
 
 
-def verdict_table(found: Verdicts) -> str:
+def verdict_table(claims: Verdicts) -> str:
     """Return the claims, one a row, without their cases."""
     rows = [
-        f"| {_cell(one['claim'])} | {_where(one['where'])} | **{one['verdict']}** | {_cell(one['measured'])} |"
-        for one in found
+        [_text(claim["claim"]), _where(claim["where"]), f"**{claim['verdict']}**", _text(claim["measured"])]
+        for claim in claims
     ]
-    return "\n".join(["| claim | where | verdict | measured |", "|---|---|---|---|", *rows])
+    return markdown_table(["claim", "where", "verdict", "measured"], rows)
 
 
-def case_lists(found: Verdicts) -> str:
+def case_lists(claims: Verdicts) -> str:
     """Return each claim's cases, folded, and our explanation where it fails."""
-    return "\n\n".join(_cases(one) for one in found)
+    return "\n\n".join(map(_cases, claims))
 
 
-def _cases(one: Mapping[str, Any]) -> str:
+def _cases(claim: Mapping[str, Any]) -> str:
     marks = {"yes": "", "no": " ✗", "undecided": " ?"}
-    lines = [f"- {_text(case['case'])}{marks[case['holds']]}" for case in one["cases"]]
-    why = [f"*Our explanation:* {_text(one['explanation'])}", ""] if "explanation" in one else []
-    return "\n".join([f"**{_text(one['claim'])}** {one['measured']}", "", *why, *lines])
-
-
-def _cell(text: str) -> str:
-    return _text(text).replace("|", "\\|")
+    lines = [f"- {_text(case['case'])}{marks[case['holds']]}" for case in claim["cases"]]
+    why = [f"*Our explanation:* {_text(claim['explanation'])}", ""] if "explanation" in claim else []
+    return "\n".join([f"**{_text(claim['claim'])}** {claim['measured']}", "", *why, *lines])
 
 
 def _where(text: str) -> str:
-    return _cell(text) if text.startswith("ours") else f"`{text}`"
+    return _text(text) if text.startswith("ours") else f"`{text}`"
 
 
 def _text(text: str) -> str:
@@ -61,11 +60,11 @@ def _text(text: str) -> str:
 
 
 def renewed(page: str, docs: Path) -> str:
-    """Return a page with the text between its marks made anew."""
-    found, rows = verdicts(docs), read_rows(docs / "results" / "reference.csv")
+    """Return a page with the text between its marks generated again."""
+    claims, rows = verdicts(docs), read_rows(docs / "results" / "reference.csv")
     makers: dict[str, Callable[[], str]] = {
-        "verdict-table": lambda: verdict_table(found),
-        "case-lists": lambda: case_lists(found),
+        "verdict-table": lambda: verdict_table(claims),
+        "case-lists": lambda: case_lists(claims),
         "reference-even": lambda: overview.every_method(rows, overview.EVEN),
         "reference-uneven": lambda: overview.every_method(rows, overview.UNEVEN),
         "reference-budgets": lambda: overview.every_budget(rows, overview.EVEN),

@@ -1,18 +1,21 @@
-"""A claim of the paper, and what our results say of it. Verdicts are computed, never written down."""
+"""Claims of the paper and their verdicts, which are computed from results and never written down."""
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean as mean
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from experiments.reproduce.results import Results, mean, spread
+from experiments.harness import deviation
+from experiments.reproduce.results import Results
 
 TIE = 0.005  # accuracies nearer than this are the same
 NEAR = 0.02  # "nearly the same", "similar"
@@ -22,7 +25,7 @@ ONE_SEED = 0.01  # the same where a single seed gives no such error
 
 
 class FigureClaim(BaseModel):
-    """What is said, and where; `ours` marks what the paper does not say and we asked all the same."""
+    """What is claimed, and where; `ours` marks what the paper does not say and we asked all the same."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,7 +33,9 @@ class FigureClaim(BaseModel):
     experiment: str
     where: str
     text: str
-    judge: str  # module of `judges`, and function
+    judge: str  # function of judges.py
+    given: dict[str, Any] = Field(default_factory=dict)  # what else the judge is asked
+    why: str = ""  # our explanation where it fails
     ours: bool = False
     cases: int = 0  # that it speaks of: with fewer run, it cannot be reproduced; 0: any number will do
 
@@ -67,7 +72,7 @@ class Judgement:
     verdict: Verdict
     summary: str
     cases: tuple[Case, ...] = ()
-    why: str = ""
+    explain: bool = False  # whether the report gives the claim's explanation
 
     @property
     def measured(self) -> str:
@@ -84,13 +89,18 @@ class Judged:
 
     @property
     def words(self) -> str:
-        """Return the verdict; nobody claimed what is ours, so it cannot be reproduced."""
+        """Return the verdict; what is ours was never claimed, so it cannot be reproduced."""
         verdict = self.judgement.verdict
         return _OURS.get(verdict, verdict.value) if self.claim.ours else verdict.value
 
+    @property
+    def why(self) -> str:
+        """Return our explanation of what failed; empty where nothing did."""
+        return self.claim.why if self.judgement.explain else ""
 
-def by_cases(cases: Sequence[Case], why: Callable[[list[Case]], str] | str = "") -> Judgement:
-    """All cases hold: reproduced; none: not; else partly. `why` speaks of those that failed."""
+
+def by_cases(cases: Sequence[Case]) -> Judgement:
+    """All cases hold: reproduced; none: not; else partly. What failed is to be explained."""
     if not cases:
         return Judgement(Verdict.NOT_RUN, "no run decides it")
     failed = [case for case in cases if case.holds is False]
@@ -103,28 +113,14 @@ def by_cases(cases: Sequence[Case], why: Callable[[list[Case]], str] | str = "")
     else:
         verdict = Verdict.NOT if failed else Verdict.UNDECIDED
     summary = f"holds in {held} of {len(cases)}" + (f", undecided in {undecided}" if undecided else "")
-    reason = (why(failed) if callable(why) else why) if failed else ""
-    return Judgement(verdict, summary, tuple(cases), reason)
-
-
-def percent(values: Sequence[float]) -> str:
-    return f"{_points(values)} %"
-
-
-def versus(a: Sequence[float], b: Sequence[float]) -> str:
-    return f"{_points(a)} : {_points(b)} %"
-
-
-def _points(values: Sequence[float]) -> str:
-    """Return the mean in percent, with the deviation over seeds where there are several."""
-    return f"{100 * mean(values):.1f}" + (f"±{100 * spread(values):.1f}" if len(values) > 1 else "")
+    return Judgement(verdict, summary, tuple(cases), explain=bool(failed))
 
 
 def doubt(a: Sequence[float], b: Sequence[float]) -> float:
     """Return how far the difference of two accuracies may be off: two standard errors."""
     if len(a) < 2 or len(b) < 2:
         return ONE_SEED
-    return ERRORS * math.hypot(spread(a) / math.sqrt(len(a)), spread(b) / math.sqrt(len(b)))
+    return ERRORS * math.hypot(deviation(a) / math.sqrt(len(a)), deviation(b) / math.sqrt(len(b)))
 
 
 def above(value: float, margin: float, uncertain: float) -> bool | None:
@@ -154,21 +150,17 @@ def claims() -> list[FigureClaim]:
     return [FigureClaim.model_validate(fields) for fields in tomllib.loads(text)["claim"]]
 
 
-def judge_of(claim: FigureClaim) -> Callable[[Results], Judgement]:
-    module, _, function = claim.judge.partition(".")
-    found: Callable[[Results], Judgement] = getattr(
-        import_module(f"experiments.reproduce.judges.{module}"), function
-    )
-    return found
+def judge(claim: FigureClaim, results: Results) -> Judgement:
+    """Call the claim's judge, which yields cases, or judges them itself."""
+    judges = import_module("experiments.reproduce.judges")
+    judged: Judgement | Iterable[Case] = getattr(judges, claim.judge)(results, **claim.given)
+    return judged if isinstance(judged, Judgement) else by_cases(list(judged))
 
 
 def judge_all(results: Results, experiments: Sequence[str]) -> list[Judged]:
     """Judge every claim of the chosen experiments, in the paper's order."""
-    return [
-        Judged(claim, covered(claim, judge_of(claim)(results)))
-        for claim in claims()
-        if claim.experiment in experiments
-    ]
+    chosen = [claim for claim in claims() if claim.experiment in experiments]
+    return [Judged(claim, covered(claim, judge(claim, results))) for claim in chosen]
 
 
 def covered(claim: FigureClaim, judgement: Judgement) -> Judgement:

@@ -23,7 +23,6 @@ from mapa.commands import options
 from mapa.commands.common_options import Allowed
 from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection, Metrics
-from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.left_runs import ended_with
 from mapa.live import view_for
@@ -33,6 +32,7 @@ from mapa.resuming import Resumable
 from mapa.run_parts import OwnFiles
 from mapa.run_reader import find_run, records_in
 from mapa.run_state import read_object
+from mapa.summary_table import report
 from mapa.unfinished import unfinished_runs
 
 OptionalScenario = Annotated[

@@ -20,18 +20,22 @@ from common.models.registry import model_class
 from common.scenario.scenario import Scenario
 from common.wire.v1 import payload_limit
 from mapa import local_run
-from mapa.chaos.faults import Fault, FaultKind, Injector, parse_container_fault
+from mapa.chaos.faults import (
+    Fault,
+    FaultKind,
+    Injector,
+    parse_container_fault,
+)
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
 from mapa.commands.groups import with_groups
-from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
-from mapa.figure_lines import PREFIX, line_of
 from mapa.output import progress_console
-from mapa.recipes import recipe_names
 from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
 from mapa.scenario_files import find_scenario
+from mapa.scenario_patterns import PREFIX, line_of, recipe_names
+from mapa.summary_table import report
 
 DEFAULT_IMAGE = "mapa-edge-cnn"
 _LOOK_EVERY = 0.1  # seconds between two looks at the records

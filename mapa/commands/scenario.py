@@ -12,9 +12,8 @@ from common.algorithms import algorithm_names, describe
 from common.noise.registry import law_names
 from common.scenario.scenario import Scenario
 from mapa import output
-from mapa.figure_lines import PREFIX, about_line, line_names
-from mapa.recipes import about_recipe, recipe_names
 from mapa.scenario_files import SHIPPED, load_scenario, shipped_names
+from mapa.scenario_patterns import PREFIX, about_line, about_recipe, line_names, recipe_names
 
 app = typer.Typer(no_args_is_help=True, help="Scenario files: one TOML = one run.")
 

@@ -11,7 +11,6 @@ from cloud.assembly import explained
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
 from mapa.commands.groups import with_groups
-from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.output import note, progress_console
 from mapa.progress import bar_on, shown_on
@@ -19,6 +18,7 @@ from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.simulation.simulator import interrupt_between_events
 from mapa.simulation.world import World
+from mapa.summary_table import report
 
 
 @with_groups()

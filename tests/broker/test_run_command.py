@@ -14,7 +14,7 @@ import pytest
 
 from common.datasets.catalogue import data_directory, load_dataset
 from common.models.registry import make_model
-from experiments.attack.observer import nearest_image, observe_directory
+from experiments.observer import nearest_image, observe_directory
 from mapa.brokers import Broker
 from mapa.local_run import edge_counts
 from tests.broker.testbed_support import open_testbed, scenario

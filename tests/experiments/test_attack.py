@@ -28,12 +28,23 @@ from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import encode_gradient, encode_model
 from common.wire.topics import EdgeTopic, edge_topic, run_id
 from edge.privacy import clip
-from experiments.attack.inversion import head_of, infer_target, invert
-from experiments.attack.observer import nearest_image, observe, observe_directory, record_payloads
-from experiments.attack.reconstruction import IN_THE_CLEAR, Cell, attack, nominal_law
-from experiments.attack.similarity import PSNR_CEILING, correlation, psnr, ssim
-from experiments.attack.trajectory import exchanges, models_at
 from experiments.commands.attack import SpreadCommand, attack_command, spread
+from experiments.observer import nearest_image, observe, observe_directory, record_payloads
+from experiments.reconstruction import (
+    IN_THE_CLEAR,
+    PSNR_CEILING,
+    Reconstruction,
+    attack,
+    correlation,
+    exchanges,
+    head_of,
+    infer_target,
+    invert,
+    models_at,
+    nominal_law,
+    psnr,
+    ssim,
+)
 from mapa.simulation.world import World
 from tests.core_support import SIDE, small_world
 
@@ -61,7 +72,7 @@ def test_one_sample_s_gradient_gives_its_image_and_its_target_away(name: str, se
         Clipping.PER_SAMPLE,
         Clipping.NORMALISED,
         Clipping.BATCH_MEAN,
-    ):  # scales image and constant alike
+    ):  # scale image and constant alike
         released = clip(gradients, how, 0.01, 1)
         np.testing.assert_allclose(invert(head_of(model), model, released), images[0], atol=1e-4)
         assert infer_target(head_of(model), model, released) == targets[0]
@@ -105,7 +116,7 @@ def test_a_custom_model_without_a_full_connection_is_refused_by_name() -> None:
         head_of(Odd())  # type: ignore[arg-type]
 
 
-def by_place(cells: list[Cell]) -> dict[tuple[str, float | None, str], Cell]:
+def by_place(cells: list[Reconstruction]) -> dict[tuple[str, float | None, str], Reconstruction]:
     return {(cell.law, cell.epsilon, cell.clipping): cell for cell in cells}
 
 
@@ -134,7 +145,7 @@ def test_each_epsilon_can_have_a_training_of_its_own(monkeypatch: pytest.MonkeyP
         trained.append(one.scenario.privacy.parameters(0)["epsilon"])
         return models_at(one, updates)
 
-    monkeypatch.setattr("experiments.attack.reconstruction.models_at", noted)
+    monkeypatch.setattr("experiments.reconstruction.models_at", noted)
     more: dict[str, Any] = {
         "iterations": [20],
         "releases": 3,
@@ -245,7 +256,7 @@ def test_an_observer_reconstructs_the_images_of_a_recorded_run(tmp_path: Path) -
         edge.publish(edge_topic(RUN, EDGE, EdgeTopic.GRADIENT), bytes_made)  # resent: seen once
         edge.publish(edge_topic(RUN, EDGE, EdgeTopic.GRADIENT), b"no gradient")
     broker.settle()
-    assert recorder.full
+    assert len(recorder.kept) == recorder.limit
     assert full == [True]
     assert observer.violations > 0
     files = sorted((tmp_path / "seen").iterdir())

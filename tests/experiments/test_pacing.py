@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.pacing import CASES, Row, Task, cases_of, main, row_of, simulate_task
+from experiments.pacing import CASES, RunRow, Simulation, cases_of, main, row_of, simulate_task
 from experiments.unequal import spending, spread
 from mapa.scenario_files import read_scenario
 
@@ -38,7 +38,7 @@ def features_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """One run of each case."""
     folder = tmp_path_factory.mktemp("runs")
-    return [simulate_task(Task(name, (*own, *SMALL), 1, Path("data"), folder)) for name, own in CASES]
+    return [simulate_task(Simulation(name, (*own, *SMALL), 1, Path("data"), folder)) for name, own in CASES]
 
 
 def test_the_two_scenarios_differ_in_budget_and_pace_alone() -> None:
@@ -99,7 +99,7 @@ def test_the_table_says_what_the_runs_say(
 
 
 def test_runs_without_seeds_are_compared_by_their_means() -> None:
-    one = Row(
+    one = RunRow(
         run="run",
         case="one noise",
         engine="processes",

@@ -12,26 +12,37 @@ from typing import Any
 
 import pytest
 
-from experiments.reproduce import pictures, plots
-from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.conventions import conventions
-from experiments.reproduce.pictures import draw_norms, draw_stragglers, interpolated
-from experiments.reproduce.plots import draw_convergence, draw_sensitivity, draw_testbed
-from experiments.reproduce.points import Point, all_points
-from experiments.reproduce.report_files import ReportContent, counted, made_with, write_report
-from experiments.reproduce.result_tables import EXPLANATION, rows_of
+from experiments.reproduce import plots
+from experiments.reproduce.catalogue import Point, catalogue
+from experiments.reproduce.plots import (
+    draw_convergence,
+    draw_norms,
+    draw_sensitivity,
+    draw_stragglers,
+    interpolated,
+)
+from experiments.reproduce.report import (
+    EXPLANATION,
+    ReportContent,
+    conventions,
+    counted,
+    made_with,
+    rows_of,
+    write_report,
+)
 from experiments.reproduce.results import Result, Results
 from experiments.reproduce.verdicts import Case, FigureClaim, Judged, Judgement, Verdict
-from tests.reproduce_support import NOWHERE
+from mapa import figures
+from tests.reproduce_support import points as points_of
+from tests.reproduce_support import result_of
 
 
 def points(name: str, size: str = "quick") -> list[Point]:
-    return all_points(catalogue().chosen([name]), size, NOWHERE)
+    return points_of(size, name)
 
 
 def result(point: Point, **fields: Any) -> Result:
-    values: dict[str, Any] = {"t": [10, 20], "accuracy": [0.5, 0.6], "loss": [1.0, 0.9], **fields}
-    return Result(key=point.key, digest="d", engine=point.engine, **values)
+    return result_of(point, **{"t": [10, 20], "accuracy": [0.5, 0.6], "loss": [1.0, 0.9], **fields})
 
 
 def results_of(some: Sequence[Point], make: Callable[[Point], Result]) -> Results:
@@ -47,15 +58,13 @@ def twice(some: Sequence[Point]) -> list[Point]:
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Return the axes of a picture, which is written all the same."""
     kept: list[Any] = []
-    for module in (pictures, plots):
-        save = module.save
+    save = figures.save
 
-        def keep(figure: Any, stem: Path, save: Any = save) -> list[Path]:
-            kept.append(figure)
-            files: list[Path] = save(figure, stem)
-            return files
+    def keep(figure: Any, stem: Path) -> list[Path]:
+        kept.append(figure)
+        return save(figure, stem)
 
-        monkeypatch.setattr(module, "save", keep)
+    monkeypatch.setattr(figures, "save", keep)
 
     def draw(function: Callable[[Results, Path], list[Path]], results: Results) -> Any:
         assert len(function(results, tmp_path)) == 2
@@ -103,15 +112,6 @@ def test_lines_of_norms_differ_by_more_than_their_colour(drawn: Callable[..., An
         assert len({(line.get_linestyle(), line.get_marker()) for line in shown}) == len(shown)
         assert all(line.get_marker() != "None" for line in above.lines)
     assert len(axes[1].lines) == 6  # three norms, three bounds
-
-
-@pytest.mark.slow
-def test_lines_of_the_testbed_differ_by_more_than_their_colour(drawn: Callable[..., Any]) -> None:
-    axes = drawn(
-        draw_testbed, results_of(points("testbed"), lambda p: result(p, seconds=[1.0, 2.0], staleness={1: 3}))
-    )
-    looks = {(line.get_linestyle(), line.get_marker()) for line in axes[0].lines}
-    assert len(looks) == len(axes[0].lines) == 5
 
 
 @pytest.mark.slow
@@ -176,20 +176,9 @@ def test_a_panel_is_marked_where_the_embedded_images_stood_for_its_data() -> Non
     some = [p for p in points("accuracy", "tiny") if p.panel == "lr-mnist"]
     assert {p.scenario.data.set for p in some} == {"mnist-5k"}
     assert results_of(some, result).title("lr-mnist") == "LR MNIST (mnist-5k)"
-    real = [
-        replace(
-            p,
-            scenario=p.scenario.model_copy(
-                update={"data": p.scenario.data.model_copy(update={"set": "mnist"})}
-            ),
-        )
-        for p in some
-    ]
+    data = some[0].scenario.data.model_copy(update={"set": "mnist"})
+    real = [replace(p, scenario=p.scenario.model_copy(update={"data": data})) for p in some]
     assert results_of(real, result).title("lr-mnist") == "LR MNIST"
-
-
-def test_what_is_not_measured_is_not_called_so() -> None:
-    assert plots._LOOKS["measured"].label == "MAPA, this project's σ and L"
 
 
 # -- tables -------------------------------------------------------------------------------------------
@@ -221,25 +210,15 @@ def test_a_count_of_the_first_window_is_an_upper_bound() -> None:
         assert row["updates to taken"] == f"{words} (loss ≤ 0.4)"
 
 
-def test_one_seed_has_no_spread() -> None:
-    some = [p for p in points("testbed") if p.line == "testbed-cnn-mnist-mapa" and p.x == 5]
-    (row,) = rows_of(results_of(some, result), "testbed")
-    assert row["accuracy %"] == "60.00"
-    (row,) = rows_of(results_of(twice(some), result), "testbed")
-    assert row["accuracy %"] == "60.00 ± 0.00"
-
-
 # -- the page -----------------------------------------------------------------------------------------
 
 
 def judged(name: str, verdict: Verdict, *holds: bool | None, ours: bool = False) -> Judged:
-    claim = FigureClaim(
-        name=name, experiment="accuracy", where="fig:a", text=f"Say {name}.", judge="a.b", ours=ours
-    )
+    said: dict[str, Any] = {"where": "fig:a", "text": f"Say {name}.", "judge": "b", "why": "by `luck`"}
+    claim = FigureClaim(name=name, experiment="accuracy", ours=ours, **said)
     cases = tuple(Case(f"case {n}", held, "1 : 2") for n, held in enumerate(holds))
-    return Judged(
-        claim, Judgement(verdict, f"holds in {holds.count(True)} of {len(holds)}", cases, "by `luck`")
-    )
+    summary = f"holds in {holds.count(True)} of {len(holds)}"
+    return Judged(claim, Judgement(verdict, summary, cases, explain=False in holds))
 
 
 def page_of(tmp_path: Path, told: Sequence[Judged], **more: Any) -> str:
@@ -390,6 +369,6 @@ def test_conventions_are_those_of_the_scenario_files() -> None:
 def test_a_bound_with_fewer_seeds_than_another_is_drawn_all_the_same(drawn: Callable[..., Any]) -> None:
     some = [p for p in points("bounds") if p.line == "bounds-lr-mnist-audp"]
     more = [replace(p, seed=1, updates=(1,)) for p in some if p.x == 1.0]
-    axes = drawn(plots.draw_bounds, results_of([*some, *more], result))
+    axes = drawn(plots.DRAWN["bounds"], results_of([*some, *more], result))
     (line,) = (one for one in axes[0].get_lines() if one.get_label() == "AUDP")
     assert list(line.get_xdata()) == sorted(p.x for p in some if p.x is not None)

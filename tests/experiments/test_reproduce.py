@@ -10,28 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from common.errors import ConfigurationError
 from experiments.commands.reproduce import reproduce_command
-from experiments.reproduce import reproduction
-from experiments.reproduce.catalogue import SIZES, catalogue
-from experiments.reproduce.engines import MemoryJournal, Task, UnfinishedError, run_task, world_for
-from experiments.reproduce.points import Point, data_set
+from experiments.harness import UnfinishedError, deviation, percent
+from experiments.reproduce.catalogue import SIZES, Point, catalogue, data_set
 from experiments.reproduce.reproduction import reproduce
-from experiments.reproduce.results import WINDOW, Cache, Result, Results, mean, spread
-from experiments.reproduce.tasks import make_tasks
-from experiments.reproduce.verdicts import Verdict, claims
+from experiments.reproduce.results import WINDOW, Result, Results, result_cache
+from experiments.reproduce.runs import MemoryJournal, Task, make_tasks, run_task, world_for
+from experiments.reproduce.verdicts import claims
 from mapa.cli import build
-from mapa.figure_lines import line_names
 from mapa.recording import privacy_of
 from mapa.scenario_files import load_scenario
+from mapa.scenario_patterns import line_names
 from mapa.simulation.delays import drawn_trips
 from mapa.simulation.simulator import simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_many
 from tests.core_support import small_world
-from tests.reproduce_support import NOWHERE, order, points
+from tests.reproduce_support import NOWHERE, order, points, result_of
 
 # -- the catalogue ------------------------------------------------------------------------------------
 
@@ -59,7 +56,7 @@ def test_a_block_whose_lines_match_nothing_is_an_error() -> None:
 
 def test_every_claim_is_of_an_experiment_and_every_experiment_has_one() -> None:
     assert {claim.experiment for claim in claims()} == {e.name for e in catalogue().experiment}
-    assert len({claim.judge for claim in claims()}) == len(claims())
+    assert len({(claim.judge, str(claim.given)) for claim in claims()}) == len(claims())
 
 
 def test_experiments_are_chosen_by_name_by_number_or_as_ours() -> None:
@@ -111,7 +108,7 @@ def test_the_command_of_an_attack_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     point = next(p for p in points("tiny", "attack") if p.panel.startswith("lr"))
-    (result,) = run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
+    (result,) = run_task(Task((point,), NOWHERE, NOWHERE))
     cells = printed_by(point, capsys, "--out", str(tmp_path), "--data-dir", str(NOWHERE))["cells"]
     keys = ("law", "epsilon", "t", "correlation", "ssim", "psnr", "label_accuracy")
     assert [[cell[key] for key in keys] for cell in cells] == [
@@ -126,7 +123,7 @@ def test_the_command_of_a_point_gives_its_very_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: str
 ) -> None:
     point = next(p for p in points("tiny", "stragglers") if p.engine == engine and p.variant == "mapa")
-    (result,) = run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
+    (result,) = run_task(Task((point,), NOWHERE, NOWHERE))
     summary = printed_by(point, capsys, "--runs-dir", str(tmp_path), "--data-dir", str(NOWHERE))
     first, *evaluations = summary["evaluations"]
     assert first["updates"] == 0
@@ -171,7 +168,7 @@ def test_a_point_gives_the_same_result_alone_and_among_others() -> None:
     assert len(some) == 4
 
     def run(some: Sequence[Point]) -> list[Result]:
-        return [replace(r, wall=0.0) for r in run_task(Task(tuple(some), NOWHERE, NOWHERE, 0.0))]
+        return [replace(r, wall=0.0) for r in run_task(Task(tuple(some), NOWHERE, NOWHERE))]
 
     assert run(some) == [run([point])[0] for point in some]
 
@@ -179,51 +176,35 @@ def test_a_point_gives_the_same_result_alone_and_among_others() -> None:
 # -- results ------------------------------------------------------------------------------------------
 
 
-def result(key: str = "k", **fields: Any) -> Result:
-    values: dict[str, Any] = {"t": [1], "accuracy": [0.5], "loss": [1.0], **fields}
-    return Result(key=key, digest="d", engine="block", **values)
-
-
 def test_convergence_is_the_mean_of_five_evaluations() -> None:
     assert WINDOW == 5
     losses = [9.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.0]
-    seen = result(t=[10, 20, 30, 40, 50, 60, 70], accuracy=[0.0] * 7, loss=losses)
+    (point, *_) = points("tiny", "stragglers")
+    seen = result_of(point, t=[10, 20, 30, 40, 50, 60, 70], accuracy=[0.0] * 7, loss=losses)
     assert seen.reached(0.985) == 60
     assert seen.reached(0.5) is None
     assert replace(seen, loss=[None, *losses[1:]]).reached(0.985) == 60
     assert replace(seen, loss=[*losses[:4], None, *losses[5:]]).reached(5.0) is None
+    assert seen.floor == seen.reached(9.0) == 50  # nothing converges before the first whole window
+    assert replace(seen, t=[10, 20, 30, 40]).floor is None
 
 
-def test_a_result_survives_the_cache_and_a_damaged_file_is_made_again(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache")
-    kept = result(staleness={0: 3, 12: 1}, clips=[(1, 2.5)], seconds=[0.1], norms={"t": [1.0]})
-    assert cache.get("k") is None
-    cache.put(kept)
-    assert cache.get("k") == kept
-    file = tmp_path / "cache" / "k.json"
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text[:-9], encoding="utf-8")
-    assert cache.get("k") is None
-    file.write_text(json.dumps({**json.loads(text), "format": 0}), encoding="utf-8")
-    assert cache.get("k") is None
-
-
-def test_mean_and_spread() -> None:
-    assert mean([1.0, 2.0, 6.0]) == 3.0
-    assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
-    assert spread([1.0]) == 0.0
+def test_means_in_percent_have_a_deviation_where_there_are_several_seeds() -> None:
+    assert deviation([1.0, 3.0]) == pytest.approx(2**0.5)
+    assert (deviation([1.0]), percent([]), percent([0.5])) == (0.0, "–", "50.00")
+    assert percent([0.97, 0.99], 1, "±") == "98.0±1.4"
 
 
 def test_an_unfinished_run_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.reproduce import engines
+    from experiments.reproduce import runs
 
     def interrupted(world: Any, **more: Any) -> Any:
         return replace(simulate(world, **more), reason="interrupted")
 
-    monkeypatch.setattr(engines, "simulate", interrupted)
+    monkeypatch.setattr(runs, "simulate", interrupted)
     point = next(p for p in points("tiny", "stragglers") if p.engine == "events")
     with pytest.raises(UnfinishedError, match="interrupted after 400 updates"):
-        run_task(Task((point,), NOWHERE, NOWHERE, 0.0))
+        run_task(Task((point,), NOWHERE, NOWHERE))
 
 
 def test_norms_are_put_where_the_cyclic_delay_applies_them() -> None:
@@ -326,35 +307,6 @@ def test_an_interrupted_reproduction_goes_on_where_it_stopped(tmp_path: Path) ->
     assert [one.judgement for one in again.judged] == [one.judgement for one in outcome.judged]
 
 
-def test_a_failed_run_is_named_and_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(task: Task) -> list[Result]:
-        raise ConfigurationError(f"no broker for {task.points[0].line}")
-
-    monkeypatch.setattr(reproduction, "run_task", broken)
-    outcome = reproduce(order(tmp_path, "testbed"))
-    assert {label.partition(",")[0] for label in outcome.failures} == {
-        "testbed-cnn-mnist-mapa",
-        "testbed-cnn-mnist-asgd",
-    }
-    assert {one.judgement.verdict for one in outcome.judged} == {Verdict.NOT_RUN}
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "no broker for testbed-cnn-mnist-mapa" in page
-    assert "2 points are missing" in page
-
-
-@pytest.mark.slow
-def test_the_command_prints_verdicts_and_ends_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(typer.Exit) as ended:
-        reproduce_command(["stragglers"], tiny=True, out=tmp_path, data_dir=NOWHERE, jobs=2, as_json=True)
-    assert ended.value.exit_code == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["size"] == "tiny"
-    assert [row["claim"] for row in report["verdicts"]] == ["stragglers"]
-    assert report["runs"] == 4
-
-
 def test_wrong_options_are_refused_before_anything_runs(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"quick": True, "full": True}, "--quick and --full"),
@@ -379,7 +331,8 @@ def test_the_tiny_size_represents_every_experiment(tmp_path: Path) -> None:
     assert pictures == {experiment.name for experiment in catalogue().experiment}
     assert "its verdicts mean nothing" in (tmp_path / "report.html").read_text(encoding="utf-8")
     live = Results(
-        points("tiny"), {p.key: r for p in points("tiny") if (r := Cache(tmp_path / "cache").get(p.key))}
+        points("tiny"),
+        {p.key: r for p in points("tiny") if (r := result_cache(tmp_path / "cache").get(p.key))},
     )
     assert not live.missing
     for entry in live.of("testbed"):

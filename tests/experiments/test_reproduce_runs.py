@@ -22,15 +22,17 @@ import typer
 from rich.console import Console
 
 from common.errors import ConfigurationError
+from experiments import harness
 from experiments.commands import reproduce as command
 from experiments.commands.reproduce import reproduce_command
-from experiments.reproduce import attacks, reproduction, testbed_runs
+from experiments.harness import Done, ResultCache
+from experiments.reproduce import catalogue as catalogue_module
+from experiments.reproduce import reproduction, runs
+from experiments.reproduce.catalogue import FORMAT
 from experiments.reproduce.plots import draw_all
-from experiments.reproduce.points import FORMAT
 from experiments.reproduce.reproduction import reproduce
-from experiments.reproduce.results import WINDOW, Cache, Results
-from experiments.reproduce.testbed_runs import LiveRunError, live_command, run_live
-from experiments.sweep import Done
+from experiments.reproduce.results import Result, Results, result_cache
+from experiments.reproduce.runs import LiveRunError, live_command, run_live
 from mapa.scenario_files import load_scenario
 from tests.program_support import PATIENCE
 from tests.reproduce_support import NOWHERE, ends_at, order, points
@@ -60,9 +62,7 @@ def test_a_run_that_diverges_on_the_testbed_is_a_result(tmp_path: Path) -> None:
 def test_a_run_with_another_end_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (point, *_) = points("tiny", "testbed")
     for said, code in ((json.dumps({"reason": "no-budget"}), 3), ("", 1), ("[]", 1)):
-        monkeypatch.setattr(
-            testbed_runs, "live_command", lambda *_, out=said, end=code, **__: printing(out, end)
-        )
+        monkeypatch.setattr(runs, "live_command", lambda *_, out=said, end=code, **__: printing(out, end))
         with pytest.raises(LiveRunError, match=f"exit code {code}"):
             run_live(point, data_dir=NOWHERE, runs=tmp_path)
 
@@ -81,7 +81,7 @@ def test_a_run_with_another_end_is_none(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_what_a_run_leaves_and_nobody_can_read_is_a_failure_of_that_run_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, argv: list[str]
 ) -> None:
-    monkeypatch.setattr(testbed_runs, "live_command", lambda *_, **__: argv)
+    monkeypatch.setattr(runs, "live_command", lambda *_, **__: argv)
     outcome = reproduce(order(tmp_path, "testbed"))
     assert sorted(outcome.failures) == [
         "testbed-cnn-mnist-asgd, edges 2, seed 0, processes",
@@ -108,7 +108,7 @@ def test_every_point_that_failed_is_named_with_its_place_and_its_seed(
         for task in tasks:
             yield Done(task, error=f"ValueError: {task.points[0].key}")
 
-    monkeypatch.setattr(reproduction, "sweep", fail)
+    monkeypatch.setattr(harness, "sweep", fail)
     some = points("quick", "stragglers")
     outcome = reproduce(order(tmp_path, "stragglers", size="quick"))
     assert len(outcome.failures) == len(some) == len({p.label for p in some})
@@ -134,9 +134,9 @@ def test_a_reproduction_that_is_terminated_interrupts_its_live_run_which_tidies_
         "import sys\n"
         "from pathlib import Path\n"
         "from experiments.commands.reproduce import reproduce_command\n"
-        "from experiments.reproduce import testbed_runs\n"
+        "from experiments.reproduce import runs\n"
         f"words = [sys.executable, '-c', {TIDY!r}, {str(begun)!r}, {str(tidied)!r}]\n"
-        "testbed_runs.live_command = lambda *_, **__: words\n"
+        "runs.live_command = lambda *_, **__: words\n"
         f"reproduce_command(['testbed'], tiny=True, out=Path({str(tmp_path / 'out')!r}), data_dir=Path('/none'))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
@@ -162,7 +162,9 @@ def test_a_reproduction_that_is_terminated_interrupts_its_live_run_which_tidies_
 def test_what_the_attack_tries_is_in_its_key_and_in_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     some = points("tiny")
     before = [point.key for point in some]
-    monkeypatch.setattr(attacks, "OPTIONS", (*attacks.OPTIONS, "--releases", "21"))
+    monkeypatch.setattr(
+        catalogue_module, "ATTACK_OPTIONS", (*catalogue_module.ATTACK_OPTIONS, "--releases", "21")
+    )
     for point, key in zip(some, before, strict=True):
         if point.engine == "attack":
             assert point.key != key
@@ -186,14 +188,20 @@ def test_the_command_of_a_point_names_the_folder_of_its_data(tmp_path: Path) -> 
     assert {p.data_dir for p in points("tiny")} == {NOWHERE}
 
 
-def test_a_result_with_other_fields_or_of_another_point_is_made_again(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    kept = ends_at(0.5, replace(points("tiny", "stragglers")[0]))
-    cache.put(kept)
-    file = tmp_path / f"{kept.key}.json"
-    fields = json.loads(file.read_text(encoding="utf-8"))
+def test_a_result_survives_the_cache_and_a_damaged_or_other_one_is_made_again(tmp_path: Path) -> None:
+    cache = result_cache(tmp_path / "cache")
+    usual = ends_at(0.5, points("tiny", "stragglers")[0])
+    kept = replace(usual, staleness={0: 3, 12: 1}, clips=[(1, 2.5)], norms={"t": [1.0]})
+    assert cache.get(kept.key) is None
+    cache.put(kept.key, kept)
     assert cache.get(kept.key) == kept
+    file = tmp_path / "cache" / f"{kept.key}.json"
+    text = file.read_text(encoding="utf-8")
+    fields = json.loads(text)
+    file.write_text(text[:-9], encoding="utf-8")
+    assert cache.get(kept.key) is None
     wrong: list[dict[str, Any]] = [
+        {**fields, "format": 0},
         {**fields, "colour": "red"},
         {**fields, "staleness": [1]},
         {**fields, "clips": [1]},
@@ -206,14 +214,6 @@ def test_a_result_with_other_fields_or_of_another_point_is_made_again(tmp_path: 
     for values in wrong:
         file.write_text(json.dumps(values), encoding="utf-8")
         assert cache.get(kept.key) is None
-
-
-def test_nothing_converges_before_the_first_whole_window() -> None:
-    (point, *_) = points("tiny", "stragglers")
-    times = [10 * n for n in range(1, WINDOW + 2)]
-    quick = replace(ends_at(0.5, point), t=times, accuracy=[0.5] * len(times), loss=[0.0] * len(times))
-    assert quick.floor == quick.reached(1.0) == 10 * WINDOW
-    assert replace(quick, t=times[: WINDOW - 1]).floor is None
 
 
 @pytest.mark.slow
@@ -237,6 +237,10 @@ def test_a_panel_of_the_same_runs_as_another_counts_once(tmp_path: Path) -> None
 # -- what the cache alone can tell --------------------------------------------------------------------
 
 
+def keep(cache: ResultCache[Result], result: Result) -> None:
+    cache.put(result.key, result)
+
+
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_task(work: Any, tasks: Sequence[Any], **_: Any) -> list[Any]:  # noqa: ARG001
@@ -246,7 +250,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("a run, or a look for a Docker engine")
 
-    monkeypatch.setattr(reproduction, "sweep", no_task)
+    monkeypatch.setattr(harness, "sweep", no_task)
     monkeypatch.setattr(reproduction, "run_task", never)
     monkeypatch.setattr(reproduction, "lacking_here", never)
 
@@ -254,13 +258,13 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_runs")
 def test_what_was_run_in_parts_with_other_seeds_becomes_one_report(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache")
+    cache = result_cache(tmp_path / "cache")
     lr, svm = (points("quick", "accuracy", only=(f"*-{model}-*",)) for model in ("lr", "svm"))
     for point in lr:
-        cache.put(ends_at(0.8, point))
+        keep(cache, ends_at(0.8, point))
     for point in points("quick", "accuracy", "norms", only=("*-svm-*", "norms-*"), most_seeds=1):
         norms = {"t": [1.0], "mean": [2.0], "low": [1.0], "high": [3.0]}
-        cache.put(replace(ends_at(0.8, point), norms=norms))
+        keep(cache, replace(ends_at(0.8, point), norms=norms))
     before = sorted(path.name for path in cache.directory.iterdir())
     outcome = reproduce(order(tmp_path, "accuracy", "norms", "stragglers", size="quick", cached_only=True))
     assert (outcome.runs, outcome.failures) == (0, {})
@@ -280,11 +284,11 @@ def test_what_was_run_in_parts_with_other_seeds_becomes_one_report(tmp_path: Pat
 @pytest.mark.usefixtures("nothing_runs")
 def test_containers_are_taken_from_the_cache_before_processes(tmp_path: Path) -> None:
     inside, outside = (points("quick", "testbed", containers=flag) for flag in (True, False))
-    cache = Cache(tmp_path / "cache")
+    cache = result_cache(tmp_path / "cache")
     for number in (0, 1):
-        cache.put(ends_at(0.9, inside[number]))
+        keep(cache, ends_at(0.9, inside[number]))
     for number in (1, 2):
-        cache.put(ends_at(0.1, outside[number]))
+        keep(cache, ends_at(0.1, outside[number]))
 
     def taken(**more: Any) -> list[tuple[str, float]]:
         asked = order(tmp_path, "testbed", size="quick", cached_only=True, **more)
@@ -314,13 +318,14 @@ def test_an_empty_cache_is_refused_by_its_place(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_runs")
 def test_the_command_reports_what_is_cached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Cache(tmp_path / "cache").put(ends_at(0.8, points("tiny", "stragglers")[0]))
+    keep(result_cache(tmp_path / "cache"), ends_at(0.8, points("tiny", "stragglers")[0]))
     given: dict[str, Any] = {"tiny": True, "out": tmp_path, "data_dir": NOWHERE, "cached": True}
     with pytest.raises(typer.Exit) as ended:
         reproduce_command(["stragglers"], as_json=True, **given)
     assert ended.value.exit_code == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["runs"], report["cached"], report["failures"]) == (0, 1, {})
+    assert (report["size"], report["runs"], report["cached"], report["failures"]) == ("tiny", 0, 1, {})
+    assert [row["claim"] for row in report["verdicts"]] == ["stragglers"]
     with pytest.raises(ConfigurationError, match="--cached and --fresh"):
         reproduce_command(["stragglers"], resume=False, **given)
 
@@ -359,7 +364,7 @@ def test_the_bar_has_its_total_before_the_first_task_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[float, bool]] = []
-    monkeypatch.setattr(reproduction, "sweep", lambda *_, **__: iter(()))
+    monkeypatch.setattr(harness, "sweep", lambda *_, **__: iter(()))
     reproduce(
         order(tmp_path, "stragglers"), lambda done, total, line: seen.append((done, total > 0 and not line))
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigurationError
-from experiments.sweep import ONE_THREAD, sweep
+from experiments.harness import ONE_THREAD, sweep
 from tests.program_support import PATIENCE
 from tests.sweep_support import die_if_negative, one_thread_here, square, where_it_ran
 
@@ -56,7 +56,7 @@ def test_whoever_stops_listening_leaves_no_process_behind() -> None:
 @pytest.mark.slow
 def test_a_sweep_whose_parent_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     script = (
-        "from experiments.sweep import sweep\n"
+        "from experiments.harness import sweep\n"
         "from tests.sweep_support import say_and_wait\n"
         f"list(sweep(say_and_wait, [{str(tmp_path / 'pid')!r}], jobs=1))\n"
     )
@@ -77,7 +77,7 @@ def test_a_sweep_whose_parent_is_killed_leaves_no_process_behind(tmp_path: Path)
 def test_an_interrupted_sweep_ends_at_once_and_begins_no_other_task(tmp_path: Path) -> None:
     pipes = [str(tmp_path / name) for name in "abcd"]
     script = (
-        "from experiments.sweep import sweep\n"
+        "from experiments.harness import sweep\n"
         "from tests.sweep_support import stop_when_terminated\n"
         f"list(sweep(stop_when_terminated, {pipes!r}, jobs=1))\n"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigurationError
-from experiments.sweep import ONE_THREAD, sweep
+from experiments.harness import ONE_THREAD, sweep
 from tests.sweep_support import one_thread_here, square
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.judges.ours import TARGET
-from experiments.reproduce.points import Point, all_points
-from experiments.reproduce.results import Result, Results
+from experiments.reproduce.catalogue import Point, all_points, catalogue
+from experiments.reproduce.judges import TARGET
+from experiments.reproduce.results import Results
 from experiments.reproduce.verdicts import (
     Case,
     Judgement,
@@ -24,23 +22,11 @@ from experiments.reproduce.verdicts import (
     judge_all,
     not_behind,
 )
-from tests.reproduce_support import NOWHERE, judged, points
+from tests.reproduce_support import NOWHERE, ends_at, judged, made_up, points, result_of
 
 pytestmark = pytest.mark.slow  # every claim of the catalogue: seconds
 
 TIMES = list(range(100, 2100, 100))
-
-
-def result(key: str, accuracy: float | list[float] = 0.5, **fields: Any) -> Result:
-    curve = accuracy if isinstance(accuracy, list) else [accuracy]
-    usual = {"digest": "", "engine": "events", "t": [100], "loss": [1.0]}
-    return Result(key=key, accuracy=curve, **{**usual, **fields})
-
-
-def made_up(some: Sequence[Point], accuracy: dict[str, float]) -> Results:
-    """Return results in which every variant ends at the accuracy given for it."""
-    found = {p.key: result(p.key, accuracy[p.variant]) for p in some if p.variant in accuracy}
-    return Results(some, found)
 
 
 # -- cases --------------------------------------------------------------------------------------------
@@ -60,9 +46,9 @@ def made_up(some: Sequence[Point], accuracy: dict[str, float]) -> Results:
 def test_a_verdict_counts_what_held_what_failed_and_what_cannot_be_told(
     holds: list[bool | None], verdict: Verdict, summary: str
 ) -> None:
-    found = by_cases([Case("here", one, "1 : 2") for one in holds], "since")
+    found = by_cases([Case("here", one, "1 : 2") for one in holds])
     assert (found.verdict, found.summary) == (verdict, summary)
-    assert found.why == ("since" if False in holds else "")
+    assert found.explain == (False in holds)
     assert (found.measured.count("✗"), found.measured.count("?")) == (holds.count(False), holds.count(None))
 
 
@@ -92,7 +78,7 @@ def test_a_claim_of_which_a_part_was_run_is_not_reproduced() -> None:
 def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up results of every point at full size: no claim of the paper asks for more than there can be."""
     here = [SimpleNamespace(name=name, present=True) for name in ("mnist", "usps")]
-    monkeypatch.setattr("experiments.reproduce.points.describe", lambda _: here)
+    monkeypatch.setattr("experiments.reproduce.catalogue.describe", lambda _: here)
     experiments = [e.name for e in catalogue().experiment if e.name not in ("attack", "heldout")]
     some = [
         p
@@ -101,7 +87,7 @@ def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytes
     ]
     t, falling = list(range(1000, 41000, 1000)), [2.0] * 20 + [0.0] * 20
     found = {
-        p.key: result(p.key, t=t, accuracy=[0.9] * 40, loss=falling, seconds=[float(x) for x in t])
+        p.key: result_of(p, t=t, accuracy=[0.9] * 40, loss=falling, seconds=[float(x) for x in t])
         for p in some
     }
     for one in judge_all(Results(some, found), experiments):
@@ -118,20 +104,13 @@ def test_a_claim_speaks_of_as_many_cases_as_the_full_size_has(monkeypatch: pytes
     [(0.9, 0.8, Verdict.REPRODUCED), (0.8, 0.9, Verdict.NOT), (0.8, 0.799, Verdict.UNDECIDED)],
 )
 def test_that_mapa_beats_audp_is_judged_by_the_numbers(mapa: float, audp: float, verdict: Verdict) -> None:
-    found = judged("beats AUDP", made_up(points("tiny", "accuracy"), {"mapa": mapa, "audp": audp}))
+    found = judged(
+        "beats AUDP",
+        made_up(lambda p: {"mapa": mapa, "audp": audp}.get(p.variant), points("tiny", "accuracy")),
+    )
     assert found.verdict is verdict
     assert f"{100 * mapa:.1f} : {100 * audp:.1f} %" in found.measured
-    assert bool(found.why) == (verdict is Verdict.NOT)
-
-
-def test_a_claim_that_holds_in_some_panels_is_partly_reproduced() -> None:
-    some = points("tiny", "accuracy")
-    better = made_up([p for p in some if p.panel == "lr-mnist"], {"mapa": 0.9, "audp": 0.8})
-    worse = made_up([p for p in some if p.panel == "svm-mnist"], {"mapa": 0.7, "audp": 0.8})
-    both = Results(some, {e.point.key: e.result for e in [*better.entries, *worse.entries]})
-    found = judged("beats AUDP", both)
-    assert found.verdict is Verdict.PARTLY
-    assert found.summary == "holds in 2 of 4"
+    assert found.explain == (verdict is Verdict.NOT)
 
 
 def test_a_lead_that_is_none_is_not_larger_at_small_epsilon() -> None:
@@ -142,7 +121,7 @@ def test_a_lead_that_is_none_is_not_larger_at_small_epsilon() -> None:
         for p in some:
             if p.panel == "lr-mnist" and p.variant in ("mapa", "audp"):
                 lag = 0.0 if p.variant == "audp" else small if p.x == 0.1 else large
-                found[p.key] = result(p.key, 0.9 - lag)
+                found[p.key] = ends_at(0.9 - lag, p)
         return judged("more at small ε", Results(some, found)).verdict
 
     assert behind_by(-0.3, 0.0) is Verdict.REPRODUCED
@@ -163,7 +142,7 @@ def test_what_nobody_claimed_holds_or_does_not() -> None:
         for p in some:
             large = p.x == max(q.x or 0 for q in some if q.panel == p.panel)
             last = worst if p.variant == "audp" and large else 0.5 if large and worst == 0.8 else 0.9
-            found[p.key] = result(p.key, last)
+            found[p.key] = ends_at(last, p)
         by_name = {one.claim.name: one.words for one in judge_all(Results(some, found), ["bounds"])}
         assert by_name["no tuning"] == words
 
@@ -171,7 +150,7 @@ def test_what_nobody_claimed_holds_or_does_not() -> None:
 def test_a_single_bound_is_no_choice_of_bounds() -> None:
     some = points("tiny", "bounds")
     large = max(p.x or 0 for p in some)
-    found = {p.key: result(p.key, 0.5 if p.variant == "audp" else 0.9) for p in some if p.x == large}
+    found = {p.key: ends_at(0.5 if p.variant == "audp" else 0.9, p) for p in some if p.x == large}
     assert judged("a bound for AUDP", Results(some, found)).verdict is Verdict.NOT_RUN
 
 
@@ -186,7 +165,7 @@ def test_some_images_are_restored_where_one_is_and_all_blurred_where_none_is() -
             {"law": "exponential-norm", "epsilon": epsilon, "correlations": values}
             for epsilon, values in ((1.0, weak), (0.01, strong))
         ]
-        return judged("blurred", Results(some, {p.key: result(p.key, cells=cells) for p in some}))
+        return judged("blurred", Results(some, {p.key: result_of(p, cells=cells) for p in some}))
 
     assert seen([0.9, 0.1, 0.1], [0.1, 0.0, 0.1]).verdict is Verdict.REPRODUCED
     assert seen([0.4, 0.4, 0.4], [0.1, 0.0, 0.1]).verdict is Verdict.PARTLY
@@ -207,7 +186,7 @@ def converging(reached: Callable[[Point], int | None], panel: str = "lr-mnist") 
             at = reached(p)
             high = len(TIMES) if at is None else TIMES.index(at) - 4
             loss = [3.0] * high + [0.0] * (len(TIMES) - high)
-            found[p.key] = result(p.key, t=TIMES, accuracy=[0.5] * len(TIMES), loss=loss)
+            found[p.key] = result_of(p, t=TIMES, accuracy=[0.5] * len(TIMES), loss=loss)
     return Results(some, found)
 
 
@@ -222,7 +201,7 @@ def test_a_factor_that_is_nowhere_near_is_not_reproduced() -> None:
     found = judged("faster than AUDP", converging(lambda p: 1000 if p.variant == "mapa" else 1200))
     assert all(case.holds for case in found.cases)
     assert found.verdict is Verdict.NOT
-    assert found.why
+    assert found.explain
 
 
 def test_being_slower_at_any_number_of_edges_counts() -> None:
@@ -268,24 +247,33 @@ def test_the_caption_s_threshold_is_judged_where_it_is_reached() -> None:
 
 def test_models_that_learned_nothing_are_not_called_robust() -> None:
     some = points("tiny", "sensitivity")
-    assert judged("robust", made_up(some, {"mapa": 0.1})).verdict is Verdict.NOT_RUN
-    assert judged("robust", made_up(some, {"mapa": 0.9})).verdict is Verdict.REPRODUCED
+    assert judged("robust", made_up(lambda p: {"mapa": 0.1}.get(p.variant), some)).verdict is Verdict.NOT_RUN
+    assert (
+        judged("robust", made_up(lambda p: {"mapa": 0.9}.get(p.variant), some)).verdict is Verdict.REPRODUCED
+    )
 
 
 def test_being_ahead_of_guessing_by_guessing_decides_nothing() -> None:
     some = points("quick", "testbed")
     assert (
-        judged("testbed: above ASGD", made_up(some, {"mapa": 0.2, "asgd": 0.1})).verdict is Verdict.UNDECIDED
+        judged(
+            "testbed: above ASGD", made_up(lambda p: {"mapa": 0.2, "asgd": 0.1}.get(p.variant), some)
+        ).verdict
+        is Verdict.UNDECIDED
     )
     assert (
-        judged("testbed: above ASGD", made_up(some, {"mapa": 0.8, "asgd": 0.1})).verdict is Verdict.REPRODUCED
+        judged(
+            "testbed: above ASGD", made_up(lambda p: {"mapa": 0.8, "asgd": 0.1}.get(p.variant), some)
+        ).verdict
+        is Verdict.REPRODUCED
     )
 
 
 def test_a_synchronous_twin_that_never_gets_there_is_slower() -> None:
     some = points("tiny", "stragglers")
     found = {
-        p.key: result(p.key, TARGET if p.engine == "events" else TARGET - 0.1, seconds=[3.0]) for p in some
+        p.key: result_of(p, accuracy=[TARGET if p.engine == "events" else TARGET - 0.1], seconds=[3.0])
+        for p in some
     }
     judgement = judged("stragglers", Results(some, found))
     assert judgement.verdict is Verdict.REPRODUCED

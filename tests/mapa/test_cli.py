@@ -16,8 +16,8 @@ import typer
 from common.scenario.scenario import parse_scenario
 from mapa.cli import build
 from mapa.command_help import HELP
-from mapa.figure_lines import about_line, line_names
 from mapa.scenario_files import load_scenario, shipped_names
+from mapa.scenario_patterns import about_line, line_names
 from tests.program_support import Mapa
 
 EXAMPLE = (

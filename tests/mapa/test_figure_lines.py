@@ -13,8 +13,8 @@ from common.errors import ConfigurationError
 from common.scenario.scenario import parse_scenario
 from mapa.commands.containers import for_a_container
 from mapa.container import service
-from mapa.figure_lines import FOLDER, PREFIX, line_names, line_of, matching_lines, values_of
 from mapa.scenario_files import data_set_of, load_scenario
+from mapa.scenario_patterns import FOLDER, PREFIX, line_names, line_of, matching_lines, values_of
 
 DIGESTS = json.loads(Path(__file__).with_name("figure_lines.json").read_text(encoding="utf-8"))
 

@@ -14,8 +14,8 @@ from common.noise.mechanism import Clipping, Sampling, Scope
 from common.scenario.parts import model_for
 from common.scenario.scenario import parse_welcome
 from mapa.commands.containers import for_a_container
-from mapa.recipes import about_recipe, recipe_names
 from mapa.scenario_files import load_scenario, shipped_names
+from mapa.scenario_patterns import about_recipe, recipe_names
 from mapa.simulation.simulator import simulate
 from mapa.simulation.vectorised import simulate_rounds
 from mapa.simulation.world import World

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from common.metrics import ACCURACY
 from common.records.rundir import versions
-from experiments.reproduce.result_tables import as_markdown
+from experiments.reproduce.report import as_markdown
 from mapa import recording
 from mapa.commands.compare import compare_command, describe
 from mapa.run_reader import read_run

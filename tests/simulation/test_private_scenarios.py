@@ -12,8 +12,8 @@ from common.accounting.total import total
 from common.noise.mechanism import Clipping, Sampling, Scope
 from common.scenario.scenario import Scenario, parse_scenario, parse_welcome
 from mapa.budget import calibrated, release_caps
-from mapa.recipes import recipe_names
 from mapa.scenario_files import load_scenario, shipped_names
+from mapa.scenario_patterns import recipe_names
 from mapa.simulation.simulator import simulate
 from mapa.simulation.vectorised import check_vectorised, simulate_rounds
 from mapa.simulation.world import World

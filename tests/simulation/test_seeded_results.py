@@ -22,7 +22,7 @@ from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
 from common.quantities import Vector
 from common.scenario.scenario import parse_scenario
-from experiments.sweep import ONE_THREAD
+from experiments.harness import ONE_THREAD
 from mapa.simulation.simulator import Outcome, simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_rounds

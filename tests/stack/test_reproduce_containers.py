@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.reproduce.catalogue import catalogue
-from experiments.reproduce.reproduction import Order, reproduce
+from experiments.reproduce.reproduction import ReproductionOrder, reproduce
 from tests.stack.compose_support import MARKS, names_on
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
@@ -16,7 +16,7 @@ pytestmark = [*MARKS, pytest.mark.usefixtures("images")]
 
 def test_the_testbed_runs_in_containers_and_leaves_none(engine: Any, tmp_path: Path) -> None:
     before = names_on(engine, "mapa-")
-    order = Order(
+    order = ReproductionOrder(
         experiments=catalogue().chosen(["testbed"]),
         size="tiny",
         out=tmp_path,

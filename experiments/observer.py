@@ -1,4 +1,4 @@
-"""An honest-but-curious observer: keeps what it sees on the wire, and inverts it later."""
+"""An honest-but-curious observer: records gradients from the wire, and inverts them later."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from common.transport.channel import Channel
 from common.wire import v1
 from common.wire.codec import decode_gradient, decode_model
 from common.wire.topics import EdgeTopic, every_edge, parse_edge_topic
-from experiments.attack.inversion import Picture, head_of, infer_target, invert
+from experiments.reconstruction import Picture, head_of, infer_target, invert
 
 
 @dataclass(slots=True)
-class Recorder:
-    """Counts what `record_payloads` has kept."""
+class PayloadRecorder:
+    """Keeps gradients of a run as files, with the models that they answer."""
 
     directory: Path
     limit: int
@@ -30,19 +30,15 @@ class Recorder:
     kept: set[str] = field(default_factory=set)
     _models: dict[EdgeId, bytes] = field(default_factory=dict)
 
-    @property
-    def full(self) -> bool:
-        return len(self.kept) >= self.limit
-
     def model(self, topic: str, payload: bytes) -> None:
         self._models[parse_edge_topic(topic).edge_id] = payload
 
     def gradient(self, topic: str, payload: bytes) -> None:
         """Keep the payload, and the model that it answers where that was seen; a resent one only once."""
-        if self.full:
+        if len(self.kept) >= self.limit:
             return
         edge_id = parse_edge_topic(topic).edge_id
-        dimension = _dimension(payload)
+        dimension = max(1, (len(payload) - v1.HEADER_BYTES) // 4)
         arrived = decode_gradient(edge_id, payload, dimension)  # what is no gradient is not kept
         stem = f"{edge_id}-{arrived.sequence:08d}"
         model = self._models.get(edge_id)
@@ -56,7 +52,7 @@ class Recorder:
 
 def record_payloads(
     channel: Channel, run: RunId, directory: Path, limit: int, on_full: Callable[[], None] | None = None
-) -> Recorder:
+) -> PayloadRecorder:
     """Keep up to `limit` gradients of a run as `<edge>-<sequence>.gradient`, raw as they were on the wire.
 
     Needs a login that may read every edge's branch: the cloud's own, which is the adversary meant.
@@ -64,7 +60,7 @@ def record_payloads(
     if limit < 1:
         raise ConfigurationError(f"limit = {limit}: must be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(directory, limit, on_full)
+    recorder = PayloadRecorder(directory, limit, on_full)
     channel.subscribe(every_edge(run, EdgeTopic.MODEL), recorder.model)
     channel.subscribe(every_edge(run, EdgeTopic.GRADIENT), recorder.gradient)
     return recorder
@@ -110,7 +106,7 @@ def observe_directory(model: Model, directory: Path, *, regularization: float = 
 
 
 def nearest_image(dataset: Dataset, picture: Picture) -> tuple[int, float]:
-    """Return the training image that a reconstruction resembles most, and |r|: how an experimenter checks it."""
+    """Return the training image that a reconstruction resembles most, and |r|."""
     best, best_r = 0, -1.0
     wanted = picture - picture.mean()
     norm = float(np.linalg.norm(wanted))
@@ -123,7 +119,3 @@ def nearest_image(dataset: Dataset, picture: Picture) -> tuple[int, float]:
         if r.max() > best_r:
             best, best_r = start + int(r.argmax()), float(r.max())
     return best, best_r
-
-
-def _dimension(payload: bytes) -> int:
-    return max(1, (len(payload) - v1.HEADER_BYTES) // 4)

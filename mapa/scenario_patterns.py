@@ -1,4 +1,4 @@
-"""The lines of the figures as scenarios: one file of patterns gives each name its values."""
+"""Shipped scenarios described by a file of patterns: lines of the figures, and recipes of private training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from common.errors import ConfigurationError
 
 FOLDER = Path(__file__).parent / "scenarios" / "figures"
 PREFIX = "figures/"
-_FILE = FOLDER / "lines.toml"
+RECIPES = Path(__file__).parent / "scenarios" / "recipes"
+_TITLES = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+_LINES, _PRIVATE = FOLDER / "lines.toml", RECIPES / "private.toml"
 
 
 @cache
@@ -22,7 +24,7 @@ def line_names() -> tuple[str, ...]:
 
     Runs of one vectorised product round alike, so another order would change the last digits of results.
     """
-    names = (name for pattern in _lines()["names"] for name in alternatives(pattern))
+    names = (name for pattern in _read(_LINES)["names"] for name in alternatives(pattern))
     return tuple(sorted(names, key=lambda name: f"{name}.toml"))
 
 
@@ -53,19 +55,40 @@ def values_of(line: str) -> dict[str, Any]:
         raise ConfigurationError(
             f"figure line = {line!r}: unknown; `mapa scenario list --figures` lists them"
         )
-    return matching_values(_lines()["values"], line)
+    return matching_values(_read(_LINES)["values"], line)
 
 
 def about_line(line: str) -> str:
     """Return what a line is: experiment, model and data set, variant."""
     experiment, model, data, _ = line.split("-", 3)
-    variant = [text for pattern, text in _lines()["variants"].items() if matches(pattern, line)][-1]
-    return f"{_lines()['experiments'][experiment]}, {model.upper()} on {data.upper()}: {variant}"
+    variant = [text for pattern, text in _read(_LINES)["variants"].items() if matches(pattern, line)][-1]
+    return f"{_read(_LINES)['experiments'][experiment]}, {model.upper()} on {data.upper()}: {variant}"
 
 
 @cache
-def _lines() -> dict[str, Any]:
-    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+def recipe_names() -> tuple[str, ...]:
+    """Return the names of all recipes, sorted."""
+    return tuple(sorted(name for pattern in _read(_PRIVATE)["names"] for name in alternatives(pattern)))
+
+
+def recipe_values(name: str) -> dict[str, Any]:
+    """Return what a scenario file of this name would hold: all matching patterns, later ones over earlier ones."""
+    return matching_values(_read(_PRIVATE)["values"], name)
+
+
+def about_recipe(name: str) -> str:
+    """Return what a recipe is, as the first line of its file would say."""
+    values = recipe_values(name)
+    privacy, title = values["privacy"], _TITLES[name.split("-")[1]]
+    return (
+        f"Softmax on fixed scattering features of {title}, {values['edges']} edges, each with a total budget of"
+        f" (ε = {privacy['total_epsilon']:g}, δ = {privacy['total_delta']:g})"
+    )
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 @cache
@@ -76,7 +99,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Say whether a name is one of those that a pattern stands for."""
+    """Tell whether a pattern stands for a name."""
     return _expression(pattern).fullmatch(name) is not None
 
 
