@@ -26,8 +26,7 @@ from typing import Any
 from cloud import history, service
 from common.errors import MapaError
 from common.quantities import RunId
-from common.records.log_format import Entry, Kind, pack_record
-from common.records.log_writer import LogWriter
+from common.records.gradient_log import Entry, Kind, LogWriter, pack_record
 from common.transport.connection import BrokerAddress, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel

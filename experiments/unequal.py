@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError, MapaError
+from common.records.reader import read_events, read_manifest
 from mapa.dashboard.spending import epsilon, release_kind, shard_size
 from mapa.figures import line, look, panels, save
-from mapa.run_reader import find_run, read_events, read_manifest
+from mapa.runs import find_run
 
 _POINTS = 10  # of a curve: each is an accounting of its own
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from common.errors import ConfigurationError
 from common.own_code import code_named_by
-from common.records.naming import LONGEST, folder_name
+from common.records.layout import LONGEST, folder_name
 from edge.owners import BOOK_VARIABLE
 from mapa.environment import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
-from mapa.left_runs import name_of, to_go_on_with
+from mapa.resume import name_of, to_go_on_with
 
 SCENARIOS = Path("/scenarios")  # a folder of the host, where one is mounted
 RUN_FILE = "MAPA_RUN_FILE"  # where the cloud leaves the run's name for the edges

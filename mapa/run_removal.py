@@ -19,8 +19,7 @@ from common.errors import ConfigurationError, MapaError, RecordsError
 from common.records.regular import open_regular
 from edge.slots import is_held
 from mapa.output import printable
-from mapa.run_state import ENDING, LEAVING, RUNNING, is_run, read_object, state_of
-from mapa.runs_folder import files_of
+from mapa.runs import ENDING, LEAVING, RUNNING, files_of, is_run, read_object, state_of
 
 FLAG = "--forget-account"
 _SQLITE = b"SQLite format 3\0"

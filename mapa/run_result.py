@@ -16,8 +16,8 @@ from safetensors.numpy import load
 
 from common.errors import ConfigurationError
 from common.metrics import Metric
+from common.records.reader import RunRecords, read_events, read_run, records_in
 from common.records.regular import MOST_MODEL, regular_bytes
-from mapa.run_reader import RunRecords, read_events, read_run, records_in
 
 if TYPE_CHECKING:
     import pandas

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.errors import RecordsError
 from common.messages import Fact, GradientRefused
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.tally import Evaluation, Tally
 
 MOST_REFUSALS = 100  # lines for refused gradients of one edge; further ones are counted, not written

@@ -131,3 +131,12 @@ def regular_object(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file's bytes, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

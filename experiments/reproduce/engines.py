@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import MapaError
 from common.messages import Fact
 from common.randomness import streams_for
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.tally import Evaluation, finite_or_none
 from common.scenario.scenario import Scenario, parse_welcome
 from edge.assembly import shards_for

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.records.rundir import versions
+from common.records.directory import versions
 from experiments.reproduce.catalogue import Experiment
 from experiments.reproduce.conventions import conventions, run_as
 from experiments.reproduce.points import Point

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import MapaError
+from common.records.reader import read_run
 from experiments.reproduce.points import PROCESSES, Point
 from experiments.reproduce.results import Result
 from mapa.children import interruptible
 from mapa.local_run import one_thread_each
-from mapa.run_reader import read_run
 
 _SECONDS_AN_UPDATE = 0.5  # far beyond any: a run that takes longer hangs
 _GRACE = 120.0  # seconds in which a run that was interrupted takes its containers down

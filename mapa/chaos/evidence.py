@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from common.errors import ConfigurationError, MapaError
-from common.records.log_format import Kind
-from common.records.log_reader import LogReader
+from common.records.gradient_log import Kind, LogReader
 from common.wire.v1 import HEADER
 from mapa.chaos.judge import Applied, Ended, Evidence
 from mapa.chaos.watch import Watch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
-from common.records.keeping import keeps_gradients
+from common.records.layout import keeps_gradients
 from common.scenario.scenario import Scenario
 from mapa.brokers import find_mosquitto
 from mapa.chaos.programs import MAPA, check_platform

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from common.errors import ConfigurationError
 from common.quantities import RunId
-from common.records.rundir import new_run_id
+from common.records.directory import new_run_id
 from common.wire.topics import run_id
 from mapa.chaos.node import Bed
 from mapa.chaos.ordeal import Ordeal, Outcome

@@ -15,14 +15,14 @@ from rich.table import Table
 
 from common.errors import ConfigurationError
 from common.metrics import Better, Metric
+from common.records.reader import RunRecords, read_run, records_in
 from common.scenario.scenario import parse_scenario
 from mapa import output
 from mapa.commands import options
 from mapa.figures import line, look, over_updates, panels, save, shared_legend
 from mapa.holdings import draw_holdings, holdings_of
 from mapa.recording import ENGINES
-from mapa.run_reader import RunRecords, find_run, read_run, records_in
-from mapa.unfinished import unfinished
+from mapa.runs import find_run, unfinished
 
 _WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read and a folded table cannot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mapa.summary_table import print_summary
+from mapa.run_view import print_summary
 
 
 def report(summary: dict[str, Any], *, as_json: bool) -> None:

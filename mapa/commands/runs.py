@@ -13,12 +13,11 @@ import typer
 
 from common.errors import ConfigurationError
 from common.own_code import allowing
-from common.records.naming import HALT_OWED, RESUME
+from common.records.layout import HALT_OWED, RESUME
 from mapa import output
 from mapa.commands import run_options as options
 from mapa.output import printable
-from mapa.run_state import KILLED, is_run, read_object
-from mapa.runs_folder import RunLine, chosen, files_of, line_of_run, run_paths
+from mapa.runs import KILLED, RunLine, chosen, files_of, is_run, line_of_run, read_object, run_paths
 
 app = typer.Typer(no_args_is_help=True, help="Runs on record: list, show, rm.")
 

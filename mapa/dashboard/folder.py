@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
-from mapa.dashboard.gathered import number
-from mapa.dashboard.reading import JsonFile
+from common.records.reader import JsonFile
+from mapa.dashboard.page_tally import number
 from mapa.dashboard.sections import rows, table
-from mapa.run_state import LEAVING, has_records, is_run, last_update, text, wrote_just_now
+from mapa.runs import LEAVING, has_records, is_run, last_update, text, wrote_just_now
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _UNENDED: dict[str, Any] = {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cloud.stages import planned_stages
+from common.errors import MapaError
 from common.metrics import Metric
+from common.problem import Problem, SensitivityRule
 from common.records.tally import staleness_summary
-from mapa.dashboard.gathered import EDGES, METRICS, TEXT, Gathered, Lane, metric_named, number
-from mapa.dashboard.plan import planned
+from mapa.dashboard.page_tally import EDGES, METRICS, TEXT, Gathered, Lane, metric_named, number
 from mapa.dashboard.series import Durations
 
 LANES = 500  # edges shown one by one
@@ -257,3 +260,83 @@ def _span(gathered: Gathered) -> float | None:
     if gathered.first_time is None or gathered.last_time is None:
         return None
     return gathered.last_time - gathered.first_time
+
+
+_GAMES = 64  # games that are shown
+_LONGEST = 120  # characters of a game's name
+
+
+def audited(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the scenario's own games and the audit of a whole run; None: there is no report."""
+    games = [row for row in rows(report, "games") if row.get("kind") == "scenario"]
+    whole = table(report, "one_run")
+    if not games and not whole:
+        return None
+    return {
+        "edge": number(report.get("edge")),
+        "confidence": number(report.get("confidence")),
+        "delta": number(report.get("delta")),
+        "refuted": any(row.get("violated") is True for row in (*games, whole)),
+        "games": [
+            {
+                "name": str(row.get("name"))[:_LONGEST],
+                "claimed": number(row.get("claimed_epsilon")),
+                "least": number(row.get("lower_epsilon")),
+                "refuted": row.get("violated") is True,
+            }
+            for row in games[:_GAMES]
+        ],
+        "whole": {
+            "releases": number(whole.get("releases")),
+            "canaries": number(whole.get("canaries")),
+            "claimed": number(whole.get("claimed_epsilon")),
+            "least": number(whole.get("lower_epsilon")),
+            "refuted": whole.get("violated") is True,
+        }
+        if whole
+        else None,
+    }
+
+
+_PLANNED = 200
+
+
+def planned(scenario: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return (t, ΔS, γ, T_s) of every stage as if τ_max and the edges of the first stage stayed; []: not MAPA.
+
+    The moment v of the noise follows from Δ_b = σ²/b + ΔS²·v, which the record of the first stage has.
+    """
+    algorithm = scenario.get("algorithm")
+    if not isinstance(algorithm, Mapping) or algorithm.get("name") != "mapa" or not stages:
+        return []
+    first, batch = stages[0], scenario.get("batch_size")
+    if type(batch) is not int:
+        return []
+    try:
+        problem = Problem(
+            batch_size=batch,
+            smoothness=algorithm["smoothness"],
+            sigma=algorithm["sigma"],
+            tau_max=int(first["tau_max"]),
+            iterations=scenario["iterations"],
+            theta=algorithm["theta"],
+            delta=algorithm["delta"],
+            loss_gap=algorithm["loss_gap"],
+            radius=algorithm["radius"],
+            first_clip=first["sensitivity"] * batch / 2,
+            rule=SensitivityRule(algorithm["rule"]),
+        )
+        spread = problem.sigma**2 / problem.batch_size
+        moment = max(0.0, first["variance"] - spread) / first["sensitivity"] ** 2
+        return [
+            {
+                "stage": stage.index,
+                "t": start,
+                "sensitivity": stage.sensitivity,
+                "learning_rate": stage.learning_rate,
+                "length": stage.length,
+            }
+            for start, stage in itertools.islice(planned_stages(moment, problem), _PLANNED)
+        ]
+    except (MapaError, KeyError, TypeError, ValueError, ArithmeticError):
+        return []  # records of another version, or of somebody else

@@ -11,12 +11,12 @@ from typing import Any
 
 from common.accounting.releases import ReleaseKind
 from common.noise.mechanism import Sampling
+from common.records.reader import EventTail, JsonFile
 from mapa import output
 from mapa.dashboard import sections
-from mapa.dashboard.audited import audited
 from mapa.dashboard.folder import state_of
-from mapa.dashboard.gathered import GRID, Gathered, Lane, number
-from mapa.dashboard.reading import JsonFile, Tail
+from mapa.dashboard.page_tally import GRID, Gathered, Lane, number
+from mapa.dashboard.sections import audited
 from mapa.dashboard.spending import MOST_KINDS, epsilon, release_kind, shard_size
 
 _CURVES = 50  # edges whose ε is drawn over time
@@ -50,13 +50,13 @@ class Watch:
     # releases: the most that are found within the budget, and the fewest beyond it
     _between: dict[ReleaseKind, tuple[int, int]] = field(default_factory=dict)
     _failed: list[str] = field(default_factory=list)  # sections that the records broke, and how
-    _tail: Tail = field(init=False)
+    _tail: EventTail = field(init=False)
     _manifest: JsonFile = field(init=False)
     _summary: JsonFile = field(init=False)
     _audit: JsonFile = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tail = Tail(self.path / "events.jsonl")
+        self._tail = EventTail(self.path / "events.jsonl")
         self._manifest = JsonFile(self.path / "manifest.json")
         self._summary = JsonFile(self.path / "summary.json")
         self._audit = JsonFile(self.path / "audit.json")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
+from common.records.reader import read_events
 from mapa.export.tables import Curves, Point, epsilons, parameters_of, started, statement_of
-from mapa.run_reader import read_events
 from mapa.run_result import Run
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export tells nobody

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from common.records.log_reader import LogReader
+from common.records.gradient_log import LogReader
 from edge.owners import BOOK_VARIABLE
 from experiments.recovery import Fault, killed_run
 from mapa.brokers import Broker

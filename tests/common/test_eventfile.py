@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import RecordsError
-from common.records.eventfile import EventFile
-from common.records.rundir import RunDirectory
+from common.records.directory import RunDirectory
+from common.records.events import EventFile
 
 # A limit on the size of a process's files fails in the midst of a write, as a full disk does, for any user.
 LIMITED = """
@@ -18,7 +18,7 @@ import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 from common.errors import RecordsError
-from common.records.eventfile import EventFile
+from common.records.events import EventFile
 file = EventFile(Path(sys.argv[1]))
 for number in range(10):
     file.write('{"line": %d}\\n' % number)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
 from common.quantities import EdgeId
-from common.records.journal import Journal, event_name
+from common.records.events import Journal, event_name
 
 FACTS: list[Fact] = [
     EdgeJoined(0, EdgeId("a"), 1, "gaussian", None, 2.0, False),

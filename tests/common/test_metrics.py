@@ -14,7 +14,7 @@ from common.errors import ConfigurationError
 from common.metrics import ACCURACY, CLASSIFICATION, LOSS, Better, Metric, check_metrics, check_values
 from common.models.linear import LogisticRegression
 from common.quantities import Vector
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.tally import Evaluation, Tally, headline
 
 RMSE = Metric("rmse", Better.LOWER)

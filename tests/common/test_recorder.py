@@ -14,7 +14,7 @@ from common.errors import RecordsError
 from common.messages import EdgeJoined, GradientApplied, GradientRefused
 from common.metrics import CLASSIFICATION
 from common.quantities import EdgeId
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation
 

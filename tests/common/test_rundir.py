@@ -19,8 +19,8 @@ from common.errors import ConfigurationError, RecordsError
 from common.messages import GradientApplied
 from common.models.model import layout
 from common.quantities import EdgeId
-from common.records.naming import LONGEST, STAMP, folder_name
-from common.records.rundir import RunDirectory, new_run_id, versions
+from common.records.directory import RunDirectory, new_run_id, versions
+from common.records.layout import LONGEST, STAMP, folder_name
 from common.scenario.scenario import parse_scenario
 from common.wire.topics import is_name
 from tests.core_support import small_scenario

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mapa.dashboard import reading
+from common.records import reader as reading
+from common.records.reader import EventTail, JsonFile
 from mapa.dashboard import watch as watch_module
 from mapa.dashboard.folder import RunsFolder
-from mapa.dashboard.gathered import Gathered
-from mapa.dashboard.reading import JsonFile, Tail
+from mapa.dashboard.page_tally import Gathered
 from mapa.dashboard.spending import release_kind
 from mapa.dashboard.watch import Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
@@ -117,7 +117,7 @@ def sections(watch: Watch) -> dict[str, Any]:
 
 def test_a_torn_line_waits_and_no_line_comes_twice(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
-    tail = Tail(file)
+    tail = EventTail(file)
     assert tail.look() == (False, [])  # not there yet
     text = lines(applied(1), applied(2))
     file.write_text(text[:-10])
@@ -130,7 +130,7 @@ def test_a_torn_line_waits_and_no_line_comes_twice(tmp_path: Path) -> None:
 def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_text(lines(applied(1), applied(2)))
-    tail = Tail(file)
+    tail = EventTail(file)
     tail.look()
     file.write_text(lines(applied(7)))
     assert tail.look() == (True, [applied(7)])
@@ -149,7 +149,7 @@ def test_a_large_file_comes_in_chunks_and_a_line_without_end_is_left_out(
     monkeypatch.setattr(reading, "LONGEST", 300)
     file = tmp_path / "events.jsonl"
     file.write_text(lines(applied(1)) + "x" * 1000 + "\n[1]\nnonsense\n" + lines(applied(2), applied(3)))
-    tail, records = Tail(file), []
+    tail, records = EventTail(file), []
     for _ in range(20):
         records += tail.look()[1]
     assert [record["t"] for record in records] == [1, 2, 3]
@@ -162,7 +162,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     secret.write_text(lines(applied(1)))
     (tmp_path / "events.jsonl").symlink_to(secret)
     (tmp_path / "summary.json").symlink_to(secret)
-    assert Tail(tmp_path / "events.jsonl").look() == (False, [])
+    assert EventTail(tmp_path / "events.jsonl").look() == (False, [])
     assert JsonFile(tmp_path / "summary.json").look() == {}
 
 

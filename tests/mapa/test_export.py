@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.records.reader import read_events, read_run
 from mapa.export.tables import MOST_METRICS, Curves, Point, epsilons, parameters_of, safe_name
-from mapa.run_reader import read_events, read_run
 from mapa.run_result import read_result
 from tests.dashboard_support import applied, lines, simulated, write_live_run
 from tests.program_support import Mapa
@@ -158,7 +158,7 @@ def test_tables_read_back_as_the_very_same_numbers(mapa: Mapa, run: Path, tmp_pa
 
 def test_tensorboard_follows_a_run_until_its_end(tmp_path: Path) -> None:
     needs("tensorboard")
-    from mapa.export.following import write_events
+    from mapa.export.tensorboard import write_events
 
     path = write_live_run(tmp_path / "runs", "first", applied(1, time=10.0))
     seen: list[int] = []
@@ -190,7 +190,7 @@ def test_a_run_that_halted_and_has_no_summary_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("tensorboard")
-    from mapa.export import following
+    from mapa.export import tensorboard as following
 
     monkeypatch.setattr(following, "SUMMARY", 2.0)
     path = write_live_run(tmp_path, "first", applied(1), {"event": "halted", "t": 1, "reason": "failed"})

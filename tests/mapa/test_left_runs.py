@@ -10,7 +10,7 @@ import pytest
 
 from common.wire.topics import is_name
 from mapa import container
-from mapa.left_runs import ended_with, name_of, to_go_on_with
+from mapa.resume import ended_with, name_of, to_go_on_with
 from tests.program_support import Mapa
 
 NOW = 1_000_000.0

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigurationError
+from common.records.reader import read_run
 from mapa.recording import record_simulation
-from mapa.run_reader import find_run, read_run
+from mapa.runs import find_run
 from tests.core_support import small_world
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +14,14 @@ from typing import Any
 
 from common.errors import ConfigurationError
 from common.metrics import CLASSIFICATION, RESERVED, Metric
-from common.records.regular import lines_in, plain_json, regular_object
-from mapa.runs_folder import chosen
+from common.records.regular import (
+    LONGEST_LINE,
+    few_values,
+    lines_in,
+    open_regular,
+    plain_json,
+    regular_object,
+)
 
 _TIMES = 1 << 14  # updates whose time is remembered until their evaluation comes
 _MOST_KEPT = 1 << 20  # evaluations, stages and values of τ of one run
@@ -79,14 +87,6 @@ def records_in(place: object) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{place}: not records that mapa wrote ({error!r:.200})") from error
-
-
-def find_run(name: str, runs: Path) -> Path:
-    """Return a run's directory: a path, its id under `runs`, `latest`, or the beginning of one id alone."""
-    for path in (Path(name), runs / name):
-        if (path / "manifest.json").is_file() or (path / "events.jsonl").is_file():
-            return path
-    return chosen(name, runs)
 
 
 def read_run(path: Path, events: Iterable[dict[str, Any]] | None = None) -> RunRecords:
@@ -176,3 +176,165 @@ def _json(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
+
+
+class Tail:
+    """The one run directory that appears under `runs` from now on, and its events so far."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+        self._known = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
+        self._read = 0  # bytes
+        self._path: Path | None = None
+        self.events: list[dict[str, Any]] = []
+
+    @property
+    def path(self) -> Path | None:
+        """The run's directory; None: not there yet."""
+        if self._path is None:
+            new = sorted(path for path in self._runs.iterdir() if path.name not in self._known)
+            self._path = new[-1] if new else None
+        return self._path
+
+    def look(self) -> list[dict[str, Any]]:
+        """Return every event so far; a line that is still being written comes with the next look."""
+        file = None if self.path is None else self.path / "events.jsonl"
+        if file is not None and file.is_file():
+            with file.open("rb") as stream:
+                stream.seek(self._read)
+                grown = stream.read()
+            whole = grown[: grown.rfind(b"\n") + 1]
+            self._read += len(whole)
+            self.events += [json.loads(line) for line in whole.splitlines()]
+        return self.events
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [record for record in self.look() if record["event"] == event]
+
+    @property
+    def updates(self) -> int:
+        """How many updates are on record."""
+        applied = self.named("gradient_applied")
+        return int(applied[-1]["t"]) if applied else 0
+
+    @property
+    def edges(self) -> set[int]:
+        """The indices of the edges whose gradients were applied."""
+        return {int(record["edge"]) for record in self.named("gradient_applied")}
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return summary.json; None: not written yet."""
+        file = None if self.path is None else self.path / "summary.json"
+        if file is None or not file.is_file():
+            return None
+        summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return summary
+
+
+CHUNK = 1 << 21  # bytes of one look: about 10,000 events
+LONGEST = LONGEST_LINE
+LARGEST = 1 << 25  # bytes of a JSON file
+MOST = 1 << 20  # values in it
+_DIGITS = 40  # of a whole number
+
+
+@dataclass(slots=True)
+class EventTail:
+    """events.jsonl read on as it grows. A line that is being written comes with a later look."""
+
+    path: Path
+    offset: int = 0  # bytes taken, whole lines only
+    unreadable: int = 0  # lines that were no records
+    behind: bool = False  # more is there than the last look took
+    _identity: tuple[int, int] | None = None  # device and inode of what was read
+    _skipping: bool = False  # within a line that is too long
+
+    def look(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Return the records since the last look; True before them: the file is another, or was cut."""
+        try:
+            with open(self.path, "rb", opener=open_regular) as stream:
+                seen = os.fstat(stream.fileno())
+                identity, began = (seen.st_dev, seen.st_ino), self._identity
+                anew = began is not None and (identity != began or seen.st_size < self.offset)
+                if anew:
+                    self.offset, self.unreadable, self._skipping = 0, 0, False
+                self._identity = identity
+                stream.seek(self.offset)
+                content = stream.read(CHUNK)
+                self.behind = seen.st_size > self.offset + len(content)
+        except OSError:  # not there yet, or gone for a moment while it is replaced
+            self.behind = False
+            return False, []
+        return anew, self._records(content)
+
+    def _records(self, content: bytes) -> list[dict[str, Any]]:
+        end = content.rfind(b"\n") + 1
+        if not end:
+            if len(content) > LONGEST or self._skipping:
+                self._skipping = True
+                self.offset += len(content)
+            return []
+        self.offset += end
+        lines = content[: end - 1].split(b"\n")
+        if self._skipping:  # the end of a line whose beginning was left out
+            self._skipping = False
+            self.unreadable += 1
+            lines = lines[1:]
+        records = []
+        for line in lines:
+            try:
+                record = plain_json(line) if len(line) <= LONGEST else None
+            except ValueError:
+                record = None
+            if isinstance(record, dict):
+                records.append(record)
+            else:
+                self.unreadable += 1
+        return records
+
+
+def _real(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if len(text) <= _DIGITS else None
+
+
+def _none(_: str) -> None:
+    """NaN and infinities."""
+
+
+@dataclass(slots=True)
+class JsonFile:
+    """A JSON object in a file, read again when the file has changed; {}: none, or none that can be read.
+
+    Its numbers are finite and of a size that can be computed with; others are None.
+    """
+
+    path: Path
+    keep: Callable[[dict[str, Any]], dict[str, Any]] = dict  # what of it is kept
+    value: dict[str, Any] = field(default_factory=dict)
+    version: int = 0  # goes up with each change
+    _seen: tuple[int, int, int] | None = None
+
+    def look(self) -> dict[str, Any]:
+        try:
+            with open(self.path, "rb", opener=open_regular) as stream:
+                stat = os.fstat(stream.fileno())
+                seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+                if seen == self._seen or stat.st_size > LARGEST:
+                    return self.value
+                content = stream.read(LARGEST)
+        except OSError:
+            return self.value
+        self._seen = seen
+        try:
+            text = few_values(content, MOST).decode("utf-8")
+            value = json.loads(text, parse_float=_real, parse_int=_whole, parse_constant=_none)
+        except (ValueError, RecursionError):
+            value = {}
+        self.value = self.keep(value if isinstance(value, dict) else {})
+        self.version += 1
+        return self.value

@@ -22,9 +22,8 @@ from safetensors.numpy import save
 from common.errors import ConfigurationError, RecordsError
 from common.models.model import Block
 from common.quantities import Vector
-from common.records.eventfile import EventFile
-from common.records.journal import Journal
-from common.records.naming import LONGEST, RESUME, folder_name
+from common.records.events import EventFile, Journal
+from common.records.layout import LONGEST, RESUME, folder_name
 from common.records.regular import regular_object
 from common.scenario.scenario import Scenario
 

@@ -19,3 +19,11 @@ def folder_name(text: str, most: int = LONGEST) -> str:
     """
     plain = "".join(one for one in unicodedata.normalize("NFKD", text) if not unicodedata.combining(one))
     return _OTHERS.sub("-", plain).lstrip(".-")[:most] or "run"
+
+
+_KEEP_BELOW = 10**9  # bytes: a log that stays below is kept unless the scenario says otherwise
+
+
+def keeps_gradients(asked: bool | None, iterations: int, dimension: int) -> bool:
+    """Tell whether the log stays for a replay: as asked, else where T·4N is below 1 GB."""
+    return iterations * 4 * dimension < _KEEP_BELOW if asked is None else asked
