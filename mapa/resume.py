@@ -1,30 +1,23 @@
-"""Which run a cloud that is started again goes on with; loads little, since every container begins here."""
+"""Which run a restarted cloud goes on with, whether it can, and with what.
+
+Every container begins here: what takes long to load is loaded where a run is resumed.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from common.datasets.catalogue import data_directory
-from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
-from common.quantities import RunId
-from common.records.checkpoint import FOLDER as CHECKPOINTS
-from common.records.checkpoint import Checkpoints
-from common.records.gradient_log import FOLDER as LOG
-from common.records.layout import HALT_OWED, RESUME, keeps_gradients
-from common.records.reader import read_manifest
-from common.records.regular import regular_object
-from common.scenario.scenario import Scenario, parse_scenario
-from common.wire.topics import run_id
-from mapa.cloud_run import Setting
-from mapa.recording import NETWORKED
-from mapa.run_parts import OwnFiles
+from common.records.layout import HALT_OWED, RESUME, keeps_gradients, name_before_stamp
+from mapa.runs import read_object
 
-_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what new_run_id puts after the name
+if TYPE_CHECKING:
+    from common.quantities import RunId
+    from common.scenario.scenario import Scenario
+    from mapa.cloud_run import Setting
 
 _AS_WANTED = ("finished", "interrupted")  # ends after which no policy starts a container again
 _AT_ONCE = 120.0  # seconds within which a policy does
@@ -32,30 +25,24 @@ _AT_ONCE = 120.0  # seconds within which a policy does
 
 def ended_with(path: Path) -> str | None:
     """Return the reason for which a run has ended; None: it has not, or its last records or its halt are owed."""
-    summary = _json(path / "summary.json")
+    summary = read_object(path / "summary.json")
     return None if summary is None or _owes(path, summary) else str(summary.get("reason"))
 
 
 def _owes(path: Path, summary: dict[str, Any]) -> bool:
     """Tell whether a resumed cloud has yet to tell the halt, state the privacy, or remove a log that is not kept."""
     if not any(path.glob("checkpoints/[0-9]*")):
-        return False  # nobody can go on with it
-    if (_json(path / RESUME) or {}).get(HALT_OWED) is True:
+        return False  # no cloud can go on with it
+    if (read_object(path / RESUME) or {}).get(HALT_OWED) is True:
         return True
-    scenario = (_json(path / "manifest.json") or {}).get("scenario") or {}
+    scenario = (read_object(path / "manifest.json") or {}).get("scenario") or {}
     asked = scenario.get("records", {}).get("keep_gradients")
     kept = keeps_gradients(asked, summary.get("iterations", 0), summary.get("parameters", 0))
     return "privacy" not in summary or (not kept and (path / "log").exists())
 
 
-def name_of(path: Path) -> str:
-    """Return the name of a run on its broker, from that of its directory."""
-    stamp = _STAMP.search(path.name)
-    return path.name[: stamp.start()] if stamp is not None and stamp.end() == len(path.name) else path.name
-
-
 def to_go_on_with(runs: Path, *, run: str | None, started_by: str, now: float) -> Path | None:
-    """Return the run that a container goes on with, or that it must not begin anew; None: it begins a new one.
+    """Return the run that a container goes on with, or that it must not begin again; None: it begins a new one.
 
     The newest run that this very container began, where it has not ended; else, where the run has a name, the newest
     of that name likewise. A restart policy starts a container again at once when its run has ended badly (no budget,
@@ -66,7 +53,7 @@ def to_go_on_with(runs: Path, *, run: str | None, started_by: str, now: float) -
     own = [path for started, path, starter in begun if started and starter and starter == started_by]
     if own and _is_left(own[-1], now):
         return own[-1]
-    named = [path for started, path, _ in begun if started and run and name_of(path) == run]
+    named = [path for started, path, _ in begun if started and run and name_before_stamp(path.name) == run]
     return named[-1] if named and ended_with(named[-1]) is None else None
 
 
@@ -79,19 +66,11 @@ def _is_left(path: Path, now: float) -> bool:
 
 def _begun(path: Path) -> tuple[str, Path, str]:
     """Return when a run began, and by whom; "" where it never did, or no cloud can go on with it."""
-    manifest = _json(path / "manifest.json")
+    manifest = read_object(path / "manifest.json")
     whole = manifest is not None and (ended_with(path) is not None or any(path.glob("checkpoints/[0-9]*")))
     if manifest is None or not whole:
         return "", path, ""
     return str(manifest.get("started")), path, str(manifest.get("started_by") or "")
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    """Return an object; None where there is none, or it cannot be read."""
-    try:
-        return regular_object(path)
-    except (OSError, ValueError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +89,14 @@ class Resumable:
     @classmethod
     def of(cls, path: Path) -> Resumable:
         """Read a run's directory; ConfigurationError where no cloud can go on with it."""
+        from common.records.checkpoint import FOLDER as CHECKPOINTS
+        from common.records.checkpoint import Checkpoints
+        from common.records.gradient_log import FOLDER as LOG
+        from common.records.reader import read_json, read_manifest
+        from common.scenario.scenario import parse_scenario
+        from common.wire.topics import run_id
+        from mapa.recording import NETWORKED
+
         manifest = read_manifest(path)
         if not manifest:
             raise ConfigurationError(f"--resume {path}: no manifest.json: the run never began")
@@ -128,6 +115,8 @@ class Resumable:
                 f"--resume {path}: this version reads the scenario of the manifest in another way; use the version"
                 f" that began the run: {manifest.get('versions', {}).get('mapa-testbed', 'unknown')}"
             )
+        kept = read_json(path / RESUME)
+        places = {key: kept.get(key) for key in ("data_dir", "test_data")}
         return cls(
             path,
             run_id(state["run"]),
@@ -136,11 +125,16 @@ class Resumable:
             manifest["engine"],
             scenario,
             manifest["data"],
-            _places(path),
+            {key: Path(place) for key, place in places.items() if isinstance(place, str)},
         )
 
     def setting(self, data_dir: Path | None = None, test_data: Path | None = None) -> Setting:
         """Return the parts of the run, which must be those that it began with; from where they were, unless given."""
+        from common.datasets.catalogue import data_directory
+        from common.datasets.source import LOCAL
+        from mapa.cloud_run import Setting
+        from mapa.run_parts import OwnFiles
+
         data_dir = data_dir or self.places.get("data_dir") or data_directory(os.environ)
         test_data, given = test_data or self.places.get("test_data"), test_data is not None
         local = self.scenario.data.set == LOCAL
@@ -161,15 +155,3 @@ class Resumable:
                 f"--resume {self.path}: the budget gives another noise than at the beginning"
             )
         return setting
-
-
-def _places(path: Path) -> dict[str, Path]:
-    """Return where the run's cloud found its data; empty where its directory does not say."""
-    try:
-        values = regular_object(path / RESUME)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path / RESUME}: cannot be read: {error}") from error
-    names = ("data_dir", "test_data")
-    return {name: Path(value) for name in names if isinstance(value := values.get(name), str)}

@@ -1,4 +1,4 @@
-"""One run's folder as others left it: whether it is a run, whether it is being written, and how it ended.
+"""The runs of a folder: which of its names are runs, the state of each, a line for a table, and finding one by name.
 
 Loads little; follows no link, and waits for nothing.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
 from common.errors import ConfigurationError
-from common.records.regular import open_regular, plain_json, regular_object
+from common.records.layout import name_before_stamp
+from common.records.regular import count, number, open_regular, plain_json, regular_object, rows, table, text
 
 RUNNING, ENDING, KILLED, UNREADABLE = (
     "running",
@@ -25,9 +25,10 @@ RUNNING, ENDING, KILLED, UNREADABLE = (
     "killed",
     "unreadable",
 )  # else: the reason of its end
-QUIET = 15.0  # seconds without a change after which a run that nobody has locked is not called running
+QUIET = 15.0  # seconds without a change after which a run that no program has locked is not called running
 LEAVING = ".removing-"  # begins the name of a folder whose removal has begun
 _MARKS = ("manifest.json", "events.jsonl")  # a folder with one of them is a run
+_TAIL = 1 << 16  # bytes from the end in which the last update is looked for
 
 
 def is_run(path: Path) -> bool:
@@ -75,18 +76,6 @@ def wrote_just_now(path: Path) -> bool:
     return time.time() - max(times, default=0.0) < QUIET
 
 
-def last_update(path: Path) -> int | None:
-    """Return t of the last update on record, of a run without a summary; None: none that can be read."""
-    if regular(path / "events.jsonl") is None:
-        return None
-
-    try:
-        left = unfinished(path)
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):  # records of somebody else
-        return None
-    return None if left is None else left.updates
-
-
 def read_object(path: Path) -> dict[str, Any] | None:
     """Return a JSON object; None where there is none that can be read."""
     try:
@@ -104,9 +93,48 @@ def regular(path: Path) -> os.stat_result | None:
     return found if S_ISREG(found.st_mode) else None
 
 
-def text(value: object) -> str | None:
-    """Return a text of somebody else's records, not too long; None: it is no text."""
-    return value[:200] if isinstance(value, str) else None
+def last_update(path: Path) -> int | None:
+    """Return t of the last update on record, from the end of the events; 0: none there, None: no events."""
+    try:
+        with open(path / "events.jsonl", "rb", opener=open_regular) as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL))
+            lines = stream.read(_TAIL).splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            record = plain_json(line)
+        except ValueError:  # torn, or begun before the tail
+            continue
+        if isinstance(record, dict) and record.get("event") == "gradient_applied":
+            return count(record.get("t")) or 0
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A run that has a manifest, and no summary: its cloud was killed or is still running."""
+
+    path: Path
+    updates: int  # t of the last update on record
+
+    def __str__(self) -> str:
+        return f"{self.path}: unfinished: events up to t = {self.updates}, no summary: the cloud has not ended normally"
+
+
+def unfinished(path: Path) -> Unfinished | None:
+    """Return what there is of a run without a summary; None where it has one, or is no run."""
+    if (path / "summary.json").exists() or not (path / "manifest.json").is_file():
+        return None
+    return Unfinished(path, last_update(path) or 0)
+
+
+def unfinished_runs(name: str, runs: Path) -> Iterator[Unfinished]:
+    """Yield the unfinished runs of this name under `runs`, oldest first."""
+    for path in sorted(runs.glob(f"{name}-*")):
+        left = unfinished(path) if name_before_stamp(path.name) == name else None
+        if left is not None:
+            yield left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,31 +206,60 @@ def find_run(name: str, runs: Path) -> Path:
 def line_of_run(path: Path) -> RunLine:
     """Return a run's line; whatever its records are, they are read as somebody else's."""
     manifest, summary = read_object(path / "manifest.json"), read_object(path / "summary.json")
-    scenario, privacy = _table(manifest, "scenario"), _table(summary, "privacy")
-    metrics = (summary or {}).get("metrics")
-    first = metrics[0] if isinstance(metrics, list) and metrics and isinstance(metrics[0], dict) else {}
-    metric = text(first.get("name"))
-    updates = _count((summary or {}).get("updates")) if summary is not None else last_update(path)
-    seeded = privacy.get("reproducible_noise")
+    began, ended = shown_of_manifest(manifest or {}), shown_of_summary(summary or {})
+    metric, scenario = ended.pop("metric"), began.pop("name")
+    del ended["reason"]
+    if summary is None:
+        ended["updates"] = None if manifest is None else last_update(path)
     return RunLine(
         run=path.name,
-        scenario=text((manifest or {}).get("name")),
-        engine=text((manifest or {}).get("engine")),
+        scenario=scenario,
         state=state_of(path),
-        algorithm=text(_table(scenario, "algorithm").get("name")),
-        model=text(_table(scenario, "model").get("name")),
-        data=text(_table(scenario, "data").get("set")),
-        edges=_count(scenario.get("edges")),
-        updates=updates,
-        iterations=_count(scenario.get("iterations")),
-        metric=metric,
-        value=_number((summary or {}).get(f"final_{metric}")),
-        epsilon=_number(privacy.get("epsilon")),
-        delta=_number(privacy.get("delta")),
-        reproducible_noise=seeded if isinstance(seeded, bool) else None,
+        metric=metric.get("name"),
+        value=ended.pop("final"),
         bytes=sum(size for _, size in files_of(path)),
-        started=text((manifest or {}).get("started")),
+        **began,
+        **ended,
     )
+
+
+def shown_of_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a line shows of a manifest."""
+    scenario = table(manifest, "scenario")
+    return {
+        **{key: text(manifest.get(key)) for key in ("name", "engine", "started")},
+        "algorithm": text(table(scenario, "algorithm").get("name")),
+        "model": text(table(scenario, "model").get("name")),
+        "data": text(table(scenario, "data").get("set")),
+        "edges": number(scenario.get("edges")),
+        "iterations": number(scenario.get("iterations")),
+    }
+
+
+def shown_of_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a line shows of a summary."""
+    first, privacy = next(iter(rows(summary, "metrics")), {}), table(summary, "privacy")
+    metric = {
+        key: value if type(value) is bool else text(value)
+        for key in ("name", "better", "share")
+        if (value := first.get(key)) is not None
+    }
+    seeded = privacy.get("reproducible_noise")
+    return {
+        "updates": number(summary.get("updates")),
+        "reason": text(summary.get("reason")),
+        "metric": metric,
+        "final": number(summary.get(f"final_{metric.get('name')}")),
+        "epsilon": number(privacy.get("epsilon")),
+        "delta": number(privacy.get("delta")),
+        "reproducible_noise": seeded if isinstance(seeded, bool) else None,
+    }
+
+
+def statement_of(summary: Mapping[str, Any]) -> list[str]:
+    """Return the privacy statement in words; empty: none was written."""
+    words = table(summary, "privacy").get("words")
+    return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
 
 
 def files_of(path: Path) -> Iterator[tuple[Path, int]]:
@@ -224,65 +281,3 @@ def _began(path: Path) -> tuple[str, int, str]:
     started = text((read_object(path / "manifest.json") or {}).get("started"))
     found = regular(path / "manifest.json") or regular(path / "events.jsonl")
     return started or "", 0 if found is None else found.st_mtime_ns, path.name
-
-
-def _table(values: dict[str, Any] | None, key: str) -> dict[str, Any]:
-    found = (values or {}).get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-_TAIL = 1 << 16  # bytes from the end in which the last update is looked for
-_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what new_run_id puts after the name
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """A run that has a manifest or events, and no summary."""
-
-    path: Path
-    updates: int  # t of the last update on record
-
-    def __str__(self) -> str:
-        return f"{self.path}: unfinished: events up to t = {self.updates}, no summary: the cloud has not ended normally"
-
-
-def unfinished(path: Path) -> Unfinished | None:
-    """Return what there is of a run without a summary; None where it has one, or is no run."""
-    if (path / "summary.json").exists() or not (path / "manifest.json").is_file():
-        return None
-    return Unfinished(path, _last_update(path / "events.jsonl"))
-
-
-def unfinished_runs(name: str, runs: Path) -> Iterator[Unfinished]:
-    """Yield the unfinished runs of this name under `runs`, oldest first."""
-    for path in sorted(runs.glob(f"{name}-*")):
-        found = unfinished(path) if _STAMP.fullmatch(path.name.removeprefix(name)) else None
-        if found is not None:
-            yield found
-
-
-def _last_update(path: Path) -> int:
-    """Return t of the last whole line that applies a gradient, from the end of the file; 0: none there."""
-    try:
-        with open(path, "rb", opener=open_regular) as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _TAIL))
-            lines = stream.read(_TAIL).splitlines()
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        try:
-            record = plain_json(line)
-        except ValueError:  # torn, or begun before the tail
-            continue
-        if isinstance(record, dict) and record.get("event") == "gradient_applied":
-            t = record.get("t")
-            return t if type(t) is int else 0
-    return 0

@@ -1,4 +1,4 @@
-"""events.jsonl: one JSON object a line, the same from simulator and testbed.
+"""events.jsonl: one JSON object a line, the same from every engine; how a record is made, checked and written.
 
 Never a gradient, a sample or a norm before noise: a log line is a release too.
 """
@@ -15,18 +15,56 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from common.errors import RecordsError
 from common.messages import Fact, GradientApplied
 from common.quantities import EdgeId
-from common.records.regular import open_regular, plain_json
-from common.records.tally import Evaluation
+from common.records.regular import LARGEST, open_regular, plain_json
+
+if TYPE_CHECKING:
+    from common.records.tally import Evaluation
+
+_BUFFER = 1 << 20  # characters
+_LONGEST_WAIT = 1.0  # seconds: a page shows a run while it goes on
+_COUNTS = {  # keys that readers count by
+    "gradient_applied": ("edge", "t", "staleness", "sequence"),
+    "edge_joined": ("edge",),
+    "edge_gone": ("edge",),
+    "stage_opened": ("stage", "t"),
+    "evaluated": ("t",),
+}
+_TEXTS = {"edge_joined": ("edge_id",), "edge_gone": ("reason",), "gradient_refused": ("reason",)}
 
 
 def event_name(fact: object) -> str:
     """Return `gradient_applied` for a GradientApplied, and so on."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(fact).__name__).lower()
+
+
+def record_of(fact: Fact) -> dict[str, Any]:
+    """Return a fact as the keys of its line; a law's other parameters stand beside the other keys."""
+    fields = asdict(fact)
+    parameters = fields.pop("parameters", {})
+    if fields.get("device", "") is None:
+        del fields["device"]  # a key that came later: only where it says something
+    return {"event": event_name(fact), **fields, **parameters}
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raise ValueError if a key that readers count by is missing or of another type."""
+    event, time = record.get("event"), record.get("time")
+    if not isinstance(event, str):
+        raise ValueError(f"event = {event!r:.40}: must be the name of an event")
+    for key in _COUNTS.get(event, ()):
+        value = record.get(key)
+        if type(value) is not int or not 0 <= value < LARGEST:
+            raise ValueError(f"{event}: {key} = {value!r:.40}: must be a whole number, 0 or more")
+    for key in _TEXTS.get(event, ()):
+        if not isinstance(record.get(key), str):
+            raise ValueError(f"{event}: {key} = {record.get(key)!r:.40}: must be a text")
+    if time is not None and (type(time) not in (int, float) or not -1e12 < time < 1e12):
+        raise ValueError(f"{event}: time = {time!r:.40}: must be seconds")
 
 
 class Lines(Protocol):
@@ -47,10 +85,7 @@ class Journal:
         if type(fact) is GradientApplied:
             self._stream.write(self._applied(fact, time))
         else:
-            fields = asdict(fact)
-            if fields.get("device", "") is None:
-                del fields["device"]  # a key that came later: only where it says something
-            self.write(event_name(fact), fields | fields.pop("parameters", {}), time)
+            self._record(record_of(fact), time)
 
     def evaluated(self, evaluation: Evaluation, time: float | None = None) -> None:
         """Write an evaluation; a value that is not finite is null."""
@@ -58,7 +93,9 @@ class Journal:
         self.write("evaluated", fields, time)
 
     def write(self, event: str, fields: Mapping[str, object], time: float | None = None) -> None:
-        record: dict[str, object] = {"event": event, **fields}
+        self._record({"event": event, **fields}, time)
+
+    def _record(self, record: dict[str, Any], time: float | None) -> None:
         if time is not None:
             record["time"] = round(time, 6)
         self._stream.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -76,12 +113,8 @@ class Journal:
         )
 
 
-_BUFFER = 1 << 20  # characters
-_LONGEST_WAIT = 1.0  # seconds: whoever watches a run sees it while it goes on
-
-
 class EventFile:
-    """Keeps lines and writes them in batches. Where a write fails, what it tore off is cut, and nothing follows."""
+    """Keeps lines and writes them in batches. Where a write fails, the torn line is cut off, and nothing follows."""
 
     def __init__(
         self, path: Path, *, resumed: bool = False, clock: Callable[[], float] = time.monotonic
@@ -92,24 +125,21 @@ class EventFile:
         self._file = io.FileIO(path, "ab" if resumed else "xb", opener=open_regular)
         self._waiting: list[str] = []
         self._characters = 0
-        self._size = os.fstat(self._file.fileno()).st_size  # bytes of whole lines in the file
-
-    @property
-    def size(self) -> int:
-        """Bytes in the file; what waits is not in it."""
-        return self._size
+        self.size = os.fstat(
+            self._file.fileno()
+        ).st_size  # bytes of whole lines in the file, without what waits
 
     def lines_behind(self, size: int) -> list[bytes]:
-        """Return the whole lines behind so many bytes; from the first on that is no event the file is cut off."""
-        if self._size < size:
-            raise RecordsError(f"{self.path}: {self._size} bytes, but {size} were written: it was changed")
+        """Return the whole lines behind `size` bytes; the file is cut off at the first that is no event."""
+        if self.size < size:
+            raise RecordsError(f"{self.path}: {self.size} bytes, but {size} were written: it was changed")
         with open(self.path, "rb", opener=open_regular) as stream:
             stream.seek(size)
             content = stream.read()
         lines = list(itertools.takewhile(_is_event, content.splitlines(keepends=True)))
-        self._size = size + sum(map(len, lines))
-        if self._size < size + len(content):
-            self._file.truncate(self._size)
+        self.size = size + sum(map(len, lines))
+        if self.size < size + len(content):
+            self._file.truncate(self.size)
         return lines
 
     def sync(self) -> None:
@@ -126,7 +156,7 @@ class EventFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits; RecordsError where that fails. After a failure nothing is written any more."""
+        """Write what waits; raise RecordsError if that fails. After a failure nothing is written any more."""
         content = "".join(self._waiting).encode()
         self._written = self._clock()
         self._waiting.clear()
@@ -138,9 +168,9 @@ class EventFile:
             while written < len(content):
                 written += self._file.write(content[written:])
         except OSError as error:
-            self._cut(self._size + content.rfind(b"\n", 0, written) + 1)
+            self._cut(self.size + content.rfind(b"\n", 0, written) + 1)
             raise self._failure(error) from error
-        self._size += written
+        self.size += written
 
     def close(self) -> None:
         if self._file.closed:
@@ -154,9 +184,7 @@ class EventFile:
             self._file.close()
 
     def _cut(self, size: int) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # a disk that takes no cut leaves half a line, which readers leave out
+        with contextlib.suppress(OSError):  # a disk that takes no cut leaves half a line, which readers skip
             self._file.truncate(size)
         with contextlib.suppress(OSError):
             self._file.close()

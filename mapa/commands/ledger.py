@@ -22,7 +22,7 @@ from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import describe_law, noise_law
 from common.quantities import EdgeId, RunId
-from common.records.reader import read_events, read_manifest, records_in
+from common.records.reader import read_run, records_in
 from common.records.regular import regular_object
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario, parse_scenario
@@ -273,8 +273,8 @@ def _of_events(path: Path, scenario: Scenario, delta: float | None) -> Statement
 
 def releases_on_record(path: Path) -> list[EdgeReleases]:
     """Return what the events prove that each edge has released: at least that, for the last ones may be missing."""
-    manifest = read_manifest(path)
-    scenario, sizes = parse_scenario(manifest["scenario"]), manifest.get("shard_sizes")
+    run = read_run(path)
+    scenario, sizes = parse_scenario(run.manifest["scenario"]), run.manifest.get("shard_sizes")
     least = least_records(scenario)
     if sizes is None:
         raise ConfigurationError(
@@ -282,31 +282,22 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
         )
     if least is not None:
         sizes = [least] * scenario.workers
-    joined: dict[int, dict[str, Any]] = {}
-    last: dict[int, int] = {}
-    known = range(scenario.workers)
-    for record in read_events(path):
-        if record["event"] in ("edge_joined", "gradient_applied") and record["edge"] not in known:
-            raise ConfigurationError(
-                f"{path}: events of edge {record['edge']!r:.40}; it has {scenario.workers}"
-            )
-        if record["event"] == "edge_joined":
-            joined[record["edge"]] = record
-        elif record["event"] == "gradient_applied":
-            last[record["edge"]] = max(last.get(record["edge"], 0), record["sequence"])
-    if not last:
+    if strange := [k for k in (*run.joined, *run.tally.edges) if k >= scenario.workers]:
+        raise ConfigurationError(f"{path}: events of edge {strange[0]}; it has {scenario.workers}")
+    applied = [(k, edge) for k, edge in sorted(run.tally.edges.items()) if edge.applied]
+    if not applied:
         raise ConfigurationError(f"{path}: unfinished, and no gradient is on record: no release is known")
     return [
         EdgeReleases(
             edge=k,
-            edge_id=joined[k]["edge_id"],
-            kind=ReleaseKind(_joined_law(joined[k]), scenario.mechanism, sizes[k]),
-            releases=last[k],
+            edge_id=run.joined[k]["edge_id"],
+            kind=ReleaseKind(_joined_law(run.joined[k]), scenario.mechanism, sizes[k]),
+            releases=edge.last_sequence,
             reproducible=scenario.seed is not None,
             at_least=least is not None,
             notes=() if least is None else (OWN.format(least=least),),
         )
-        for k in sorted(last)
+        for k, edge in applied
     ]
 
 

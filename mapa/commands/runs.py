@@ -17,7 +17,17 @@ from common.records.layout import HALT_OWED, RESUME
 from mapa import output
 from mapa.commands import run_options as options
 from mapa.output import printable
-from mapa.runs import KILLED, RunLine, chosen, files_of, is_run, line_of_run, read_object, run_paths
+from mapa.runs import (
+    KILLED,
+    RunLine,
+    chosen,
+    files_of,
+    is_run,
+    line_of_run,
+    read_object,
+    run_paths,
+    statement_of,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Runs on record: list, show, rm.")
 
@@ -75,9 +85,7 @@ def show_run(
     path = given if len(given.parts) > 1 and is_run(given) else chosen(run, runs)
     line = line_of_run(path)
     files = sorted((file.relative_to(path).as_posix(), size) for file, size in files_of(path))
-    privacy = (read_object(path / "summary.json") or {}).get("privacy")
-    words = privacy.get("words") if isinstance(privacy, dict) else None
-    statement = [str(word) for word in words] if isinstance(words, list) else []
+    statement = statement_of(read_object(path / "summary.json") or {})
     steps = next_steps(path, line, runs)
     if as_json:
         document = {

@@ -10,8 +10,9 @@ from cloud.stages import planned_stages
 from common.errors import MapaError
 from common.metrics import Metric
 from common.problem import Problem, SensitivityRule
-from common.records.tally import staleness_summary
-from mapa.dashboard.page_tally import EDGES, METRICS, TEXT, Gathered, Lane, metric_named, number
+from common.records.regular import count, number, rows, table, text
+from common.records.tally import Evaluation, metric_named, staleness_summary
+from mapa.dashboard.page_tally import EDGES, METRICS, PageTally, small
 from mapa.dashboard.series import Durations
 
 LANES = 500  # edges shown one by one
@@ -20,18 +21,17 @@ _BINS = 200  # bars of the histogram
 _HEAD = ("name", "engine", "algorithm", "model", "data", "seed", "batch_size", "parameters")
 
 
-def metrics_of(gathered: Gathered, summary: Mapping[str, Any]) -> list[Metric]:
+def metrics_of(gathered: PageTally, summary: Mapping[str, Any]) -> list[Metric]:
     """Return the metrics, the headline metric first."""
     try:
-        given = ({**row, "name": str(row["name"])[:TEXT]} for row in rows(summary, "metrics")[:METRICS])
-        declared = [Metric.from_dict(fields) for fields in given]
+        declared = [Metric.from_dict(small(row)) for row in rows(summary, "metrics")[:METRICS]]
     except (KeyError, TypeError, ValueError):
         declared = []
     return declared or [metric_named(name) for name in gathered.latest.get("values", {})]
 
 
 def head(
-    run: str, state: str, gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]
+    run: str, state: str, gathered: PageTally, manifest: Mapping[str, Any], summary: Mapping[str, Any]
 ) -> dict[str, Any]:
     scenario = table(manifest, "scenario")
     names = {
@@ -48,36 +48,35 @@ def head(
     first = metrics[0].name if metrics else ""
     best = gathered.best if gathered.best is not None else (None, None)
     span = _span(gathered)
+    stage = gathered.tally.stages[-1] if gathered.tally.stages else {}
     return {
         "run": run,
         "state": state,
         **{key: plain(summary.get(key, names[key])) for key in _HEAD},
         "started": plain(manifest.get("started")),
-        "reason": plain(summary.get("reason", gathered.halted or None)),
-        "updates": number(summary.get("updates", gathered.updates)),
+        "reason": plain(summary.get("reason", gathered.tally.halted or None)),
+        "updates": number(summary.get("updates", gathered.tally.updates)),
         "iterations": number(summary.get("iterations", scenario.get("iterations"))),
         "edges": number(scenario.get("edges")),
         "edges_seen": len(gathered.lanes),
-        "stage": gathered.stages[-1]["stage"] if gathered.stages else None,
-        "sensitivity": gathered.stages[-1]["sensitivity"] if gathered.stages else None,
-        "learning_rate": gathered.stages[-1]["learning_rate"] if gathered.stages else None,
+        **{key: number(stage.get(key)) for key in ("stage", "sensitivity", "learning_rate")},
         "metrics": [metric.as_dict() for metric in metrics],
         "latest": gathered.latest,
         "best": number(summary.get(f"best_{first}", best[0])),
         "best_at": number(summary.get(f"best_{first}_at", best[1])),
         "seconds": number(summary.get("seconds", span)),
         "updates_per_second": number(
-            summary.get("iterations_per_second", gathered.updates / span if span else None)
+            summary.get("iterations_per_second", gathered.tally.updates / span if span else None)
         ),
-        "timed": gathered.first_time is not None,
-        "resumed": gathered.resumed,
+        "timed": gathered.tally.times.first is not None,
+        "resumed": gathered.tally.resumed,
         "unreadable": gathered.unreadable,
         "warning": plain(summary.get("warning")),
     }
 
 
 def fleet(
-    live: bool, gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]
+    live: bool, gathered: PageTally, manifest: Mapping[str, Any], summary: Mapping[str, Any]
 ) -> dict[str, Any]:
     links = table(manifest, "scenario").get("links")
     links = links if isinstance(links, list) else []
@@ -85,23 +84,25 @@ def fleet(
     everyone = sorted({*gathered.lanes, *counted})
     lanes = []
     for k in everyone[:LANES]:
-        lane = gathered.lanes.get(k)
-        row = counted.get(k) or _counted(lane)
+        lane, tally = gathered.lanes.get(k), gathered.tally.edges.get(k)
+        row = counted.get(k) or ({} if tally is None else tally.row(k))
         measured = network.get(k, {})
         link = measured.get("link") or (links[k % len(links)] if links else None)
         lanes.append(
             {
                 "edge": k,
-                **{key: words(row.get(key)) for key in ("edge_id", "gone")},
+                **{key: text(row.get(key)) for key in ("edge_id", "gone")},
                 **{key: number(row.get(key)) for key in ("applied", "joins", "last_sequence")},
                 "staleness_mean": number(row.get("staleness_mean")),
                 "staleness_max": number(row.get("staleness_max")),
                 "staleness_last": None if lane is None else lane.last_staleness,
-                "share": (number(row.get("applied")) or 0) / gathered.updates if gathered.updates else None,
+                "share": (number(row.get("applied")) or 0) / gathered.tally.updates
+                if gathered.tally.updates
+                else None,
                 "pace": None if lane is None else lane.pace,
-                "silent": _silent(lane, gathered) if live else None,
+                "silent": _silent(k, gathered) if live else None,
                 "link": plain(link),
-                "device": _device(lane),
+                "device": None if lane is None else text(lane.joined.get("device"), 64),
                 "round_trip_ms": number(measured.get("round_trip_ms")),
                 "strip": [] if lane is None else list(lane.strip.counts),
                 "strip_width": 1.0 if lane is None else lane.strip.width,
@@ -111,11 +112,11 @@ def fleet(
         "edges": lanes,
         "hidden": max(0, len(everyone) - LANES),
         "budget": number(table(table(manifest, "scenario"), "privacy").get("total_epsilon")),
-        "timed": gathered.first_time is not None,
+        "timed": gathered.tally.times.first is not None,
     }
 
 
-def training(gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+def training(gathered: PageTally, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     names = [metric.name for metric in metrics_of(gathered, summary)]
     curves = {}
     for name in [*names, *(name for name in gathered.metrics if name not in names)]:
@@ -126,16 +127,17 @@ def training(gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[s
             "value": [point[1] for point in points],
         }
     scenario = table(manifest, "scenario")
-    return {"curves": curves, "stages": gathered.stages, "plan": planned(scenario, gathered.stages)}
+    stages = gathered.tally.stages
+    return {"curves": curves, "stages": plain(stages), "plan": planned(scenario, stages)}
 
 
-def staleness(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
-    counts, heat = gathered.staleness, gathered.heat
+def staleness(gathered: PageTally, summary: Mapping[str, Any]) -> dict[str, Any]:
+    counts, heat = gathered.tally.staleness, gathered.heat
     stated = table(summary, "staleness") or staleness_summary(counts)
     width = max(1, -(-(max(counts, default=0) + 1) // _BINS))
     bins = [0] * (max(counts, default=-1) // width + 1)
-    for value, count in counts.items():
-        bins[value // width] += count
+    for value, updates in counts.items():
+        bins[value // width] += updates
     return {
         "summary": {key: number(value) for key, value in stated.items()},
         "bins": bins,
@@ -145,22 +147,22 @@ def staleness(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def traffic(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
+def traffic(gathered: PageTally, summary: Mapping[str, Any]) -> dict[str, Any]:
     network = by_edge(summary, "network")
     everyone = sorted({*gathered.lanes, *network})
-    refused = table(summary, "refused") if "refused" in summary else dict(gathered.refused)
+    refused = table(summary, "refused") if "refused" in summary else dict(gathered.tally.refused)
     return {
         "width": gathered.rate.width,
         "applied": list(gathered.rate.counts),
-        "refused": {key: number(count) for key, count in refused.items()},
+        "refused": {key: number(value) for key, value in refused.items()},
         "refused_exact": "refused" in summary,  # of one edge only the first hundred are written line by line
         "refused_over": {
             reason: {"width": counts.width, "counts": list(counts.counts)}
             for reason, counts in gathered.refused_over.items()
         },
-        "dropped": {str(key): number(count) for key, count in table(summary, "dropped").items()},
+        "dropped": {str(key): number(value) for key, value in table(summary, "dropped").items()},
         "turns": _turns(gathered.turns),
-        "trips": [_trip(k, gathered.lanes.get(k), network.get(k, {})) for k in everyone[:LANES]],
+        "trips": [_trip(k, gathered, network.get(k, {})) for k in everyone[:LANES]],
         "hidden": max(0, len(everyone) - LANES),
     }
 
@@ -171,48 +173,30 @@ def _turns(turns: Durations) -> dict[str, float | None]:
     return {name: None if value is None else value * 1000 for name, value in found.items()}
 
 
-def _trip(edge: int, lane: Lane | None, measured: Mapping[str, Any]) -> dict[str, Any]:
+def _trip(edge: int, gathered: PageTally, measured: Mapping[str, Any]) -> dict[str, Any]:
+    lane, tally = gathered.lanes.get(edge), gathered.tally.edges.get(edge)
     return {
         "edge": edge,
-        "edge_id": words(measured.get("edge_id")) if lane is None else lane.tally.edge_id,
+        "edge_id": text(measured.get("edge_id")) if tally is None else tally.edge_id,
         "turns": _turns(Durations() if lane is None else lane.turns),
         "asked_delay_ms": number(measured.get("asked_delay_ms")),
         "round_trip_ms": number(measured.get("round_trip_ms")),
     }
 
 
-def from_summary(gathered: Gathered, summary: Mapping[str, Any]) -> None:
+def from_summary(gathered: PageTally, summary: Mapping[str, Any]) -> None:
     """Take evaluations and stages from the summary, of a run without events."""
     for row in rows(summary, "evaluations"):
-        values = {key[:TEXT]: number(value) for key, value in row.items() if key not in ("updates", "stage")}
-        at = row.get("updates")
-        if type(at) is int and number(at) is not None:
-            gathered.add_evaluation(at, values, None)
+        if count(row.get("updates")) is not None:
+            gathered.evaluated(Evaluation.of(small(row)), None)
     gathered.take({**stage, "event": "stage_opened"} for stage in rows(summary, "stages"))
-    updates = summary.get("updates")
-    gathered.updates = updates if type(updates) is int and number(updates) is not None else 0
-
-
-def table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a table within a table; {} where there is none."""
-    found = values.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def rows(values: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    found = values.get(key)
-    return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
+    gathered.tally.updates = count(summary.get("updates")) or 0
 
 
 def by_edge(values: Mapping[str, Any], key: str) -> dict[int, Mapping[str, Any]]:
     """Return rows by the index of their edge; one without an index is left out."""
     found = ((row.get("edge"), row) for row in rows(values, key))
     return {k: row for k, row in found if type(k) is int and 0 <= k < EDGES}
-
-
-def words(value: object) -> str | None:
-    """Return a text; None where it is none."""
-    return value[:TEXT] if isinstance(value, str) else None
 
 
 def plain(value: object) -> Any:
@@ -224,42 +208,23 @@ def plain(value: object) -> Any:
     return value if value is None or isinstance(value, str | bool) else number(value)
 
 
-def _device(lane: Lane | None) -> str | None:
-    name = None if lane is None else lane.joined.get("device")
-    return name[:64] if isinstance(name, str) else None
-
-
-def _counted(lane: Lane | None) -> dict[str, Any]:
-    if lane is None:
-        return {}
-    tally = lane.tally
-    return {
-        "edge_id": tally.edge_id,
-        "applied": tally.applied,
-        "last_sequence": tally.last_sequence,
-        "staleness_mean": tally.staleness_sum / tally.applied if tally.applied else None,
-        "staleness_max": tally.staleness_max,
-        "joins": tally.joins,
-        "gone": tally.gone,
-    }
-
-
-def _silent(lane: Lane | None, gathered: Gathered) -> float | None:
+def _silent(edge: int, gathered: PageTally) -> float | None:
     """Return for how long an edge has sent nothing, where that is long for it; None: it speaks."""
-    if lane is None or gathered.last_time is None or lane.tally.gone:
+    lane, tally, now = gathered.lanes.get(edge), gathered.tally.edges.get(edge), gathered.tally.times.last
+    if lane is None or tally is None or now is None or tally.gone:
         return None
-    heard = [*list(lane.recent)[-1:], *([lane.joined_at] if lane.joined_at is not None else [])]
+    heard = [time for time in (*list(lane.recent)[-1:], lane.joined.get("time")) if time is not None]
     if not heard:
         return None
-    quiet = gathered.last_time - max(heard)
+    quiet = now - max(heard)
     usual = 1 / lane.pace if lane.pace else 1.0
     return quiet if quiet > max(3.0, 10 * usual) else None
 
 
-def _span(gathered: Gathered) -> float | None:
-    if gathered.first_time is None or gathered.last_time is None:
+def _span(gathered: PageTally) -> float | None:
+    if gathered.tally.times.first is None or gathered.tally.times.last is None:
         return None
-    return gathered.last_time - gathered.first_time
+    return gathered.tally.times.last - gathered.tally.times.first
 
 
 _GAMES = 64  # games that are shown

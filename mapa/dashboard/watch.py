@@ -12,12 +12,14 @@ from typing import Any
 from common.accounting.releases import ReleaseKind
 from common.noise.mechanism import Sampling
 from common.records.reader import EventTail, JsonFile
+from common.records.regular import number, rows, table, text
 from mapa import output
 from mapa.dashboard import sections
-from mapa.dashboard.folder import state_of
-from mapa.dashboard.page_tally import GRID, Gathered, Lane, number
+from mapa.dashboard.folder import page_state
+from mapa.dashboard.page_tally import GRID, Lane, PageTally
 from mapa.dashboard.sections import audited
 from mapa.dashboard.spending import MOST_KINDS, epsilon, release_kind, shard_size
+from mapa.runs import statement_of
 
 _CURVES = 50  # edges whose ε is drawn over time
 _LISTED = 50  # events in one answer
@@ -25,7 +27,7 @@ _LINES = 300  # of a statement
 _WORDS = 5000  # characters of a line
 _AT_END = "The statement in words is written when the run has ended. Until then: ε of the releases on record."
 
-_Maker = Callable[[Gathered, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+_Maker = Callable[[PageTally, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Watch:
     """A run that somebody looks at. Its methods are called by one thread at a time."""
 
     path: Path
-    gathered: Gathered = field(default_factory=Gathered)
+    gathered: PageTally = field(default_factory=PageTally)
     version: int = 0  # goes up when a section has changed
     encoded: dict[str, tuple[int, str]] = field(default_factory=dict)  # by section: version and JSON
     _computed: dict[tuple[ReleaseKind, int], float | None] = field(default_factory=dict)  # ε
@@ -74,14 +76,14 @@ class Watch:
         self._summary.look()
         anew, records = self._tail.look()
         if anew:  # rotated or cut: what was counted is no longer on record
-            self.gathered = Gathered()
+            self.gathered = PageTally()
         self.gathered.take(records)
 
     def refresh(self) -> None:
         """Encode every section anew; the version of one that has not changed stays."""
         manifest, summary = self._manifest.look(), self._summary.value
         gathered = self.gathered
-        state = state_of(self.path, summary, gathered.halted)
+        state = page_state(self.path, summary, gathered.tally.halted)
         if summary and not gathered.number and not gathered.metrics:
             sections.from_summary(gathered, summary)
         makers: dict[str, _Maker] = {
@@ -103,10 +105,10 @@ class Watch:
             return _encoded(make(self.gathered, manifest, summary))
         except Exception as error:
             self._failed.append(f"{name}: {output.unexpected(error)}")
-            return _encoded(make(Gathered(), {}, {}))
+            return _encoded(make(PageTally(), {}, {}))
 
     def _head(
-        self, state: str, gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]
+        self, state: str, gathered: PageTally, manifest: Mapping[str, Any], summary: Mapping[str, Any]
     ) -> dict[str, Any]:
         head = sections.head(self.path.name, state, gathered, manifest, summary)
         unreadable = head["unreadable"] + self._tail.unreadable
@@ -123,21 +125,20 @@ class Watch:
         First the bounds that are shown now, then how far a budget goes, then the bounds that will be next, then the
         points of the curves. A run that has ended needs no bounds: the statement has its figures.
         """
-        ended = bool(sections.table(self._summary.value, "privacy"))
+        ended = bool(table(self._summary.value, "privacy"))
         now: dict[tuple[ReleaseKind, int], None] = {}
         caps: dict[tuple[ReleaseKind, int], None] = {}
         soon: dict[tuple[ReleaseKind, int], None] = {}
         past: dict[tuple[ReleaseKind, int], None] = {}
         for k, kind in self._kinds().items():
-            lane = self.gathered.lanes[k]
-            if not ended and (bound := self._bound(k, kind, lane)) is not None:
+            if not ended and (bound := self._bound(k, kind)) is not None:
                 now[kind, bound] = None
                 low, high = self._between.get(kind, (0, 0))
                 if high <= bound and high - low > 1:  # how many the budget permits is between them
                     caps[kind, (low + high) // 2] = None
                 if (following := self._bounded(k, kind, bound + 1)) is not None:
                     soon[kind, following] = None
-            past |= {(kind, mark[0]): None for mark in reversed(lane.marks)}
+            past |= {(kind, mark[0]): None for mark in reversed(self.gathered.lanes[k].marks)}
         yield from (one for one in (now | caps | soon | past) if one not in self._computed)
 
     def account(self, kind: ReleaseKind, releases: int) -> None:
@@ -170,7 +171,7 @@ class Watch:
 
     @property
     def _privacy_table(self) -> Mapping[str, Any]:
-        return sections.table(sections.table(self._manifest.value, "scenario"), "privacy")
+        return table(table(self._manifest.value, "scenario"), "privacy")
 
     def _kinds(self) -> dict[int, ReleaseKind]:
         """Return how each edge releases whose ε is computed: of those shown, and of a bounded number of kinds."""
@@ -186,18 +187,18 @@ class Watch:
     def _kind(self, edge: int, lane: Lane) -> ReleaseKind | None:
         """Return how an edge releases; None where its count alone does not say what its releases cost."""
         manifest = self._manifest.value
-        kind = release_kind(sections.table(manifest, "scenario"), shard_size(manifest, edge), lane.joined)
+        kind = release_kind(table(manifest, "scenario"), shard_size(manifest, edge), lane.joined)
         if kind is None or lane.mixed:
             return None
-        anew = kind.mechanism.sampling is Sampling.SHUFFLED and lane.tally.joins > 1  # epochs began anew
-        return None if anew else kind
+        restarted = self.gathered.tally.edges[edge].joins > 1  # an epoch began again
+        return None if restarted and kind.mechanism.sampling is Sampling.SHUFFLED else kind
 
-    def _bound(self, edge: int, kind: ReleaseKind, lane: Lane) -> int | None:
+    def _bound(self, edge: int, kind: ReleaseKind) -> int | None:
         """Return a number of releases that an edge has not passed, whose ε is computed; None: it is beyond all.
 
         One more than is on record may have been made: it is on its way.
         """
-        on_record, cap = lane.tally.last_sequence, self._cap(edge, kind)
+        on_record, cap = self.gathered.tally.edges[edge].last_sequence, self._cap(edge, kind)
         return self._bounded(edge, kind, on_record if on_record == cap else on_record + 1)
 
     def _bounded(self, edge: int, kind: ReleaseKind, releases: int) -> int | None:
@@ -232,10 +233,10 @@ class Watch:
             return (
                 _Figure(value) if not at_least or budget is None else _Figure(min(value, budget), exact=False)
             )
-        lane = self.gathered.lanes.get(edge)
-        if stated or kind is None or lane is None or not lane.tally.applied:
+        tally = self.gathered.tally.edges.get(edge)
+        if stated or kind is None or tally is None or not tally.applied:
             return _Figure(None)
-        bound, on_record = self._bound(edge, kind, lane), lane.tally.last_sequence
+        bound, on_record = self._bound(edge, kind), tally.last_sequence
         if bound is None:
             return _Figure(None)
         if (kind, bound) not in self._computed:
@@ -244,7 +245,7 @@ class Watch:
         if value is None or budget is None or value <= budget:
             return _Figure(value, exact=False, of=bound)
         low, high = self._between.get(kind, (0, bound))
-        own = sections.table(sections.table(self._manifest.value, "scenario"), "data").get("set") == "local"
+        own = table(table(self._manifest.value, "scenario"), "data").get("set") == "local"
         if own or on_record <= low:
             return _Figure(budget, exact=False)
         return _Figure(None, pending=True) if on_record < high else _Figure(value, exact=False, of=bound)
@@ -258,14 +259,14 @@ class Watch:
         spent = [(n, t, seconds, value) for n, t, seconds, value in found if value is not None]
         if now is None or lane.last is None:
             return spent
-        releases = stated.get("releases", lane.tally.last_sequence)
+        releases = stated.get("releases", self.gathered.tally.edges[edge].last_sequence)
         if type(releases) is not int:
             return spent
         return [*(one for one in spent if one[0] < releases and one[3] <= now), (releases, *lane.last, now)]
 
     def _with_epsilon(self, fleet: dict[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
         """Add what each edge has spent, how it is known, and whether it is being computed."""
-        stated, kinds = sections.by_edge(sections.table(summary, "privacy"), "edges"), self._kinds()
+        stated, kinds = sections.by_edge(table(summary, "privacy"), "edges"), self._kinds()
         for row in fleet["edges"]:
             k = row["edge"]
             now = self._now(k, kinds.get(k), stated.get(k, {}))
@@ -278,11 +279,10 @@ class Watch:
         return fleet
 
     def _privacy(
-        self, gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]
+        self, gathered: PageTally, manifest: Mapping[str, Any], summary: Mapping[str, Any]
     ) -> dict[str, Any]:
-        stated = sections.table(summary, "privacy")
-        words = stated.get("words")
-        privacy = sections.table(sections.table(manifest, "scenario"), "privacy")
+        stated = table(summary, "privacy")
+        privacy = table(table(manifest, "scenario"), "privacy")
         by_edge = sections.by_edge(stated, "edges")
         curves: list[dict[str, Any]] = []
         hidden, kinds = 0, self._kinds()
@@ -292,7 +292,7 @@ class Watch:
             elif spent := self._curve(k, kinds.get(k), by_edge.get(k, {})):
                 columns = zip(*spent, strict=True)
                 named = dict(zip(("releases", "t", "seconds", "epsilon"), map(list, columns), strict=True))
-                curves.append({"edge": k, "edge_id": gathered.lanes[k].tally.edge_id, **named})
+                curves.append({"edge": k, "edge_id": gathered.tally.edges[k].edge_id, **named})
         keys = (
             "edge",
             "edge_id",
@@ -306,19 +306,16 @@ class Watch:
             "reason",
         )
         return {
-            "words": [str(line)[:_WORDS] for line in words[:_LINES]]
-            if isinstance(words, list)
-            else [_AT_END],
+            "words": [line[:_WORDS] for line in statement_of(summary)[:_LINES]] or [_AT_END],
             "stated": bool(stated),
             "delta": number(stated.get("delta", self._delta)),
             "epsilon": number(stated.get("epsilon")),
             "adjacency": "zero-out",
             "budget": number(privacy.get("total_epsilon")),
             "edges": [
-                {key: _cell(row.get(key)) for key in keys}
-                for row in sections.rows(stated, "edges")[: sections.LANES]
+                {key: _cell(row.get(key)) for key in keys} for row in rows(stated, "edges")[: sections.LANES]
             ],
-            "hidden_edges": max(0, len(sections.rows(stated, "edges")) - sections.LANES),
+            "hidden_edges": max(0, len(rows(stated, "edges")) - sections.LANES),
             "curves": curves,
             "hidden_curves": hidden,
             "pending": any(self._now(k, kind, by_edge.get(k, {})).pending for k, kind in kinds.items()),
@@ -332,7 +329,7 @@ class Watch:
 
 
 def _cell(value: object) -> str | float | None:
-    return sections.words(value) if isinstance(value, str) else number(value)
+    return text(value) if isinstance(value, str) else number(value)
 
 
 def _encoded(value: object) -> str:

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from common.errors import ConfigurationError
 from common.records.reader import EventTail, JsonFile, read_manifest
-from mapa.export.tables import Curves, Parameter, Point, epsilons, parameters_of, started, statement_of
+from mapa.export.tables import Curves, Parameter, Point, epsilons, parameters_of, started
+from mapa.runs import statement_of
 
 try:
     from tensorboard.compat.proto.event_pb2 import Event
@@ -107,7 +108,7 @@ def write_events(
 
 def _finish(files: EventFiles, curves: Curves, summary: dict[str, Any], *, without_events: bool) -> None:
     if without_events:
-        files.add(curves.evaluations(summary.get("evaluations")))
+        files.add(curves.evaluations(summary))
     if not curves.t and type(summary.get("updates")) is int:
         curves.t = summary["updates"]
     files.add(epsilons(summary, curves.t, curves.seconds))

@@ -16,7 +16,7 @@ from common.records import reader as reading
 from common.records.reader import EventTail, JsonFile
 from mapa.dashboard import watch as watch_module
 from mapa.dashboard.folder import RunsFolder
-from mapa.dashboard.page_tally import Gathered
+from mapa.dashboard.page_tally import PageTally
 from mapa.dashboard.spending import release_kind
 from mapa.dashboard.watch import Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
@@ -171,9 +171,9 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
 def test_hostile_records_are_counted_and_never_break_a_page(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    gathered = Gathered()
+    gathered = PageTally()
     gathered.take([applied(1), *({**fields, "event": event} for event, fields in records)])
-    assert gathered.applied >= 1
+    assert gathered.tally.updates >= 1
     watch = Watch(tmp_path_factory.getbasetemp() / "none")
     watch.gathered = gathered
     watch.refresh()  # raises where something is not JSON
@@ -227,7 +227,7 @@ def test_a_section_that_fails_is_empty_and_named_and_the_others_are_shown(
 ) -> None:
     usual = watch_module.sections.fleet
 
-    def broken(live: bool, gathered: Gathered, *more: Any) -> dict[str, Any]:
+    def broken(live: bool, gathered: PageTally, *more: Any) -> dict[str, Any]:
         if gathered.number:
             raise ZeroDivisionError("odd")
         return usual(live, gathered, *more)
@@ -333,10 +333,10 @@ def test_the_bound_of_a_live_run_ends_at_its_budget_and_not_at_the_next_point_of
     assert asked < 14
     (lane,) = sections(watch)["fleet"]["edges"]
     assert (lane["epsilon"], lane["epsilon_of"]) == (stated["epsilon"], 13)  # none is on its way: none may be
-    watch.gathered.lanes[0].tally.last_sequence = 12
+    watch.gathered.tally.edges[0].last_sequence = 12
     (lane,) = sections(watch)["fleet"]["edges"]
     assert (lane["epsilon"], lane["epsilon_of"]) == (stated["epsilon"], 13)
-    watch.gathered.lanes[0].tally.last_sequence = 17  # a ledger that does not keep its budget is not believed
+    watch.gathered.tally.edges[0].last_sequence = 17  # a ledger that does not keep its budget is not believed
     watch.account(*next(watch.unaccounted()))
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["epsilon"] > stated["epsilon"]
@@ -358,11 +358,11 @@ def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent(tmp_path: Path)
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["epsilon_of"] == 6
     assert lane["epsilon"] > stated["epsilon"]
-    watch.gathered.lanes[0].tally.last_sequence = 6
+    watch.gathered.tally.edges[0].last_sequence = 6
     assert (
         next(watch.unaccounted())[1] == 8
     )  # a point of the grid that is reached: one more may be on its way
-    watch.gathered.lanes[0].tally.last_sequence = 5
+    watch.gathered.tally.edges[0].last_sequence = 5
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["scenario"]["privacy"]["release_caps"] = [5]
     (path / "manifest.json").write_text(json.dumps(manifest))

@@ -61,7 +61,7 @@ def expected(path: Path) -> dict[str, list[tuple[int, float]]]:
         if event["event"] == "gradient_applied":
             curves["updates/staleness"].append((event["t"], event["staleness"]))
     for one in records.evaluations:
-        for name, value in one.values.items():
+        for name, value in one.named().items():
             if value is not None:
                 curves[f"metrics/{name}"].append((one.updates, value))
     for stage in records.stages:
@@ -69,7 +69,7 @@ def expected(path: Path) -> dict[str, list[tuple[int, float]]]:
         curves["stage/sensitivity"].append((stage["t"], stage["sensitivity"]))
         curves["stage/learning_rate"].append((stage["t"], stage["learning_rate"]))
     for edge in records.summary["privacy"]["edges"]:
-        curves[f"privacy/epsilon_edge_{edge['edge']}"].append((records.last_update, edge["epsilon"]))
+        curves[f"privacy/epsilon_edge_{edge['edge']}"].append((records.tally.updates, edge["epsilon"]))
     return dict(curves)
 
 
@@ -295,7 +295,9 @@ def test_names_are_safe_and_each_its_own_and_not_without_end() -> None:
 
 def test_a_run_without_events_has_the_evaluations_of_its_summary() -> None:
     points = list(
-        Curves().evaluations([{"updates": 20, "stage": 1, "accuracy": 0.5}, "junk", {"updates": "x"}])
+        Curves().evaluations(
+            {"evaluations": [{"updates": 20, "stage": 1, "accuracy": 0.5}, "junk", {"updates": "x"}]}
+        )
     )
     assert points == [Point("metrics/accuracy", 20, None, 0.5)]
     assert list(epsilons({"privacy": {"edges": [{"edge": 1, "epsilon": None}, 3]}}, 5, None)) == []

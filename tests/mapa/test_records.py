@@ -24,7 +24,8 @@ def write(path: Path, events: list[dict[str, Any]], *, tail: str = "") -> Path:
 
 
 def applied(t: int, time: float, staleness: int = 0) -> dict[str, Any]:
-    return {"event": "gradient_applied", "t": t, "time": time, "staleness": staleness}
+    counts = {"edge": 0, "sequence": t, "t": t, "staleness": staleness}
+    return {"event": "gradient_applied", **counts, "time": time}
 
 
 def evaluated(t: int, time: float, accuracy: float) -> dict[str, Any]:
