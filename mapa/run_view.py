@@ -1,4 +1,4 @@
-"""What a run shows: a live terminal view, or plain lines where there is no terminal."""
+"""A run on the terminal: a live view or plain lines while it goes on, then its summary as a table."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ _LEFT = {  # what an edge said when it went
 
 
 class View(Protocol):
+    """What a cloud tells of a run while it goes on."""
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -48,30 +50,18 @@ class View(Protocol):
         """Show a line that matters."""
 
 
-def view_for(scenario: Scenario, console: Console, *, quiet: bool = False) -> View:
-    """Return the view that fits the console."""
-    if quiet or console.quiet:
-        return PlainView(scenario, console, every=float("inf"))
-    if is_verbose():
-        return PlainView(scenario, console, every=1.0)
-    return LiveView(scenario, console) if console.is_terminal else PlainView(scenario, console)
-
-
 class PlainView:
-    """A line every few seconds, and whenever the accuracy is known anew."""
+    """A line every few seconds."""
 
     def __init__(self, scenario: Scenario, console: Console, *, every: float = 5.0) -> None:
         self._scenario, self._console, self._every = scenario, console, every
         self._service: CloudService | None = None
         self._last = time.monotonic()
-        self._evaluations = 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def attach(self, service: CloudService) -> None:
@@ -136,6 +126,15 @@ class LiveView:
             edge_table(service),
             *(Text(line, style="yellow") for line in self._said),
         )
+
+
+def view_for(scenario: Scenario, console: Console, *, quiet: bool = False) -> PlainView | LiveView:
+    """Return the view that fits the console."""
+    if quiet or console.quiet:
+        return PlainView(scenario, console, every=float("inf"))
+    if is_verbose():
+        return PlainView(scenario, console, every=1.0)
+    return LiveView(scenario, console) if console.is_terminal else PlainView(scenario, console)
 
 
 def rate(service: CloudService) -> float:

@@ -24,7 +24,7 @@ from common.models.model import Block
 from common.quantities import Vector
 from common.records.events import EventFile, Journal
 from common.records.layout import LONGEST, RESUME, folder_name
-from common.records.regular import regular_object
+from common.records.reader import read_manifest
 from common.scenario.scenario import Scenario
 
 FORMAT = 1  # of manifest.json
@@ -87,7 +87,8 @@ class RunDirectory:
         if not resumed:
             path.mkdir(parents=True, exist_ok=False)
         self.path = path
-        self.run = _known_run(path) if resumed else path.name  # its id
+        began = read_manifest(path) if resumed else {}
+        self.run = run_of(began) if began else path.name  # its id: a directory may be moved
         self._lock = _locked(path)
         self._stream = EventFile(path / "events.jsonl", resumed=resumed)
         self.journal = Journal(self._stream)
@@ -176,16 +177,6 @@ class RunDirectory:
             raise RecordsError(f"{self.path / name}: not written: {error.strerror or error}") from error
 
 
-def _known_run(path: Path) -> str:
-    """Return the id that a run began with: its directory may have been moved since."""
-    try:
-        return run_of(regular_object(path / "manifest.json"))
-    except FileNotFoundError:
-        return path.name
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path / 'manifest.json'}: cannot be read: {error}") from error
-
-
 def _locked(path: Path) -> int:
     """Return a descriptor that keeps every other program from writing here; the end of this process frees it."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -194,7 +185,7 @@ def _locked(path: Path) -> int:
     except BlockingIOError as error:
         os.close(descriptor)
         raise ConfigurationError(f"{path}: another program is writing this run's records") from error
-    except OSError:  # a file system without locks: whoever asks on the broker is told
+    except OSError:  # a file system without locks: a second cloud is told on the broker
         pass
     return descriptor
 

@@ -15,7 +15,6 @@ not private.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import struct
 import zlib
@@ -29,7 +28,7 @@ from common.errors import RecordsError
 from common.messages import GradientArrived
 from common.quantities import EdgeId
 from common.records import slow_disk
-from common.records.regular import open_below, sync_path
+from common.records.regular import mapped, open_below, sync_path
 from common.wire import v1
 from common.wire.codec import decode_gradient
 
@@ -276,44 +275,31 @@ class LogReader:
 
     def _segment(self, path: Path, number: int, *, last: bool) -> Iterator[Entry]:
         try:
-            descriptor = open_below(self.folder.parent, f"{FOLDER}/{path.name}")
+            content = mapped(open_below(self.folder.parent, f"{FOLDER}/{path.name}"))
         except OSError as error:
             raise LogDamagedError(f"{path}: cannot be read: {error.strerror or error}") from error
-        with os.fdopen(descriptor, "rb"):
-            size = os.fstat(descriptor).st_size
-            if size >= HEAD_BYTES:
-                yield from self._content(path, descriptor, number, last=last)
-            elif last:
-                self.torn = TornTail(path, 0, size)
-            else:
-                raise LogDamagedError(f"{path}: only {size} bytes")
-
-    def _content(self, path: Path, descriptor: int, number: int, *, last: bool) -> Iterator[Entry]:
-        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as mapped:
-            try:
-                head = parse_head(mapped[:HEAD_BYTES])
-            except LogDamagedError as error:
-                raise LogDamagedError(f"{path}: {error}") from error
+        if len(content) < HEAD_BYTES:
+            if not last:
+                raise LogDamagedError(f"{path}: only {len(content)} bytes")
+            self.torn = TornTail(path, 0, len(content))
+            return
+        at = 0
+        try:
+            head = parse_head(bytes(content[:HEAD_BYTES]))
             if head.segment != number or (self.head is not None and head[1:] != self.head[1:]):
-                raise LogDamagedError(f"{path}: is segment {head.segment} of another run or place")
-            self.head = head
-            with memoryview(mapped) as content:
-                yield from self._records(path, content, last=last)
-
-    def _records(self, path: Path, content: memoryview, *, last: bool) -> Iterator[Entry]:
-        at = HEAD_BYTES
-        while at < len(content):
-            try:
-                found = parse_record(content, at)
-            except LogDamagedError as error:
-                raise LogDamagedError(f"{path}, byte {at}: {error}") from error
-            if found is None:
-                if not last or _record_behind(content, at):
-                    raise LogDamagedError(f"{path}, byte {at}: a record is damaged")
-                self.torn = TornTail(path, at, len(content))
-                return
-            entry, at = found
-            yield entry
+                raise LogDamagedError(f"is segment {head.segment} of another run or place")
+            self.head, at = head, HEAD_BYTES
+            while at < len(content):
+                record = parse_record(content, at)
+                if record is None:
+                    if not last or _record_behind(content, at):
+                        raise LogDamagedError("a record is damaged")
+                    self.torn = TornTail(path, at, len(content))
+                    return
+                entry, at = record
+                yield entry
+        except LogDamagedError as error:
+            raise LogDamagedError(f"{path}{f', byte {at}' if at else ''}: {error}") from error
 
 
 def _record_behind(content: memoryview, at: int) -> bool:

@@ -20,10 +20,9 @@ from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
-from common.noise.registry import describe_law, noise_law
+from common.noise.registry import describe_law
 from common.quantities import EdgeId, RunId
-from common.records.reader import read_run, records_in
-from common.records.regular import regular_object
+from common.records.reader import read_json, read_run, records_in
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario, parse_scenario
 from edge.account import Standing
@@ -156,14 +155,14 @@ def statements_of(path: Path, delta: float | None, *, budgets: bool = False) -> 
     manifest = path / "manifest.json"
     scenario = None
     if manifest.is_file():
-        scenario = parse_scenario(_json(manifest)["scenario"])
+        scenario = parse_scenario(read_json(manifest)["scenario"])
     if ledgers:
         return _of_ledgers(path, ledgers, scenario, delta, budgets=budgets)
     if scenario is None:
         raise ConfigurationError(f"run = {str(path)!r}: contains neither records of a run nor a ledger")
     if not (path / "summary.json").is_file():
         return {scenario.data.set: _of_events(path, scenario, delta)}
-    return {scenario.data.set: _of_summary(_json(path / "summary.json"), scenario, delta)}
+    return {scenario.data.set: _of_summary(read_json(path / "summary.json"), scenario, delta)}
 
 
 def _document(statements: dict[str, Statement]) -> dict[str, object]:
@@ -291,7 +290,7 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
         EdgeReleases(
             edge=k,
             edge_id=run.joined[k]["edge_id"],
-            kind=ReleaseKind(_joined_law(run.joined[k]), scenario.mechanism, sizes[k]),
+            kind=ReleaseKind(_law(run.joined[k]), scenario.mechanism, sizes[k]),
             releases=edge.last_sequence,
             reproducible=scenario.seed is not None,
             at_least=least is not None,
@@ -299,13 +298,6 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
         )
         for k, edge in applied
     ]
-
-
-def _joined_law(joined: dict[str, Any]) -> Any:
-    if joined["noise"] == "none":
-        return None
-    law = describe_law(joined["noise"])
-    return law.make({key: joined[key] for key in law.names if joined.get(key) is not None})
 
 
 def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None) -> Statement:
@@ -316,7 +308,7 @@ def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None
         EdgeReleases(
             edge=row["edge"],
             edge_id=row["edge_id"],
-            kind=ReleaseKind(_law(row), scenario.mechanism, row["shard_size"]),
+            kind=ReleaseKind(_stated_law(row), scenario.mechanism, row["shard_size"]),
             releases=row["releases"],
             charges=row["charges"],
             reproducible=row["reproducible_noise"],
@@ -330,19 +322,17 @@ def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None
     return state_privacy(edges, chosen, shared=shared)
 
 
-def _law(row: dict[str, Any]) -> NoiseLaw | None:
-    if row["noise"] == "none":
-        return None
+def _stated_law(row: dict[str, Any]) -> NoiseLaw | None:
     known = {"epsilon": row["epsilon_per_release"], "noise_multiplier": row["noise_multiplier"]}
-    given = {key: value for key, value in known.items() if value is not None}
-    return noise_law(row["noise"], {**given, **row.get("parameters", {})})
+    return _law({"noise": row["noise"], **known, **row.get("parameters", {})})
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return regular_object(path)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+def _law(values: dict[str, Any]) -> NoiseLaw | None:
+    """Return the law that a record of joining names, with its parameters among the other keys; None: no noise."""
+    if values["noise"] == "none":
+        return None
+    law = describe_law(values["noise"])
+    return law.make({key: values[key] for key in law.names if values.get(key) is not None})
 
 
 _MANY = 10_000  # missing releases; more at once need --yes

@@ -1,9 +1,10 @@
-"""The sections of a run's page as plain values: from what was gathered, its manifest and its summary."""
+"""The sections of a run's page as plain values: from its counts, its manifest and its summary."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cloud.stages import planned_stages
@@ -14,77 +15,88 @@ from common.records.regular import count, number, rows, table, text
 from common.records.tally import Evaluation, metric_named, staleness_summary
 from mapa.dashboard.page_tally import EDGES, METRICS, PageTally, small
 from mapa.dashboard.series import Durations
+from mapa.runs import shown_of_manifest
 
 LANES = 500  # edges shown one by one
+_GAMES, _LONGEST = 64, 120  # games of an audit that are shown, characters of a game's name
+_PLANNED = 200  # stages
 _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _BINS = 200  # bars of the histogram
+_COUNTED = ("applied", "joins", "last_sequence", "staleness_mean", "staleness_max")
 _HEAD = ("name", "engine", "algorithm", "model", "data", "seed", "batch_size", "parameters")
 
 
-def metrics_of(gathered: PageTally, summary: Mapping[str, Any]) -> list[Metric]:
-    """Return the metrics, the headline metric first."""
-    try:
-        declared = [Metric.from_dict(small(row)) for row in rows(summary, "metrics")[:METRICS]]
-    except (KeyError, TypeError, ValueError):
-        declared = []
-    return declared or [metric_named(name) for name in gathered.latest.get("values", {})]
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is known of a run at one moment; without records, an empty page."""
+
+    run: str
+    state: str = "quiet"  # live, ending, ended, quiet
+    counted: PageTally = field(default_factory=PageTally)
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def scenario(self) -> Mapping[str, Any]:
+        return table(self.manifest, "scenario")
+
+    @property
+    def privacy(self) -> Mapping[str, Any]:
+        """The scenario's table."""
+        return table(self.scenario, "privacy")
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The headline metric first."""
+        try:
+            declared = [Metric.from_dict(small(row)) for row in rows(self.summary, "metrics")[:METRICS]]
+        except (KeyError, TypeError, ValueError):
+            declared = []
+        return declared or [metric_named(name) for name in self.counted.latest.get("values", {})]
 
 
-def head(
-    run: str, state: str, gathered: PageTally, manifest: Mapping[str, Any], summary: Mapping[str, Any]
-) -> dict[str, Any]:
-    scenario = table(manifest, "scenario")
-    names = {
-        "name": manifest.get("name"),
-        "engine": manifest.get("engine"),
-        "algorithm": table(scenario, "algorithm").get("name"),
-        "model": table(scenario, "model").get("name"),
-        "data": table(scenario, "data").get("set"),
-        "seed": scenario.get("seed"),
-        "batch_size": scenario.get("batch_size"),
-        "parameters": None,
-    }
-    metrics = metrics_of(gathered, summary)
+def head(page: Page) -> dict[str, Any]:
+    counted, manifest, summary, scenario = page.counted, page.manifest, page.summary, page.scenario
+    tally, metrics = counted.tally, page.metrics
+    names = {**shown_of_manifest(manifest), **{key: scenario.get(key) for key in ("seed", "batch_size")}}
     first = metrics[0].name if metrics else ""
-    best = gathered.best if gathered.best is not None else (None, None)
-    span = _span(gathered)
-    stage = gathered.tally.stages[-1] if gathered.tally.stages else {}
+    best = counted.best if counted.best is not None else (None, None)
+    span = _span(counted)
+    stage = tally.stages[-1] if tally.stages else {}
     return {
-        "run": run,
-        "state": state,
-        **{key: plain(summary.get(key, names[key])) for key in _HEAD},
-        "started": plain(manifest.get("started")),
-        "reason": plain(summary.get("reason", gathered.tally.halted or None)),
-        "updates": number(summary.get("updates", gathered.tally.updates)),
-        "iterations": number(summary.get("iterations", scenario.get("iterations"))),
-        "edges": number(scenario.get("edges")),
-        "edges_seen": len(gathered.lanes),
+        "run": page.run,
+        "state": page.state,
+        **{key: plain(summary.get(key, names.get(key))) for key in _HEAD},
+        "started": names["started"],
+        "reason": plain(summary.get("reason", tally.halted or None)),
+        "updates": number(summary.get("updates", tally.updates)),
+        "iterations": number(summary.get("iterations", names["iterations"])),
+        "edges": names["edges"],
+        "edges_seen": len(counted.lanes),
         **{key: number(stage.get(key)) for key in ("stage", "sensitivity", "learning_rate")},
         "metrics": [metric.as_dict() for metric in metrics],
-        "latest": gathered.latest,
+        "latest": counted.latest,
         "best": number(summary.get(f"best_{first}", best[0])),
         "best_at": number(summary.get(f"best_{first}_at", best[1])),
         "seconds": number(summary.get("seconds", span)),
         "updates_per_second": number(
-            summary.get("iterations_per_second", gathered.tally.updates / span if span else None)
+            summary.get("iterations_per_second", tally.updates / span if span else None)
         ),
-        "timed": gathered.tally.times.first is not None,
-        "resumed": gathered.tally.resumed,
-        "unreadable": gathered.unreadable,
+        "timed": tally.times.first is not None,
+        "resumed": tally.resumed,
+        "unreadable": counted.unreadable,
         "warning": plain(summary.get("warning")),
     }
 
 
-def fleet(
-    live: bool, gathered: PageTally, manifest: Mapping[str, Any], summary: Mapping[str, Any]
-) -> dict[str, Any]:
-    links = table(manifest, "scenario").get("links")
+def fleet(page: Page) -> dict[str, Any]:
+    counts, links = page.counted, page.scenario.get("links")
     links = links if isinstance(links, list) else []
-    network, counted = by_edge(summary, "network"), by_edge(summary, "edges")
-    everyone = sorted({*gathered.lanes, *counted})
+    network, counted = by_edge(page.summary, "network"), by_edge(page.summary, "edges")
+    everyone, updates = sorted({*counts.lanes, *counted}), counts.tally.updates
     lanes = []
     for k in everyone[:LANES]:
-        lane, tally = gathered.lanes.get(k), gathered.tally.edges.get(k)
+        lane, tally = counts.lanes.get(k), counts.tally.edges.get(k)
         row = counted.get(k) or ({} if tally is None else tally.row(k))
         measured = network.get(k, {})
         link = measured.get("link") or (links[k % len(links)] if links else None)
@@ -92,15 +104,11 @@ def fleet(
             {
                 "edge": k,
                 **{key: text(row.get(key)) for key in ("edge_id", "gone")},
-                **{key: number(row.get(key)) for key in ("applied", "joins", "last_sequence")},
-                "staleness_mean": number(row.get("staleness_mean")),
-                "staleness_max": number(row.get("staleness_max")),
+                **{key: number(row.get(key)) for key in _COUNTED},
                 "staleness_last": None if lane is None else lane.last_staleness,
-                "share": (number(row.get("applied")) or 0) / gathered.tally.updates
-                if gathered.tally.updates
-                else None,
+                "share": (number(row.get("applied")) or 0) / updates if updates else None,
                 "pace": None if lane is None else lane.pace,
-                "silent": _silent(k, gathered) if live else None,
+                "silent": _silent(k, counts) if page.state == "live" else None,
                 "link": plain(link),
                 "device": None if lane is None else text(lane.joined.get("device"), 64),
                 "round_trip_ms": number(measured.get("round_trip_ms")),
@@ -111,29 +119,25 @@ def fleet(
     return {
         "edges": lanes,
         "hidden": max(0, len(everyone) - LANES),
-        "budget": number(table(table(manifest, "scenario"), "privacy").get("total_epsilon")),
-        "timed": gathered.tally.times.first is not None,
+        "budget": number(page.privacy.get("total_epsilon")),
+        "timed": counts.tally.times.first is not None,
     }
 
 
-def training(gathered: PageTally, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    names = [metric.name for metric in metrics_of(gathered, summary)]
+def training(page: Page) -> dict[str, Any]:
+    names, envelopes = [metric.name for metric in page.metrics], page.counted.metrics
     curves = {}
-    for name in [*names, *(name for name in gathered.metrics if name not in names)]:
-        points = gathered.metrics[name].points() if name in gathered.metrics else []
-        curves[name] = {
-            "t": [point[0] for point in points],
-            "seconds": [point[2] for point in points],
-            "value": [point[1] for point in points],
-        }
-    scenario = table(manifest, "scenario")
-    stages = gathered.tally.stages
-    return {"curves": curves, "stages": plain(stages), "plan": planned(scenario, stages)}
+    for name in [*names, *(name for name in envelopes if name not in names)]:
+        points = envelopes[name].points() if name in envelopes else []
+        places = {"t": 0, "seconds": 2, "value": 1}
+        curves[name] = {key: [point[place] for point in points] for key, place in places.items()}
+    stages = page.counted.tally.stages
+    return {"curves": curves, "stages": plain(stages), "plan": planned(page.scenario, stages)}
 
 
-def staleness(gathered: PageTally, summary: Mapping[str, Any]) -> dict[str, Any]:
-    counts, heat = gathered.tally.staleness, gathered.heat
-    stated = table(summary, "staleness") or staleness_summary(counts)
+def staleness(page: Page) -> dict[str, Any]:
+    counts, heat = page.counted.tally.staleness, page.counted.heat
+    stated = table(page.summary, "staleness") or staleness_summary(counts)
     width = max(1, -(-(max(counts, default=0) + 1) // _BINS))
     bins = [0] * (max(counts, default=-1) // width + 1)
     for value, updates in counts.items():
@@ -142,27 +146,28 @@ def staleness(gathered: PageTally, summary: Mapping[str, Any]) -> dict[str, Any]
         "summary": {key: number(value) for key, value in stated.items()},
         "bins": bins,
         "bin_width": width,
-        "beyond": gathered.stale_beyond,
+        "beyond": page.counted.stale_beyond,
         "heat": {"width": heat.width, "height": heat.height, "cells": heat.cells},
     }
 
 
-def traffic(gathered: PageTally, summary: Mapping[str, Any]) -> dict[str, Any]:
+def traffic(page: Page) -> dict[str, Any]:
+    counted, summary = page.counted, page.summary
     network = by_edge(summary, "network")
-    everyone = sorted({*gathered.lanes, *network})
-    refused = table(summary, "refused") if "refused" in summary else dict(gathered.tally.refused)
+    everyone = sorted({*counted.lanes, *network})
+    refused = table(summary, "refused") if "refused" in summary else dict(counted.tally.refused)
     return {
-        "width": gathered.rate.width,
-        "applied": list(gathered.rate.counts),
+        "width": counted.rate.width,
+        "applied": list(counted.rate.counts),
         "refused": {key: number(value) for key, value in refused.items()},
         "refused_exact": "refused" in summary,  # of one edge only the first hundred are written line by line
         "refused_over": {
             reason: {"width": counts.width, "counts": list(counts.counts)}
-            for reason, counts in gathered.refused_over.items()
+            for reason, counts in counted.refused_over.items()
         },
         "dropped": {str(key): number(value) for key, value in table(summary, "dropped").items()},
-        "turns": _turns(gathered.turns),
-        "trips": [_trip(k, gathered, network.get(k, {})) for k in everyone[:LANES]],
+        "turns": _turns(counted.turns),
+        "trips": [_trip(k, counted, network.get(k, {})) for k in everyone[:LANES]],
         "hidden": max(0, len(everyone) - LANES),
     }
 
@@ -173,8 +178,8 @@ def _turns(turns: Durations) -> dict[str, float | None]:
     return {name: None if value is None else value * 1000 for name, value in found.items()}
 
 
-def _trip(edge: int, gathered: PageTally, measured: Mapping[str, Any]) -> dict[str, Any]:
-    lane, tally = gathered.lanes.get(edge), gathered.tally.edges.get(edge)
+def _trip(edge: int, counted: PageTally, measured: Mapping[str, Any]) -> dict[str, Any]:
+    lane, tally = counted.lanes.get(edge), counted.tally.edges.get(edge)
     return {
         "edge": edge,
         "edge_id": text(measured.get("edge_id")) if tally is None else tally.edge_id,
@@ -184,13 +189,13 @@ def _trip(edge: int, gathered: PageTally, measured: Mapping[str, Any]) -> dict[s
     }
 
 
-def from_summary(gathered: PageTally, summary: Mapping[str, Any]) -> None:
+def from_summary(counted: PageTally, summary: Mapping[str, Any]) -> None:
     """Take evaluations and stages from the summary, of a run without events."""
     for row in rows(summary, "evaluations"):
         if count(row.get("updates")) is not None:
-            gathered.evaluated(Evaluation.of(small(row)), None)
-    gathered.take({**stage, "event": "stage_opened"} for stage in rows(summary, "stages"))
-    gathered.tally.updates = count(summary.get("updates")) or 0
+            counted.evaluated(Evaluation.of(small(row)), None)
+    counted.take({**stage, "event": "stage_opened"} for stage in rows(summary, "stages"))
+    counted.tally.updates = count(summary.get("updates")) or 0
 
 
 def by_edge(values: Mapping[str, Any], key: str) -> dict[int, Mapping[str, Any]]:
@@ -208,9 +213,9 @@ def plain(value: object) -> Any:
     return value if value is None or isinstance(value, str | bool) else number(value)
 
 
-def _silent(edge: int, gathered: PageTally) -> float | None:
+def _silent(edge: int, counted: PageTally) -> float | None:
     """Return for how long an edge has sent nothing, where that is long for it; None: it speaks."""
-    lane, tally, now = gathered.lanes.get(edge), gathered.tally.edges.get(edge), gathered.tally.times.last
+    lane, tally, now = counted.lanes.get(edge), counted.tally.edges.get(edge), counted.tally.times.last
     if lane is None or tally is None or now is None or tally.gone:
         return None
     heard = [time for time in (*list(lane.recent)[-1:], lane.joined.get("time")) if time is not None]
@@ -221,14 +226,10 @@ def _silent(edge: int, gathered: PageTally) -> float | None:
     return quiet if quiet > max(3.0, 10 * usual) else None
 
 
-def _span(gathered: PageTally) -> float | None:
-    if gathered.tally.times.first is None or gathered.tally.times.last is None:
+def _span(counted: PageTally) -> float | None:
+    if counted.tally.times.first is None or counted.tally.times.last is None:
         return None
-    return gathered.tally.times.last - gathered.tally.times.first
-
-
-_GAMES = 64  # games that are shown
-_LONGEST = 120  # characters of a game's name
+    return counted.tally.times.last - counted.tally.times.first
 
 
 def audited(report: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -238,32 +239,19 @@ def audited(report: Mapping[str, Any]) -> dict[str, Any] | None:
     if not games and not whole:
         return None
     return {
-        "edge": number(report.get("edge")),
-        "confidence": number(report.get("confidence")),
-        "delta": number(report.get("delta")),
+        **{key: number(report.get(key)) for key in ("edge", "confidence", "delta")},
         "refuted": any(row.get("violated") is True for row in (*games, whole)),
-        "games": [
-            {
-                "name": str(row.get("name"))[:_LONGEST],
-                "claimed": number(row.get("claimed_epsilon")),
-                "least": number(row.get("lower_epsilon")),
-                "refuted": row.get("violated") is True,
-            }
-            for row in games[:_GAMES]
-        ],
-        "whole": {
-            "releases": number(whole.get("releases")),
-            "canaries": number(whole.get("canaries")),
-            "claimed": number(whole.get("claimed_epsilon")),
-            "least": number(whole.get("lower_epsilon")),
-            "refuted": whole.get("violated") is True,
-        }
+        "games": [{"name": str(row.get("name"))[:_LONGEST], **_found(row)} for row in games[:_GAMES]],
+        "whole": {**{key: number(whole.get(key)) for key in ("releases", "canaries")}, **_found(whole)}
         if whole
         else None,
     }
 
 
-_PLANNED = 200
+def _found(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ε that is claimed, the least that an attack shows, and whether that refutes the claim."""
+    claimed, least = number(row.get("claimed_epsilon")), number(row.get("lower_epsilon"))
+    return {"claimed": claimed, "least": least, "refuted": row.get("violated") is True}
 
 
 def planned(scenario: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -280,14 +268,11 @@ def planned(scenario: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) ->
     try:
         problem = Problem(
             batch_size=batch,
-            smoothness=algorithm["smoothness"],
-            sigma=algorithm["sigma"],
+            **{
+                key: algorithm[key] for key in ("smoothness", "sigma", "theta", "delta", "loss_gap", "radius")
+            },
             tau_max=int(first["tau_max"]),
             iterations=scenario["iterations"],
-            theta=algorithm["theta"],
-            delta=algorithm["delta"],
-            loss_gap=algorithm["loss_gap"],
-            radius=algorithm["radius"],
             first_clip=first["sensitivity"] * batch / 2,
             rule=SensitivityRule(algorithm["rule"]),
         )

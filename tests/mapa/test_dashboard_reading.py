@@ -17,6 +17,7 @@ from common.records.reader import EventTail, JsonFile
 from mapa.dashboard import watch as watch_module
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.page_tally import PageTally
+from mapa.dashboard.sections import Page
 from mapa.dashboard.spending import release_kind
 from mapa.dashboard.watch import Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
@@ -227,10 +228,10 @@ def test_a_section_that_fails_is_empty_and_named_and_the_others_are_shown(
 ) -> None:
     usual = watch_module.sections.fleet
 
-    def broken(live: bool, gathered: PageTally, *more: Any) -> dict[str, Any]:
-        if gathered.number:
+    def broken(page: Page) -> dict[str, Any]:
+        if page.counted.number:
             raise ZeroDivisionError("odd")
-        return usual(live, gathered, *more)
+        return usual(page)
 
     monkeypatch.setattr(watch_module.sections, "fleet", broken)
     page = sections(Watch(write_live_run(tmp_path, "first", applied(1))))
@@ -456,7 +457,7 @@ def write_budgeted(folder: Path, budget: float, releases: int) -> Path:
 @pytest.fixture
 def a_tenth_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each release cost 0.1."""
-    monkeypatch.setattr("mapa.dashboard.watch.epsilon", lambda _, releases, __: 0.1 * releases)
+    monkeypatch.setattr("mapa.dashboard.spending.epsilon", lambda _, releases, __: 0.1 * releases)
 
 
 @pytest.mark.usefixtures("a_tenth_each")
