@@ -89,7 +89,7 @@ def considered(path: Path, *, forget: bool = False) -> Removal:
 def remove(path: Path, *, forget: bool = False) -> bool:
     """Remove a run for good, unless it must stay; False: it has gone meanwhile.
 
-    Its lock is held, so that no cloud goes on with it, and it leaves the list at once, so that nobody reads half of it.
+    Its lock is held, so that no cloud goes on with it, and it leaves the list at once, so that no reader finds half of it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -147,5 +147,5 @@ def _releases(path: Path) -> tuple[str, ...]:
     name = data.get("set") if isinstance(data, dict) else None
     if name in DATA_SETS:
         return ()
-    said = f"data.set = {name!r}" if isinstance(name, str) else "its manifest names no data set"
-    return (f"releases of records that are no public data set's: {printable(said)}",)
+    named = f"data.set = {name!r}" if isinstance(name, str) else "its manifest names no data set"
+    return (f"releases of records that are no public data set's: {printable(named)}",)

@@ -24,7 +24,7 @@ from mapa.output import is_verbose
 _ROWS = 24  # edges shown one by one
 _BARS = 10  # of the staleness histogram
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_LEFT = {  # what an edge said when it went
+_LEFT = {  # by the reason of an edge's leave
     "budget": "budget spent",
     "refused": "refused the run",
     "failed": "failed",

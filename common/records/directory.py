@@ -36,7 +36,7 @@ _PACKAGES = (
 
 
 def new_run_id(name: str, now: datetime | None = None, *, most: int = LONGEST) -> str:
-    """Return a name that sorts by time and never collides; of `name` at most so many characters."""
+    """Return a name that sorts by time and never collides, with at most `most` characters of `name`."""
     moment = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
     return f"{folder_name(name, most)}-{moment}-{secrets.token_hex(4)}"
 
@@ -120,7 +120,7 @@ class RunDirectory:
         return self._stream.size
 
     def events_behind(self, size: int) -> list[bytes]:
-        """Return the lines of events.jsonl behind so many bytes."""
+        """Return the lines of events.jsonl behind its first `size` bytes."""
         return self._stream.lines_behind(size)
 
     def sync(self) -> None:

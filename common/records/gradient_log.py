@@ -49,7 +49,7 @@ class Kind(IntEnum):
     GRADIENT = 1  # a gradient that was new: applied, or refused for good; its bytes as they came
     REPEAT = 2  # a gradient that was not new but made the cloud send its model again: its header alone
     HELLO = 3  # that was welcomed; its bytes as they came
-    LEAVE = 4  # said, by a last will, or for silence; as its message
+    LEAVE = 4  # by its own message, a last will, or for silence; as its message
     BEGIN = 5  # begin with the edges that are here; no body
     HALT = 6  # by the operator, or for want of a finite model; the reason
 
@@ -172,7 +172,7 @@ class LogWriter:
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
         except OSError as error:
-            with contextlib.suppress(OSError):  # whoever reads cuts the tail otherwise
+            with contextlib.suppress(OSError):  # otherwise the reader cuts the tail
                 os.ftruncate(self._descriptor, self.size)
             raise self._failure(error) from error
         self.size += size

@@ -47,7 +47,7 @@ class RunRecords:
     manifest: dict[str, Any]
     summary: dict[str, Any]  # empty: the run did not get that far
     tally: Tally = field(default_factory=Tally)
-    joined: dict[int, Record] = field(default_factory=dict)  # how each edge said last that it noises
+    joined: dict[int, Record] = field(default_factory=dict)  # each edge's last record of joining
 
     @property
     def name(self) -> str:

@@ -83,12 +83,12 @@ class Recorder:
         self._line(lambda journal, time: journal.evaluated(evaluation, time), now)
 
     def is_evaluated(self, updates: int) -> bool:
-        """Tell whether the last evaluation is that of the model after so many updates."""
+        """Tell whether the last evaluation is that of the model after these updates."""
         evaluations = self.tally.evaluations
         return bool(evaluations) and evaluations[-1].updates == updates
 
     def diagnosed(self, edge: int, sequence: int, norm: float) -> None:
-        """Record ‖g‖ before clipping and noise; only where the scenario asks for it in so many words."""
+        """Record ‖g‖ before clipping and noise; only where the scenario asks for it."""
         fields = {"edge": edge, "sequence": sequence, "gradient_norm": norm}
         self._line(lambda journal, _: journal.write("diagnostic", fields))
 
@@ -97,7 +97,7 @@ class Recorder:
         self.write()
         if self._written["halted"]:
             return
-        self._written["halted"] = 1  # whoever goes on with the run does not say it again
+        self._written["halted"] = 1  # a resumed run does not record it again
         self._line(lambda journal, time: journal.write("halted", {"t": updates, "reason": reason}, time), now)
 
     def plain(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Recorder:
         self._line(lambda journal, time: journal.write("resumed", fields, time), now)
 
     def fail(self, error: RecordsError) -> None:
-        """End the journal; where the recorder goes on, whoever runs the cloud ends the run."""
+        """End the journal; where the recorder goes on, the cloud's shell ends the run."""
         self.journal, self.failure = None, self.failure or error
         if not self.goes_on:
             raise error

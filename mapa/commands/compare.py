@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.measure import Measurement
 from rich.table import Table
 
 from common.errors import ConfigurationError
@@ -24,8 +23,6 @@ from mapa.figures import line, look, over_updates, panels, save, shared_legend
 from mapa.holdings import draw_holdings, holdings_of
 from mapa.recording import ENGINES
 from mapa.runs import find_run, unfinished
-
-_WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read and a folded table cannot
 
 
 def compare_command(
@@ -72,10 +69,7 @@ def compare_command(
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    console = output.console()
-    whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-    console.width = max(console.width, whole)
-    console.print(table)
+    output.print_wide(table)
     output.console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in pictures), highlight=False)
 
 

@@ -123,7 +123,7 @@ def calibrate_command(
     else:
         mechanism = Mechanism(clipped, Scope.ALL, sampling, batch_size, largest_batch=largest_batch)
         printed = Decimal(z).quantize(_PLACES, ROUND_CEILING)
-        # whoever types in what is printed must stay within the budget
+        # the printed figure, typed in again, must stay within the budget
         while not keeps(budget, ReleaseKind(Gaussian(float(printed)), mechanism, shard), releases):
             printed += _PLACES
         print(f"noise multiplier z = {printed}")
@@ -380,7 +380,7 @@ def charge_command(
 
 @contextmanager
 def _opened(state: Path, edge: EdgeId) -> Iterator[SqliteLedger]:
-    """Open the edge's ledger as the edge itself would: nobody else can, meanwhile."""
+    """Open the edge's ledger as the edge itself would, so that no other process can meanwhile."""
     directory = _ledger_of(state, edge)
     if is_held(directory):
         raise ConfigurationError(f"--edge {edge}: its process is alive and holds {directory}; end it first")

@@ -200,11 +200,9 @@ def next_steps(path: Path, line: RunLine, runs: Path) -> dict[str, str]:
 
 _FILES = 40  # shown one by one
 _LINES, _LINE = 50, 2000  # of a statement; characters of a line: what a run states itself is shorter
-_WIDEST = 1000  # columns
 
 
 def _print_table(lines: list[RunLine]) -> None:
-    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -226,11 +224,7 @@ def _print_table(lines: list[RunLine]) -> None:
             (line.started or "–").replace("T", " ").removesuffix("+00:00"),
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
-    console = output.console()
-    # on a narrow screen lines run over, which can be read and a folded table cannot
-    whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-    console.width = max(console.width, whole)
-    console.print(table)
+    output.print_wide(table)
 
 
 def _epsilon(line: RunLine) -> str:

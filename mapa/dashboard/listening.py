@@ -1,4 +1,4 @@
-"""Where the page is served: a port that is free, and what to type into a browser."""
+"""The page's sockets: a free port, its address, and deadlines that close connections which ask nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from common.errors import ConfigurationError
 
 PORT = 8080
 _TRIED = 20  # ports after the usual one
+PATIENCE = 5.0  # seconds for the head of a request, from the connection's beginning or its last answer
+LEAVING = 60.0  # seconds more for a client to read the rest of its answer
+CONNECTIONS = 256  # beyond these, the one that has been idle for longest is closed
+_MOST = 64  # more, whose answers are under way, before requests are refused with 503
 
 
 def is_loopback(host: str) -> bool:
@@ -51,12 +55,6 @@ def page_address(host: str, port: int) -> str:
     """Return what to type into a browser on this machine."""
     name = f"[{host}]" if ":" in host else host
     return f"http://{'localhost' if host in ('0.0.0.0', '::') else name}:{port}/"
-
-
-PATIENCE = 5.0  # seconds for the head of a request, from the connection's beginning or its last answer
-LEAVING = 60.0  # seconds more for a client to read the rest of its answer
-CONNECTIONS = 256  # beyond so many, the one that has asked nothing for longest goes
-_MOST = 64  # more, whose answers are under way, before requests are refused with 503
 
 
 class PatientProtocol(H11Protocol):

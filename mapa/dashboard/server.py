@@ -1,4 +1,7 @@
-"""What every request must pass, and what every answer carries: reading alone, one origin, a token off loopback."""
+"""The page's server: static files, runs as JSON, a stream for each run. It reads, and writes nothing.
+
+Every request passes the guard: reading alone, one origin, a token off loopback.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,20 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+STATIC = Path(__file__).parent / "static"
+FILES = {
+    "index.html": "text/html; charset=utf-8",
+    **dict.fromkeys(
+        ("page.js", "charts.js", "heat.js", "views.js", "dom.js"), "text/javascript; charset=utf-8"
+    ),
+    "style.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "uplot/uPlot.iife.min.js": "text/javascript; charset=utf-8",
+    "uplot/uPlot.min.css": "text/css; charset=utf-8",
+    "uplot/LICENSE": "text/plain; charset=utf-8",
+}
+MOST_COMPARED = 8
+_BEFORE = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +136,6 @@ def _sent_token(headers: Mapping[str, str]) -> str:
     except CookieError:
         return ""
     return "" if cookie is None else cookie.value
-
-
-STATIC = Path(__file__).parent / "static"
-FILES = {
-    "index.html": "text/html; charset=utf-8",
-    **dict.fromkeys(
-        ("page.js", "charts.js", "heat.js", "views.js", "dom.js"), "text/javascript; charset=utf-8"
-    ),
-    "style.css": "text/css; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-    "uplot/uPlot.iife.min.js": "text/javascript; charset=utf-8",
-    "uplot/uPlot.min.css": "text/css; charset=utf-8",
-    "uplot/LICENSE": "text/plain; charset=utf-8",
-}
-MOST_COMPARED = 8
-_BEFORE = 2**53
 
 
 def make_app(runs: Path, token: str | None = None, following: Following | None = None) -> ASGIApp:

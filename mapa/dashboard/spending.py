@@ -73,9 +73,9 @@ def shard_size(manifest: Mapping[str, Any], edge: int) -> object:
 
 @functools.lru_cache(maxsize=4096)
 def epsilon(kind: ReleaseKind, releases: int, delta: float) -> float | None:
-    """Return ε at δ of so many messages, zero-out adjacency, as the statement computes it; None: no finite one.
+    """Return ε at δ of a number of messages, zero-out adjacency, as the statement computes it; None: no finite one.
 
-    Takes parts of a second: call it where nobody waits.
+    Takes parts of a second: not for a thread that answers requests.
     """
     try:
         found = total([Spent(kind, kind.charges(releases))], delta, replace_one=False).epsilon
@@ -184,7 +184,7 @@ class SpentOnPage:
 
         A bound is the ε of more releases than are on record. Its ledger lets an edge pass no budget, so the budget
         bounds it, too, once what is on record is found to be within; what is found beyond is shown as it is. Of an edge
-        whose n_k nobody knows here the ledger alone has the figure.
+        with local data the ledger alone has the figure.
         """
         value, budget = number(stated.get("epsilon")), number(page.privacy.get("total_epsilon"))
         at_least = stated.get("shard_size_at_least") is True

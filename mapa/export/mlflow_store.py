@@ -14,7 +14,7 @@ from mapa.export.tables import Curves, Point, epsilons, parameters_of, started
 from mapa.run_result import Run
 from mapa.runs import statement_of
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export tells nobody
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export sends nothing anywhere
 try:
     import alembic  # noqa: F401 - mlflow-skinny comes without what its own store needs
     import sqlalchemy  # noqa: F401
