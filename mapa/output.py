@@ -95,7 +95,7 @@ def _safe_console() -> type[Console]:
 
 
 def print_wide(table: Table) -> None:
-    """Print a table as wide as it needs: on a narrow screen lines run over, which can be read; a folded table cannot."""
+    """Print a table as wide as it needs: lines that run over on a narrow screen can be read, a folded table cannot."""
     from rich.measure import Measurement
 
     out = console()

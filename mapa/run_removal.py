@@ -89,7 +89,7 @@ def considered(path: Path, *, forget: bool = False) -> Removal:
 def remove(path: Path, *, forget: bool = False) -> bool:
     """Remove a run for good, unless it must stay; False: it has gone meanwhile.
 
-    Its lock is held, so that no cloud goes on with it, and it leaves the list at once, so that no reader finds half of it.
+    Its lock is held, so that no cloud goes on with it; it leaves the list at once, so that no reader finds half of it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

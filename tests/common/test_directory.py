@@ -76,19 +76,6 @@ def test_who_leaves_with_an_error_hears_of_it_and_not_of_the_lines_that_fail_aft
         write(None)
 
 
-def test_flushed_events_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "run") as directory:
-        directory.journal.fact(FACT)
-        directory.flush()
-        assert len((tmp_path / "run" / "events.jsonl").read_text().splitlines()) == 1
-
-
-def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path / "run")
-    directory.close()
-    directory.close()
-
-
 def test_a_run_never_overwrites_another(tmp_path: Path) -> None:
     RunDirectory(tmp_path / "run").close()
     with pytest.raises(FileExistsError):
