@@ -15,15 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from common.errors import RecordsError
 from common.messages import Fact, GradientApplied
 from common.quantities import EdgeId
 from common.records.regular import LARGEST, open_regular, plain_json
-
-if TYPE_CHECKING:
-    from common.records.tally import Evaluation
 
 _BUFFER = 1 << 20  # characters
 _LONGEST_WAIT = 1.0  # seconds: a page shows a run while it goes on
@@ -86,11 +83,6 @@ class Journal:
             self._stream.write(self._applied(fact, time))
         else:
             self._record(record_of(fact), time)
-
-    def evaluated(self, evaluation: Evaluation, time: float | None = None) -> None:
-        """Write an evaluation; a value that is not finite is null."""
-        fields = {"t": evaluation.updates, "stage": evaluation.stage, **evaluation.named()}
-        self.write("evaluated", fields, time)
 
     def write(self, event: str, fields: Mapping[str, object], time: float | None = None) -> None:
         self._record({"event": event, **fields}, time)
