@@ -18,9 +18,7 @@ from common.errors import ConfigurationError, LocalProtocolError, RecordsError
 from common.messages import GradientArrived, Hello, Leave
 from common.quantities import EdgeId
 from common.records.checkpoint import Checkpoints
-from common.records.log_format import Entry, Kind
-from common.records.log_reader import LogReader
-from common.records.log_writer import LogWriter
+from common.records.gradient_log import Entry, Kind, LogReader, LogWriter
 from common.wire.codec import encode_leave
 from common.wire.v1 import HEADER_BYTES
 

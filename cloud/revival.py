@@ -14,9 +14,8 @@ from cloud.snapshot import restore_server, server_state
 from common.errors import LocalProtocolError, RecordsError
 from common.messages import EvaluationDue
 from common.quantities import EdgeId
-from common.records.log_format import Entry, Kind, LogDamagedError, segment_name
-from common.records.log_reader import LogReader
-from common.records.rundir import RunDirectory
+from common.records.directory import RunDirectory
+from common.records.gradient_log import Entry, Kind, LogDamagedError, LogReader, segment_name
 from common.transport.routing import OnMessage
 from common.wire.codec import decode_hello, decode_leave
 from common.wire.topics import EdgeTopic, edge_topic

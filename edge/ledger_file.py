@@ -15,7 +15,7 @@ from urllib.parse import quote
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
 from common.quantities import EdgeId, RunId
-from common.records.syncing import sync_path
+from common.records.regular import sync_path
 from edge.account import Account, ShardIdentity
 
 FILE_NAME = "ledger.sqlite3"

@@ -23,8 +23,8 @@ from experiments.harness import UnfinishedError, markdown_table, sweep
 from experiments.unequal import spread
 from mapa.commands.ledger import statements_of
 from mapa.recording import record_simulation
-from mapa.run_reader import find_run
 from mapa.run_result import read_result
+from mapa.runs import find_run
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError, MapaError
+from common.records.reader import RunRecords, read_run
 from mapa.dashboard.spending import epsilon, release_kind, shard_size
 from mapa.figures import line, look, panels, save
-from mapa.run_reader import find_run, read_events, read_manifest
+from mapa.runs import find_run
 
 _POINTS = 10  # of a curve: each is an accounting of its own
 
@@ -38,35 +39,28 @@ class Spending:
 
 def spending(run: Path, points: int = _POINTS) -> list[Spending]:
     """Return the spending of every edge that has released anything, by k."""
-    manifest, events = read_manifest(run), read_events(run)
-    applied: dict[int, list[dict[str, Any]]] = {}
-    joined: dict[int, dict[str, Any]] = {}
-    for event in events:
-        if event["event"] == "edge_joined":
-            joined[event["edge"]] = event
-        elif event["event"] == "gradient_applied":
-            applied.setdefault(event["edge"], []).append(event)
-    if not applied or any("time" not in one for one in applied[min(applied)]):
+    times: dict[int, list[float]] = {}
+
+    def take(record: Mapping[str, Any]) -> None:
+        if record["event"] == "gradient_applied" and "time" in record:
+            times.setdefault(record["edge"], []).append(record["time"])
+
+    records = read_run(run, take)
+    if not times:
         raise ConfigurationError(
             f"{run}: its records have no times of updates; delays.kind = 'cyclic' has none"
         )
-    begin = min(one[0]["time"] for one in applied.values())
-    return [_of_edge(k, manifest, joined[k], applied[k], begin, points) for k in sorted(applied)]
+    begin = min(seen[0] for seen in times.values())
+    return [_of_edge(k, records, [time - begin for time in times[k]], points) for k in sorted(times)]
 
 
-def _of_edge(
-    k: int,
-    manifest: Mapping[str, Any],
-    joined: Mapping[str, Any],
-    applied: Sequence[Mapping[str, Any]],
-    begin: float,
-    points: int,
-) -> Spending:
+def _of_edge(k: int, records: RunRecords, seconds: Sequence[float], points: int) -> Spending:
+    manifest, joined = records.manifest, records.joined[k]
     kind = release_kind(manifest["scenario"], shard_size(manifest, k), joined)
     if kind is None:
         raise ConfigurationError(f"edge {k}: its noise is of no law that is known here")
     delta = manifest["scenario"]["privacy"]["total_delta"]
-    places = sorted({max(1, round(len(applied) * n / points)) for n in range(1, points + 1)})
+    places = sorted({max(1, round(len(seconds) * n / points)) for n in range(1, points + 1)})
     spent = [epsilon(kind, place, delta) for place in places]
     if any(one is None for one in spent):
         raise ConfigurationError(f"edge {k}: its releases have no finite ε at δ = {delta}")
@@ -74,7 +68,7 @@ def _of_edge(
         edge=k,
         device=str(joined.get("device", f"edge {k}")),
         releases=places,
-        seconds=[applied[place - 1]["time"] - begin for place in places],
+        seconds=[seconds[place - 1] for place in places],
         epsilon=[one for one in spent if one is not None],
     )
 

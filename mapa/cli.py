@@ -47,7 +47,7 @@ COMMANDS = {
 }
 GROUPS = {
     "runs": "mapa.commands.runs:app",
-    "ledger": "mapa.commands.ledger_group:app",
+    "ledger": "mapa.commands.ledger:app",
     "scenario": "mapa.commands.scenario:app",
     "data": "mapa.commands.data:app",
     "devices": "mapa.commands.devices:app",

@@ -33,10 +33,9 @@ from common.messages import Welcome
 from common.own_code import allowing
 from common.quantities import EdgeId, RunId
 from common.randomness import new_incarnation, streams_for
-from common.records.keeping import keeps_gradients
-from common.records.naming import HALT_OWED
+from common.records.directory import RunDirectory
+from common.records.layout import HALT_OWED, keeps_gradients
 from common.records.recorder import Recorder
-from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario
 from common.telemetry.family import Buckets, published
 from common.transport.channel import Will
@@ -48,8 +47,8 @@ from common.wire.codec import Admission, Presence, encode_presence, encode_welco
 from common.wire.topics import cloud_client_id, presence_topic
 from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
 from mapa.budget import Say
-from mapa.live import View
 from mapa.run_parts import OwnFiles, RunParts, assemble
+from mapa.run_view import View
 
 EXIT_UNDELIVERED = 5  # the run has ended, and its edges were not told
 EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}

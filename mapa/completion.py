@@ -16,7 +16,7 @@ from mapa.command_tree import Command, Parameter, command_tree
 from mapa.commands.export import Format
 from mapa.commands.runs import SORT_KEYS
 from mapa.recording import ENGINES
-from mapa.run_state import KILLED, RUNNING
+from mapa.runs import KILLED, RUNNING
 from mapa.scenario_files import shipped_names
 
 _RUNS = {

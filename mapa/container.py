@@ -18,10 +18,10 @@ from pathlib import Path
 
 from common.errors import ConfigurationError
 from common.own_code import code_named_by
-from common.records.naming import LONGEST, folder_name
+from common.records.layout import LONGEST, folder_name, name_before_stamp
 from edge.owners import BOOK_VARIABLE
-from mapa.left_runs import name_of, to_go_on_with
 from mapa.option_variables import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
+from mapa.resume import to_go_on_with
 
 SCENARIOS = Path("/scenarios")  # a folder of the host, where one is mounted
 RUN_FILE = "MAPA_RUN_FILE"  # where the cloud leaves the run's name for the edges
@@ -50,7 +50,7 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
         started_by = options["MAPA_STARTED_BY"]
         if (left := to_go_on_with(runs, run=run, started_by=started_by, now=time.time())) is not None:
             resumed = {key: value for key, value in options.items() if key in _RESUMED}
-            resumed["MAPA_RUN"] = run or name_of(left)
+            resumed["MAPA_RUN"] = run or name_before_stamp(left.name)
             return ["cloud", *_allowed(scenario, _changes(environ)), "--resume", str(left)], resumed
         short = Path(scenario).name.removesuffix(".toml")  # the stem of …-0.1 would be …-0
         options.setdefault("MAPA_RUN", f"{folder_name(short, LONGEST - 9)}-{secrets.token_hex(4)}")

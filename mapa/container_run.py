@@ -18,8 +18,8 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DriverConfig, Mount
 
 from common.errors import ConfigurationError, MapaError
+from common.records.reader import Tail
 from mapa.chaos.faults import FaultKind
-from mapa.records_tail import Tail
 
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = "com.docker.compose.project"  # Compose's own labels: what it started is found by them too

@@ -23,8 +23,8 @@ from mapa.process_run import PROCESSES, run_in_processes
 from mapa.progress import BarView, OnProgress, bar_for, shown_on
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
-from mapa.run_reader import find_run
 from mapa.run_result import Run, read_result
+from mapa.runs import find_run
 from mapa.simulation.simulator import interrupt_between_events
 from mapa.simulation.world import World
 

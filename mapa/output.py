@@ -17,8 +17,10 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 DEBUG = "MAPA_DEBUG"
+_WIDEST = 1000  # columns of a table
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # records say theirs themselves: RecordsError
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # \n is none
@@ -90,6 +92,15 @@ def _safe_console() -> type[Console]:
                 yield part if part.control else Segment(visible(part.text), part.style)
 
     return SafeConsole
+
+
+def print_wide(table: Table) -> None:
+    """Print a table as wide as it needs: lines that run over on a narrow screen can be read, a folded table cannot."""
+    from rich.measure import Measurement
+
+    out = console()
+    out.width = max(out.width, Measurement.get(out, out.options.update(max_width=_WIDEST), table).maximum)
+    out.print(table)
 
 
 def print_json(value: object) -> None:

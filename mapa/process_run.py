@@ -8,16 +8,16 @@ from typing import IO, Any
 
 from common.dotted import is_dotted
 from common.own_code import code_folder
-from common.records.naming import LONGEST, STAMP
-from common.records.rundir import new_run_id
+from common.records.directory import new_run_id
+from common.records.layout import LONGEST, STAMP
 from common.scenario.scenario import Scenario
 from common.transport.connection import Credentials
 from common.wire.topics import run_id
 from mapa.brokers import private, resolve_broker
 from mapa.cloud_run import Setting, open_cloud
-from mapa.live import View
 from mapa.local_run import EdgesFailedError, edge_counts, edge_processes
 from mapa.recording import open_records, record_cloud, write_manifest
+from mapa.run_view import View
 
 PROCESSES = 8  # of edges, at most, unless the user says otherwise
 _OWN_BROKER = 2.0  # seconds for the halt where the broker is ours: one that has died does not come back

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cloud.service import CloudService
 from common.records.tally import Tally, headline
 from common.scenario.scenario import Scenario
-from mapa.live import describe
 from mapa.output import is_verbose
+from mapa.run_view import describe
 
 OnProgress = Callable[[int, int], None]  # updates so far, and of how many
 _EVERY = 0.1  # seconds between two looks at a simulation, and two pictures of a notebook's bar

@@ -24,7 +24,7 @@ from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
-from common.records.rundir import RunDirectory, machine_type, new_run_id
+from common.records.directory import RunDirectory, machine_type, new_run_id
 from common.records.tally import Tally
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario

@@ -19,8 +19,7 @@ from common.errors import ConfigurationError, MapaError, RecordsError
 from common.records.regular import open_regular
 from edge.slots import is_held
 from mapa.output import printable
-from mapa.run_state import ENDING, LEAVING, RUNNING, is_run, read_object, state_of
-from mapa.runs_folder import files_of
+from mapa.runs import ENDING, LEAVING, RUNNING, files_of, is_run, read_object, state_of
 
 FLAG = "--forget-account"
 _SQLITE = b"SQLite format 3\0"
@@ -90,7 +89,7 @@ def considered(path: Path, *, forget: bool = False) -> Removal:
 def remove(path: Path, *, forget: bool = False) -> bool:
     """Remove a run for good, unless it must stay; False: it has gone meanwhile.
 
-    Its lock is held, so that no cloud goes on with it, and it leaves the list at once, so that nobody reads half of it.
+    Its lock is held, so that no cloud goes on with it; it leaves the list at once, so that no reader finds half of it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -148,5 +147,5 @@ def _releases(path: Path) -> tuple[str, ...]:
     name = data.get("set") if isinstance(data, dict) else None
     if name in DATA_SETS:
         return ()
-    said = f"data.set = {name!r}" if isinstance(name, str) else "its manifest names no data set"
-    return (f"releases of records that are no public data set's: {printable(said)}",)
+    named = f"data.set = {name!r}" if isinstance(name, str) else "its manifest names no data set"
+    return (f"releases of records that are no public data set's: {printable(named)}",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,8 +16,8 @@ from safetensors.numpy import load
 
 from common.errors import ConfigurationError
 from common.metrics import Metric
+from common.records.reader import RunRecords, read_run, records_in
 from common.records.regular import MOST_MODEL, regular_bytes
-from mapa.run_reader import RunRecords, read_events, read_run, records_in
 
 if TYPE_CHECKING:
     import pandas
@@ -117,7 +117,7 @@ def read_result(path: Path) -> Run:
 
 def _read(path: Path) -> Run:
     updates = _Updates(path / "events.jsonl")
-    records = read_run(path, updates.seen(read_events(path)))
+    records = read_run(path, updates.take)
     statement = records.summary.get("privacy", {}).get("edges", [])
     model = _model(path / "model.safetensors")
     flat = model.pop("x", np.zeros(0, np.float32))
@@ -144,16 +144,14 @@ class _Updates:
             name: array("q" if _TYPES.get(name) is np.int64 else "d") for name in _UPDATES
         }
 
-    def seen(self, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield each event, once it is taken."""
-        for event in events:
-            if event.get("event") == "gradient_applied":
-                for name, column in self._columns.items():
-                    value = event.get(name)
-                    column.append(math.nan if value is None and column.typecode == "d" else value)
-                if len(column) > MOST_UPDATES:
-                    raise ConfigurationError(f"{self._path}: more than {MOST_UPDATES} updates")
-            yield event
+    def take(self, record: Mapping[str, Any]) -> None:
+        if record["event"] != "gradient_applied":
+            return
+        for name, column in self._columns.items():
+            value = record.get(name)
+            column.append(math.nan if value is None and column.typecode == "d" else value)
+        if len(column) > MOST_UPDATES:
+            raise ConfigurationError(f"{self._path}: more than {MOST_UPDATES} updates")
 
     def columns(self) -> Columns:
         made = {name: np.frombuffer(one, _TYPES.get(name, np.float64)) for name, one in self._columns.items()}
@@ -163,9 +161,8 @@ class _Updates:
 
 
 def _metrics(records: RunRecords) -> Columns:
-    seen = records.evaluations
     names = [metric.name for metric in records.metrics]
-    rows = [{"t": one.updates, "seconds": one.seconds, **one.values} for one in seen]
+    rows = [{"t": one.updates, "seconds": one.seconds, **one.named()} for one in records.evaluations]
     return _columns(rows, ("t", "seconds", *names))
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from mapa.dashboard.address import bind
-from mapa.dashboard.patience import limits
+from mapa.dashboard.listening import bind, limits
 from mapa.dashboard.server import make_app
 from mapa.face import simulate
 

@@ -82,10 +82,10 @@ ONLY_IN = {
     "msgpack": {"common/wire/codec.py"},
     "docker": {"mapa/container_run.py"},
     "prometheus_client": {"common/telemetry/server.py"},
-    "tensorboard": {"mapa/export/event_files.py"},
+    "tensorboard": {"mapa/export/tensorboard.py"},
     "mlflow": {"mapa/export/mlflow_store.py"},
-    "starlette": {"mapa/dashboard/guard.py", "mapa/dashboard/server.py"},
-    "uvicorn": {"mapa/commands/dashboard.py", "mapa/dashboard/patience.py"},
+    "starlette": {"mapa/dashboard/server.py"},
+    "uvicorn": {"mapa/commands/dashboard.py", "mapa/dashboard/listening.py"},
     "torch": {
         "common/models/cnn.py",
         "common/models/torch_checks.py",

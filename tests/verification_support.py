@@ -19,7 +19,7 @@ from common.datasets.dataset import Dataset
 from common.messages import GradientArrived
 from common.models.linear import Softmax
 from common.quantities import NoisyGradient, Vector
-from common.records.log_format import HEAD_BYTES, Entry, Kind, pack_record, parse_record
+from common.records.gradient_log import HEAD_BYTES, Entry, Kind, pack_record, parse_record
 from common.wire.codec import encode_gradient
 from edge.policy import OperatorPolicy
 from edge.sqlite_ledger import SqliteLedger

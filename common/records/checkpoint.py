@@ -21,9 +21,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.errors import ConfigurationError, RecordsError
-from common.records.regular import MOST_JSON, bytes_below, plain_json
-from common.records.rundir import ordered
-from common.records.syncing import sync_path
+from common.records.directory import ordered
+from common.records.regular import MOST_JSON, bytes_below, plain_json, sync_path
 
 FORMAT = 1
 FOLDER = "checkpoints"  # of a run's directory

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from common.errors import RecordsError
 from common.messages import Fact, GradientRefused
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.tally import Evaluation, Tally
 
 MOST_REFUSALS = 100  # lines for refused gradients of one edge; further ones are counted, not written
@@ -80,25 +80,26 @@ class Recorder:
             self.seconds.append(now - self.began)
         if self._written.pop(f"evaluated {evaluation.updates}", 0):
             return
-        self._line(lambda journal, time: journal.evaluated(evaluation, time), now)
+        fields = {"t": evaluation.updates, "stage": evaluation.stage, **evaluation.named()}
+        self._line("evaluated", fields, now)
 
     def is_evaluated(self, updates: int) -> bool:
-        """Tell whether the last evaluation is that of the model after so many updates."""
+        """Tell whether the last evaluation is that of the model after these updates."""
         evaluations = self.tally.evaluations
         return bool(evaluations) and evaluations[-1].updates == updates
 
     def diagnosed(self, edge: int, sequence: int, norm: float) -> None:
-        """Record ‖g‖ before clipping and noise; only where the scenario asks for it in so many words."""
+        """Record ‖g‖ before clipping and noise; only where the scenario asks for it."""
         fields = {"edge": edge, "sequence": sequence, "gradient_norm": norm}
-        self._line(lambda journal, _: journal.write("diagnostic", fields))
+        self._line("diagnostic", fields)
 
     def halted(self, updates: int, reason: str, now: float | None = None) -> None:
         """Record the end."""
         self.write()
         if self._written["halted"]:
             return
-        self._written["halted"] = 1  # whoever goes on with the run does not say it again
-        self._line(lambda journal, time: journal.write("halted", {"t": updates, "reason": reason}, time), now)
+        self._written["halted"] = 1  # a resumed run does not record it again
+        self._line("halted", {"t": updates, "reason": reason}, now)
 
     def plain(self) -> dict[str, Any]:
         """Return all that is counted, in plain values; the facts that were kept are recorded first."""
@@ -165,20 +166,19 @@ class Recorder:
     def resumed(self, updates: int, torn: int, now: float) -> None:
         """Record that another process goes on with the run."""
         self.write()
-        fields = {"t": updates, "torn_bytes": torn}
-        self._line(lambda journal, time: journal.write("resumed", fields, time), now)
+        self._line("resumed", {"t": updates, "torn_bytes": torn}, now)
 
     def fail(self, error: RecordsError) -> None:
-        """End the journal; where the recorder goes on, whoever runs the cloud ends the run."""
+        """End the journal; where the recorder goes on, the cloud's shell ends the run."""
         self.journal, self.failure = None, self.failure or error
         if not self.goes_on:
             raise error
 
-    def _line(self, write: Callable[[Journal, float | None], None], now: float | None = None) -> None:
+    def _line(self, event: str, fields: Mapping[str, object], now: float | None = None) -> None:
         if self.journal is None:
             return
         try:
-            write(self.journal, None if now is None else now - self.began)
+            self.journal.write(event, fields, None if now is None else now - self.began)
         except RecordsError as error:
             self.fail(error)
 

@@ -1,15 +1,20 @@
-"""What a run amounts to, counted from its facts as they come: the body of summary.json."""
+"""Counts of a run, fed by the recorder while it goes on and by a reader afterwards: the body of summary.json."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
-from common.metrics import CLASSIFICATION, Metric
+from common.messages import Fact, GradientApplied
+from common.metrics import CLASSIFICATION, LOSS, RESERVED, Metric
+from common.records.events import record_of
+from common.records.regular import number, text
+
+_TIMES = 1 << 14  # updates whose time is remembered until their evaluation comes
+_BESIDE = ("event", "time")  # keys of a line beside those of its fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +24,67 @@ class Evaluation:
     updates: int
     stage: int
     values: Mapping[Metric, float]  # the headline metric first
+    seconds: float | None = None  # since the first update, virtual in a simulation; None: not counted here
 
     def __getitem__(self, name: str) -> float:
         return next(value for metric, value in self.values.items() if metric.name == name)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """Return the evaluation of a line of events.jsonl (`t`), or of a row of summary.json (`updates`)."""
+        values = {
+            metric_named(key): math.nan if number(value) is None else value
+            for key, value in row.items()
+            if key not in RESERVED
+        }
+        return cls(row["t"] if "t" in row else row["updates"], row.get("stage", 0), values)
 
     @property
     def headline(self) -> Metric:
         return next(iter(self.values))
 
+    @property
+    def accuracy(self) -> float:
+        """The accuracy of a classifier; NaN: none."""
+        value = self.named().get("accuracy")
+        return math.nan if value is None else value
+
+    @property
+    def loss(self) -> float | None:
+        return self.named().get("loss")
+
     def named(self) -> dict[str, float | None]:
         """Return the values by name, as JSON can hold them."""
         return {metric.name: finite_or_none(value) for metric, value in self.values.items()}
+
+
+@dataclass(slots=True)
+class UpdateTimes:
+    """Seconds since the first update, of the newest updates: the line of an evaluation comes later than its update."""
+
+    first: float | None = None  # by the clock of the records
+    last: float | None = None
+    _newest: OrderedDict[int, float] = field(default_factory=OrderedDict)
+
+    def applied(self, t: int, time: float | None) -> float | None:
+        if time is None:
+            return None
+        if self.first is None or self.last is None:
+            self.first = self.last = time
+        self.last = max(self.last, time)
+        seconds = self._newest[t] = max(0.0, time - self.first)
+        if len(self._newest) > _TIMES:
+            self._newest.popitem(last=False)
+        return seconds
+
+    def evaluated(self, t: int, time: float | None) -> float | None:
+        """Return the seconds of the update: evaluating takes time that the training does not wait for."""
+        if t == 0:  # x₁ was there before any update
+            return None if time is None else 0.0
+        seconds = self._newest.get(t)
+        if seconds is None and time is not None and self.first is not None:
+            return max(0.0, time - self.first)
+        return seconds
 
 
 @dataclass(slots=True)
@@ -42,6 +97,19 @@ class EdgeTally:
     joins: int = 0
     gone: str = ""  # reason, while it is gone
 
+    def row(self, edge: int) -> dict[str, Any]:
+        """Return the edge's row of summary.json."""
+        return {
+            "edge": edge,
+            "edge_id": self.edge_id,
+            "applied": self.applied,
+            "last_sequence": self.last_sequence,
+            "staleness_mean": self.staleness_sum / self.applied if self.applied else None,
+            "staleness_max": self.staleness_max,
+            "joins": self.joins,
+            "gone": self.gone,
+        }
+
 
 @dataclass(slots=True)
 class Tally:
@@ -53,30 +121,52 @@ class Tally:
     stages: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     updates: int = 0
+    halted: str = ""  # why the run has ended
+    resumed: int = 0
+    times: UpdateTimes = field(default_factory=UpdateTimes)
 
     def observe(self, fact: Fact) -> None:
         if type(fact) is GradientApplied:
-            self.updates = fact.t
-            self.staleness[fact.staleness] += 1
-            edge = self.edges[fact.edge]
-            edge.applied += 1
-            edge.last_sequence = fact.sequence
-            edge.staleness_sum += fact.staleness
-            if fact.staleness > edge.staleness_max:
-                edge.staleness_max = fact.staleness
-        elif isinstance(fact, EdgeJoined):
-            if fact.returned:
-                self._forget_former_shard(fact)
-            edge = self.edges.setdefault(fact.edge, EdgeTally(fact.edge_id))
-            edge.edge_id = fact.edge_id
-            edge.joins += 1
-            edge.gone = ""
-        elif isinstance(fact, EdgeGone):
-            self.edges[fact.edge].gone = fact.reason
-        elif isinstance(fact, GradientRefused):
-            self.refused[fact.reason] += 1
-        elif isinstance(fact, StageOpened):
-            self.stages.append(asdict(fact))
+            self.add_update(fact.edge, fact.edge_id, fact.sequence, fact.t, fact.staleness)
+        else:
+            self.take(record_of(fact))
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Count one record, which `check_record` has passed."""
+        match record["event"]:
+            case "gradient_applied":
+                k, t = record["edge"], record["t"]
+                self.add_update(k, record.get("edge_id", ""), record["sequence"], t, record["staleness"])
+                self.times.applied(t, record.get("time"))
+            case "evaluated":
+                seconds = self.times.evaluated(record["t"], record.get("time"))
+                self.evaluated(replace(Evaluation.of(record), seconds=seconds))
+            case "edge_joined":
+                self._joined(record)
+            case "edge_gone" if record["edge"] in self.edges:
+                self.edges[record["edge"]].gone = record["reason"]
+            case "gradient_refused":
+                self.refused[record["reason"]] += 1
+            case "stage_opened":
+                self.stages.append({key: value for key, value in record.items() if key not in _BESIDE})
+            case "halted":
+                self.halted = text(record.get("reason")) or ""
+            case "resumed":
+                self.resumed += 1
+                self.halted = ""
+
+    def add_update(self, k: int, edge_id: str, sequence: int, t: int, staleness: int) -> None:
+        """Count one update."""
+        self.updates = t
+        self.staleness[staleness] += 1
+        edge = self.edges.get(k)
+        if edge is None:
+            edge = self.edges[k] = EdgeTally(edge_id)
+        edge.applied += 1
+        edge.last_sequence = sequence
+        edge.staleness_sum += staleness
+        if staleness > edge.staleness_max:
+            edge.staleness_max = staleness
 
     def counted(self, first: int, sequence: int, start: int, staleness: Sequence[int]) -> None:
         """Add what GradientApplied of edges first, first+1, … at updates start, start+1, … would."""
@@ -92,11 +182,16 @@ class Tally:
             if stale > edge.staleness_max:
                 edge.staleness_max = stale
 
-    def _forget_former_shard(self, joined: EdgeJoined) -> None:
-        """Drop the row of a shard that was assigned anew before anything was applied from there."""
-        for k, edge in list(self.edges.items()):
-            if edge.edge_id == joined.edge_id and k != joined.edge and not edge.applied:
-                del self.edges[k]
+    def _joined(self, record: Mapping[str, Any]) -> None:
+        edge_id = record["edge_id"]
+        if record.get("returned"):  # a shard assigned again before anything was applied from there has no row
+            for k, edge in list(self.edges.items()):
+                if edge.edge_id == edge_id and k != record["edge"] and not edge.applied:
+                    del self.edges[k]
+        edge = self.edges.setdefault(record["edge"], EdgeTally(edge_id))
+        edge.edge_id = edge_id
+        edge.joins += 1
+        edge.gone = ""
 
     def evaluated(self, evaluation: Evaluation) -> None:
         self.evaluations.append(evaluation)
@@ -157,19 +252,7 @@ class Tally:
             "staleness": staleness_summary(self.staleness),
             "stages": self.stages,
             "refused": dict(sorted(self.refused.items())),
-            "edges": [
-                {
-                    "edge": k,
-                    "edge_id": edge.edge_id,
-                    "applied": edge.applied,
-                    "last_sequence": edge.last_sequence,
-                    "staleness_mean": edge.staleness_sum / edge.applied if edge.applied else None,
-                    "staleness_max": edge.staleness_max,
-                    "joins": edge.joins,
-                    "gone": edge.gone,
-                }
-                for k, edge in sorted(self.edges.items())
-            ],
+            "edges": [edge.row(k) for k, edge in sorted(self.edges.items())],
             "evaluations": [
                 {"updates": evaluation.updates, "stage": evaluation.stage, **evaluation.named()}
                 for evaluation in self.evaluations
@@ -181,6 +264,11 @@ def headline(evaluation: Evaluation) -> str:
     """Return the metric that matters most, for a person."""
     metric = evaluation.headline
     return f"{metric.name} {metric.text(evaluation[metric.name])}"
+
+
+def metric_named(name: str) -> Metric:
+    """Return what is known of a metric; of an unknown one, that less is better, as of a loss."""
+    return next((metric for metric in CLASSIFICATION if metric.name == name), Metric(name, LOSS.better))
 
 
 def finite_or_none(value: float) -> float | None:

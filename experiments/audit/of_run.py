@@ -10,7 +10,7 @@ from typing import Any
 
 from common.errors import ConfigurationError, RecordsError
 from common.scenario.scenario import Scenario
-from mapa.run_state import read_object
+from mapa.runs import read_object
 from mapa.verification.run_files import UnreadableError
 from mapa.verification.start import NotCheckedError, scenario_of
 

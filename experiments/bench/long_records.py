@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from mapa.run_reader import read_events
+from common.records.reader import read_events
 
 _EVALUATED = 5000  # updates between two evaluations
 

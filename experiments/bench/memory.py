@@ -11,14 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from common.errors import MapaError
-from common.records.rundir import RunDirectory
+from common.records.directory import RunDirectory
 from common.transport.connection import Credentials
 from common.wire.topics import run_id
 from experiments.bench.ratios import Ratio
 from mapa.brokers import private_mosquitto
 from mapa.cloud_run import Setting, open_cloud
-from mapa.live import PlainView
 from mapa.local_run import edge_processes
+from mapa.run_view import PlainView
 from mapa.scenario_files import load_scenario
 
 _EDGES = 3

@@ -19,14 +19,14 @@ from common.errors import BrokerUnavailableError, LocalProtocolError
 from common.metrics import LOSS, Metric
 from common.models.model import Features, Images, Labels, Targets, layout
 from common.quantities import PerSampleGradients, RunId, Vector
-from common.records.rundir import RunDirectory
+from common.records.directory import RunDirectory
 from common.scenario.scenario import Scenario, parse_scenario
 from common.telemetry.server import metrics_listener
 from common.transport.connection import BrokerAddress, Credentials
 from experiments.bench.wire_edges import PATIENCE
 from experiments.bench.wire_fleet import BenchFleet
 from mapa.cloud_run import Setting, open_cloud
-from mapa.live import view_for
+from mapa.run_view import view_for
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from experiments.commands.audit_planted import audit_planted
 from mapa.commands import options
 from mapa.commands.common_options import Allowed
 from mapa.output import note, progress_console
-from mapa.run_reader import find_run
+from mapa.runs import find_run
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean as mean
 
-from common.records.rundir import versions
+from common.records.directory import versions
 from experiments.harness import markdown_table, percent
 from experiments.reproduce.catalogue import Experiment, Point, catalogue
 from experiments.reproduce.judges import MODELS, PRINTED, TARGET, bound_of

@@ -20,7 +20,8 @@ from cloud.assembly import settled
 from common.errors import ConfigurationError, MapaError
 from common.messages import Fact
 from common.randomness import streams_for
-from common.records.journal import Journal
+from common.records.events import Journal
+from common.records.reader import read_run
 from common.records.tally import Evaluation, finite_or_none
 from common.scenario.scenario import Scenario
 from edge.assembly import shards_for
@@ -39,7 +40,6 @@ from experiments.reproduce.results import Result
 from mapa.budget import calibrated
 from mapa.children import interruptible
 from mapa.local_run import one_thread_each
-from mapa.run_reader import read_run
 from mapa.simulation.simulator import Outcome, simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_many

@@ -47,7 +47,7 @@ def slow_writes(file: Path, service: str) -> None:
         slowed(SqliteLedger, "_commit")
     else:
         from common.records.checkpoint import Checkpoints
-        from common.records.log_writer import LogWriter
+        from common.records.gradient_log import LogWriter
 
         slowed(LogWriter, "append")
         slowed(Checkpoints, "write")

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError, MapaError
 from common.quantities import RunId
-from common.records.keeping import keeps_gradients
+from common.records.layout import keeps_gradients
 from common.scenario.scenario import Scenario
 from common.transport.connection import BrokerAddress
 from common.transport.hostile import Disorder, HostileLoop, HostileRelay

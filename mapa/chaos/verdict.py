@@ -18,8 +18,7 @@ from typing import Any, Self
 
 from common.errors import ConfigurationError, MapaError
 from common.quantities import RunId
-from common.records.log_format import Kind
-from common.records.log_reader import LogReader
+from common.records.gradient_log import Kind, LogReader
 from common.transport.connection import BrokerAddress, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from common.errors import ConfigurationError
 from common.quantities import RunId
-from common.records.rundir import new_run_id
+from common.records.directory import new_run_id
 from common.wire.topics import run_id
 from mapa.chaos.faults import Fault, choose, make_kills, make_schedule, parse_schedule, shrink
 from mapa.chaos.processes import ProcessEnvironment

@@ -13,8 +13,9 @@ from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.own_code import allowing
 from common.quantities import RunId
-from common.records.naming import folder_name
-from common.records.rundir import new_run_id
+from common.records.directory import new_run_id
+from common.records.layout import folder_name
+from common.records.reader import records_in
 from common.scenario.scenario import Scenario
 from common.wire.topics import run_id
 from mapa import option_variables
@@ -24,16 +25,12 @@ from mapa.commands.common_options import Allowed
 from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection, Metrics
 from mapa.commands.scenario_options import ScenarioOptions
-from mapa.left_runs import ended_with
-from mapa.live import view_for
 from mapa.output import note, printable, progress_console
 from mapa.recording import open_again, open_records, record_cloud, write_manifest
-from mapa.resuming import Resumable
+from mapa.resume import Resumable, ended_with
 from mapa.run_parts import OwnFiles
-from mapa.run_reader import find_run, records_in
-from mapa.run_state import read_object
-from mapa.summary_table import report
-from mapa.unfinished import unfinished_runs
+from mapa.run_view import report, view_for
+from mapa.runs import find_run, read_object, unfinished_runs
 
 OptionalScenario = Annotated[
     str | None, typer.Argument(help="name of a shipped scenario, or a TOML file; none with --resume")

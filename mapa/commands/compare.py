@@ -10,21 +10,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.measure import Measurement
 from rich.table import Table
 
 from common.errors import ConfigurationError
 from common.metrics import Better, Metric
+from common.records.reader import RunRecords, read_run, records_in
+from common.records.tally import staleness_summary
 from common.scenario.scenario import parse_scenario
 from mapa import output
 from mapa.commands import options
 from mapa.figures import line, look, over_updates, panels, save, shared_legend
 from mapa.holdings import draw_holdings, holdings_of
 from mapa.recording import ENGINES
-from mapa.run_reader import RunRecords, find_run, read_run, records_in
-from mapa.unfinished import unfinished
-
-_WIDEST = 1000  # columns; on a narrow screen lines run over, which can be read and a folded table cannot
+from mapa.runs import find_run, unfinished
 
 
 def compare_command(
@@ -71,10 +69,7 @@ def compare_command(
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(_text(value) for value in row.values()))
-    console = output.console()
-    whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-    console.width = max(console.width, whole)
-    console.print(table)
+    output.print_wide(table)
     output.console(soft_wrap=True).print("\n".join(f"wrote {path}" for path in pictures), highlight=False)
 
 
@@ -90,8 +85,11 @@ def chosen_metric(found: Sequence[RunRecords], name: str | None) -> Metric:
 
 def describe(run: RunRecords, metric: Metric) -> dict[str, Any]:
     """Return what sets a run apart, and how it ended."""
-    scenario, last = run.scenario, run.evaluations[-1] if run.evaluations else None
-    total = sum(run.staleness.values())
+    scenario, evaluations, staleness = run.scenario, run.evaluations, run.tally.staleness
+    last = evaluations[-1] if evaluations else None
+    final = {} if last is None else last.named()
+    values = [value for one in evaluations if (value := one.named().get(metric.name)) is not None]
+    best = (max if metric.better is Better.HIGHER else min)(values, default=None)
     return {
         "run": run.name,
         "engine": run.manifest.get("engine"),
@@ -99,19 +97,14 @@ def describe(run: RunRecords, metric: Metric) -> dict[str, Any]:
         "model": scenario.get("model", {}).get("name"),
         "data": scenario.get("data", {}).get("set"),
         "K": run.summary.get("edges_configured", scenario.get("edges")),
-        "updates": run.summary.get("updates", max(run.last_update, last.updates if last else 0)),
-        metric.name: None if last is None else last.values.get(metric.name),
-        "best": best(run, metric),
-        **{m.name: None if last is None else last.values.get(m.name) for m in run.metrics if m != metric},
-        "staleness": sum(s * n for s, n in run.staleness.items()) / total if total else None,
+        "updates": run.summary.get("updates", max(run.tally.updates, last.updates if last else 0)),
+        metric.name: final.get(metric.name),
+        "best": best,
+        **{other.name: final.get(other.name) for other in run.metrics if other != metric},
+        "staleness": staleness_summary(staleness)["mean"],
         "seconds": None if last is None else last.seconds,
         "end": run.summary.get("reason", "unfinished"),
     }
-
-
-def best(run: RunRecords, metric: Metric) -> float | None:
-    values = [value for seen in run.evaluations if (value := seen.values.get(metric.name)) is not None]
-    return (max if metric.better is Better.HIGHER else min)(values, default=None)
 
 
 def told_apart(found: Sequence[RunRecords]) -> list[str]:
@@ -150,11 +143,12 @@ def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> 
             shown = output.printable(name)
             label = f"{shown} ({clock(run)})" if run.timed and len(clocks) > 1 else shown
             how = replace(look(name, place), label=label)
-            values = [_number(seen.values.get(metric.name)) for seen in run.evaluations]
-            line(axes[0, 0], [seen.updates for seen in run.evaluations], values, how)
+            evaluations = run.evaluations
+            values = [one.named().get(metric.name) for one in evaluations]
+            drawn = [math.nan if value is None else value for value in values]
+            line(axes[0, 0], [one.updates for one in evaluations], drawn, how)
             if run.timed:
-                seconds = [seen.seconds for seen in run.evaluations if seen.seconds is not None]
-                line(axes[0, 1], seconds, values, how)
+                line(axes[0, 1], [one.seconds for one in evaluations if one.seconds is not None], drawn, how)
         over_updates(axes[0, 0])
         axes[0, 0].set_ylabel(f"test {output.printable(metric.name)}")
         if clocks:
@@ -166,10 +160,6 @@ def draw_comparison(found: Sequence[RunRecords], metric: Metric, stem: Path) -> 
 def clock(run: RunRecords) -> str:
     """Return which seconds a run counts."""
     return "simulated seconds" if run.manifest.get("engine") in ENGINES else "seconds"
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _text(value: object) -> str:

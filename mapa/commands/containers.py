@@ -33,9 +33,9 @@ from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.output import progress_console
 from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
+from mapa.run_view import report
 from mapa.scenario_files import find_scenario
 from mapa.scenario_patterns import PREFIX, line_of, recipe_names
-from mapa.summary_table import report
 
 DEFAULT_IMAGE = "mapa-edge-cnn"
 _LOOK_EVERY = 0.1  # seconds between two looks at the records

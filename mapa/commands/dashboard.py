@@ -15,7 +15,6 @@ import typer
 from common.errors import ConfigurationError
 from mapa import output
 from mapa.commands import options
-from mapa.dashboard.address import bind, is_loopback, page_address
 
 _LEAST_TOKEN = 16  # characters
 
@@ -45,7 +44,7 @@ def dashboard_command(
     try:
         import uvicorn
 
-        from mapa.dashboard.patience import limits
+        from mapa.dashboard.listening import bind, is_loopback, limits, page_address
         from mapa.dashboard.server import make_app
         from mapa.dashboard.stream import Following
     except ImportError as error:

@@ -12,8 +12,8 @@ import typer
 from common.errors import ConfigurationError
 from mapa import output
 from mapa.commands import options
-from mapa.run_reader import find_run
 from mapa.run_result import read_result
+from mapa.runs import find_run
 
 
 class Format(Enum):
@@ -47,7 +47,7 @@ def export_command(
     folder = out if out is not None else Path("exports", to.value, *(() if shared else (name,)))
     more = viewer = ""
     if to is Format.TENSORBOARD:
-        from mapa.export.following import write_events
+        from mapa.export.tensorboard import write_events
 
         _make(folder)
         if follow:
@@ -63,7 +63,7 @@ def export_command(
         more = f", {write_run(found, folder)} points"
         viewer = f"mlflow ui --backend-store-uri {store_uri(folder)}"
     else:
-        from mapa.export.table_files import WRITERS
+        from mapa.export.tables import WRITERS
 
         found = read_result(path)
         _make(folder)

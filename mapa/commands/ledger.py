@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.datasets.families import records_of
@@ -18,19 +20,23 @@ from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
-from common.noise.registry import noise_law
-from common.records.regular import regular_object
+from common.noise.registry import describe_law
+from common.quantities import EdgeId, RunId
+from common.records.reader import read_json, read_run, records_in
+from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario, parse_scenario
 from edge.account import Standing
-from edge.ledger import Remainder
+from edge.accountant import max_charges_apart
+from edge.claims import ClaimsBook
+from edge.ledger import MOST_RELEASES, Remainder
 from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
+from edge.slots import is_held, take_slot
+from edge.sqlite_ledger import SqliteLedger
 from mapa import output
 from mapa.commands import options
-from mapa.run_reader import records_in
-from mapa.runs_folder import chosen
+from mapa.runs import chosen, unfinished
 from mapa.statement import OWN, EdgeReleases, Statement, state_privacy
-from mapa.unfinished import releases_on_record, unfinished
 
 _PLACES = Decimal("1e-6")  # of a printed z
 _MOST_BUDGETS = 4  # kinds of release whose remainder is computed
@@ -117,7 +123,7 @@ def calibrate_command(
     else:
         mechanism = Mechanism(clipped, Scope.ALL, sampling, batch_size, largest_batch=largest_batch)
         printed = Decimal(z).quantize(_PLACES, ROUND_CEILING)
-        # whoever types in what is printed must stay within the budget
+        # the printed figure, typed in again, must stay within the budget
         while not keeps(budget, ReleaseKind(Gaussian(float(printed)), mechanism, shard), releases):
             printed += _PLACES
         print(f"noise multiplier z = {printed}")
@@ -149,14 +155,14 @@ def statements_of(path: Path, delta: float | None, *, budgets: bool = False) -> 
     manifest = path / "manifest.json"
     scenario = None
     if manifest.is_file():
-        scenario = parse_scenario(_json(manifest)["scenario"])
+        scenario = parse_scenario(read_json(manifest)["scenario"])
     if ledgers:
         return _of_ledgers(path, ledgers, scenario, delta, budgets=budgets)
     if scenario is None:
         raise ConfigurationError(f"run = {str(path)!r}: contains neither records of a run nor a ledger")
     if not (path / "summary.json").is_file():
         return {scenario.data.set: _of_events(path, scenario, delta)}
-    return {scenario.data.set: _of_summary(_json(path / "summary.json"), scenario, delta)}
+    return {scenario.data.set: _of_summary(read_json(path / "summary.json"), scenario, delta)}
 
 
 def _document(statements: dict[str, Statement]) -> dict[str, object]:
@@ -264,6 +270,36 @@ def _of_events(path: Path, scenario: Scenario, delta: float | None) -> Statement
     return state_privacy(releases_on_record(path), chosen, shared=scenario.data.partition == "shared")
 
 
+def releases_on_record(path: Path) -> list[EdgeReleases]:
+    """Return what the events prove that each edge has released: at least that, for the last ones may be missing."""
+    run = read_run(path)
+    scenario, sizes = parse_scenario(run.manifest["scenario"]), run.manifest.get("shard_sizes")
+    least = least_records(scenario)
+    if sizes is None:
+        raise ConfigurationError(
+            f"{path}: its manifest has no shard_sizes, so ε cannot be computed from the events; see the edges' ledgers"
+        )
+    if least is not None:
+        sizes = [least] * scenario.workers
+    if strange := [k for k in (*run.joined, *run.tally.edges) if k >= scenario.workers]:
+        raise ConfigurationError(f"{path}: events of edge {strange[0]}; it has {scenario.workers}")
+    applied = [(k, edge) for k, edge in sorted(run.tally.edges.items()) if edge.applied]
+    if not applied:
+        raise ConfigurationError(f"{path}: unfinished, and no gradient is on record: no release is known")
+    return [
+        EdgeReleases(
+            edge=k,
+            edge_id=run.joined[k]["edge_id"],
+            kind=ReleaseKind(_law(run.joined[k]), scenario.mechanism, sizes[k]),
+            releases=edge.last_sequence,
+            reproducible=scenario.seed is not None,
+            at_least=least is not None,
+            notes=() if least is None else (OWN.format(least=least),),
+        )
+        for k, edge in applied
+    ]
+
+
 def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None) -> Statement:
     rows = summary.get("privacy", {}).get("edges", [])
     if not rows:
@@ -272,7 +308,7 @@ def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None
         EdgeReleases(
             edge=row["edge"],
             edge_id=row["edge_id"],
-            kind=ReleaseKind(_law(row), scenario.mechanism, row["shard_size"]),
+            kind=ReleaseKind(_stated_law(row), scenario.mechanism, row["shard_size"]),
             releases=row["releases"],
             charges=row["charges"],
             reproducible=row["reproducible_noise"],
@@ -286,16 +322,157 @@ def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None
     return state_privacy(edges, chosen, shared=shared)
 
 
-def _law(row: dict[str, Any]) -> NoiseLaw | None:
-    if row["noise"] == "none":
-        return None
+def _stated_law(row: dict[str, Any]) -> NoiseLaw | None:
     known = {"epsilon": row["epsilon_per_release"], "noise_multiplier": row["noise_multiplier"]}
-    given = {key: value for key, value in known.items() if value is not None}
-    return noise_law(row["noise"], {**given, **row.get("parameters", {})})
+    return _law({"noise": row["noise"], **known, **row.get("parameters", {})})
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return regular_object(path)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+def _law(values: dict[str, Any]) -> NoiseLaw | None:
+    """Return the law that a record of joining names, with its parameters among the other keys; None: no noise."""
+    if values["noise"] == "none":
+        return None
+    law = describe_law(values["noise"])
+    return law.make({key: values[key] for key in law.names if values.get(key) is not None})
+
+
+_MANY = 10_000  # missing releases; more at once need --yes
+
+Book = list[tuple[str, list[Standing]]]  # by edge id, what its ledger has on the same records
+
+
+def charge_command(
+    state: Annotated[Path, typer.Option(help="the state directory (--state-dir of mapa edge)")],
+    run: Annotated[str, typer.Option(help="name of the run on the broker")],
+    edge: Annotated[str, typer.Option(help="id of the edge")],
+    through: Annotated[int, typer.Option(min=1, max=MOST_RELEASES, help="last sequence to charge")],
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help=f"also past the budget, and more than {_MANY:,} releases at once"),
+    ] = False,
+) -> None:
+    """Charge releases that were made with another copy of an edge's ledger, so that it can be used again.
+
+    Prints the account before and after. A charge is never taken back.
+    """
+    with _opened(state, EdgeId(edge)) as ledger:
+        account = ledger.account(RunId(run))
+        if account is None:
+            known = ", ".join(sorted({standing.account.run for standing in ledger.standings()})) or "none"
+            raise ConfigurationError(f"--run {run}: {edge} has no account in it; it has one in {known}")
+        before = ledger.open(account)  # refused while an edge beside it spends a budget on the same records
+        missing = through - before.releases
+        if missing <= 0:
+            raise ConfigurationError(
+                f"--through {through}: must be above {before.releases}, what {edge} has charged in run {run};"
+                " a charge is never taken back"
+            )
+        after = replace(before, releases=through, charges=before.charges + missing)
+        change = _change(_book(state, ledger, before), before, after)
+        doubt = _doubt(after, missing)
+        if doubt and not yes:
+            raise ConfigurationError(
+                f"{change}. Nothing was charged: {doubt}. A number that came from the cloud is not authenticated;"
+                " if you are sure of it, add --yes"
+            )
+        ledger.charge(RunId(run), through)
+    print(f"charged: {change}")
+
+
+@contextmanager
+def _opened(state: Path, edge: EdgeId) -> Iterator[SqliteLedger]:
+    """Open the edge's ledger as the edge itself would, so that no other process can meanwhile."""
+    directory = _ledger_of(state, edge)
+    if is_held(directory):
+        raise ConfigurationError(f"--edge {edge}: its process is alive and holds {directory}; end it first")
+    with (
+        closing(take_slot(state, [directory.name])),
+        closing(ClaimsBook(state)) as claims,
+        SqliteLedger(
+            directory, edge, accountant=max_charges_apart, siblings=claims.of(directory.name)
+        ) as ledger,
+    ):
+        yield ledger
+
+
+def _ledger_of(state: Path, edge: EdgeId) -> Path:
+    found: dict[str, list[Path]] = {}
+    for path in sorted(state.glob(f"*/{FILE_NAME}")):
+        with ledger_snapshot(path.parent) as ledger:
+            found.setdefault(ledger.edge_id, []).append(path.parent)
+    if not found:
+        raise ConfigurationError(
+            f"--state {state}: no ledger in any of its folders; give the --state-dir of mapa edge"
+        )
+    if edge not in found:
+        raise ConfigurationError(
+            f"--edge {edge}: no such ledger in {state}; there are {', '.join(sorted(found))}"
+        )
+    [directory, *others] = found[edge]
+    if others:
+        places = ", ".join(map(str, (directory, *others)))
+        raise ConfigurationError(
+            f"--edge {edge}: several ledgers of it ({places}); keep the newest one alone"
+        )
+    return directory
+
+
+def _book(state: Path, ledger: SqliteLedger, standing: Standing) -> Book:
+    """Return what the other ledgers of the state directory, and this one's other runs, have on the same records."""
+    records = records_of(standing.account.shard.dataset)
+    mine = [one for one in by_records(ledger.standings())[records] if one != standing]
+    book: Book = [(ledger.edge_id, mine)]
+    for path in sorted(state.glob(f"*/{FILE_NAME}")):
+        if path != ledger.path:
+            with ledger_snapshot(path.parent) as other:
+                book.append((other.edge_id, by_records(other.standings()).get(records, [])))
+    return book
+
+
+def _change(book: Book, before: Standing, after: Standing) -> str:
+    cap = "" if before.cap is None else f" of {before.cap} that the budget permits"
+    return (
+        f"{before.edge_id}, run {before.account.run}, shard {before.account.shard.index}: releases {before.releases}"
+        f" -> {after.releases}, charges {before.charges} -> {after.charges}{cap}; any record of this state directory:"
+        f" {_total(book, before)} -> {_total(book, after)}"
+    )
+
+
+def _total(book: Book, standing: Standing) -> str:
+    """Return ε of the records as `mapa ledger` states it, with this standing beside the rest of the book."""
+    [(edge_id, mine), *others] = book
+    if not any(one.charges for one in (standing, *mine)):
+        return "ε = 0"
+    whole = statement_of_book(
+        [(edge_id, [*mine, standing]), *((name, s) for name, s in others if s)], None, 1e-5
+    ).whole
+    return f"ε = {whole.epsilon:.4g} (δ = {whole.delta:g})" if whole.is_private else "no guarantee"
+
+
+def _doubt(after: Standing, missing: int) -> str:
+    """Say why a charge may be a mistake, or what a forged refusal aims at; '': nothing speaks against it."""
+    if after.cap is not None and after.charges > after.cap:
+        return f"{after.charges} charges pass the budget, which permits {after.cap}"
+    if missing > _MANY:
+        return f"{missing:,} releases are more than {_MANY:,} at once"
+    return ""
+
+
+_USUAL = "show"
+
+
+class LedgerGroup(TyperGroup):
+    """`mapa ledger RUN` is `mapa ledger show RUN`; a run that is named as a command is called by its path."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, "--help"}:
+            args = [_USUAL, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=LedgerGroup,
+    no_args_is_help=True,
+    help="Privacy spent: `mapa ledger RUN` is short for `mapa ledger show RUN`.",
+)
+app.command(_USUAL)(ledger_command)
+app.command("charge")(charge_command)

@@ -12,7 +12,7 @@ from mapa import output
 from mapa.commands import options
 from mapa.commands.common_options import Allowed
 from mapa.commands.run_options import RunName
-from mapa.run_reader import find_run
+from mapa.runs import find_run
 from mapa.verification.replay import Question, replay
 
 

@@ -15,10 +15,9 @@ from mapa.commands import options
 from mapa.commands.groups import with_groups
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.dashboard.child import page_beside
-from mapa.live import view_for
 from mapa.output import is_quiet, note, progress_console
 from mapa.process_run import PROCESSES, run_in_processes
-from mapa.summary_table import report
+from mapa.run_view import report, view_for
 
 
 @with_groups()

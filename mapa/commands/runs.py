@@ -13,12 +13,21 @@ import typer
 
 from common.errors import ConfigurationError
 from common.own_code import allowing
-from common.records.naming import HALT_OWED, RESUME
+from common.records.layout import HALT_OWED, RESUME
 from mapa import output
 from mapa.commands import run_options as options
 from mapa.output import printable
-from mapa.run_state import KILLED, is_run, read_object
-from mapa.runs_folder import RunLine, chosen, files_of, line_of_run, run_paths
+from mapa.runs import (
+    KILLED,
+    RunLine,
+    chosen,
+    files_of,
+    is_run,
+    line_of_run,
+    read_object,
+    run_paths,
+    statement_of,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Runs on record: list, show, rm.")
 
@@ -76,9 +85,7 @@ def show_run(
     path = given if len(given.parts) > 1 and is_run(given) else chosen(run, runs)
     line = line_of_run(path)
     files = sorted((file.relative_to(path).as_posix(), size) for file, size in files_of(path))
-    privacy = (read_object(path / "summary.json") or {}).get("privacy")
-    words = privacy.get("words") if isinstance(privacy, dict) else None
-    statement = [str(word) for word in words] if isinstance(words, list) else []
+    statement = statement_of(read_object(path / "summary.json") or {})
     steps = next_steps(path, line, runs)
     if as_json:
         document = {
@@ -193,11 +200,9 @@ def next_steps(path: Path, line: RunLine, runs: Path) -> dict[str, str]:
 
 _FILES = 40  # shown one by one
 _LINES, _LINE = 50, 2000  # of a statement; characters of a line: what a run states itself is shorter
-_WIDEST = 1000  # columns
 
 
 def _print_table(lines: list[RunLine]) -> None:
-    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -219,11 +224,7 @@ def _print_table(lines: list[RunLine]) -> None:
             (line.started or "–").replace("T", " ").removesuffix("+00:00"),
         )
         table.add_row(*(Text(printable(cell)) for cell in cells))
-    console = output.console()
-    # on a narrow screen lines run over, which can be read and a folded table cannot
-    whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-    console.width = max(console.width, whole)
-    console.print(table)
+    output.print_wide(table)
 
 
 def _epsilon(line: RunLine) -> str:

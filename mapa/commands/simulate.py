@@ -16,9 +16,9 @@ from mapa.output import note, progress_console
 from mapa.progress import bar_on, shown_on
 from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
+from mapa.run_view import report
 from mapa.simulation.simulator import interrupt_between_events
 from mapa.simulation.world import World
-from mapa.summary_table import report
 
 
 @with_groups()

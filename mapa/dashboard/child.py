@@ -26,7 +26,7 @@ class PageBeside:
     child: subprocess.Popen[str]
 
     def stay(self) -> None:
-        """Wait until somebody ends it: Ctrl-C."""
+        """Wait for Ctrl-C."""
         with contextlib.suppress(KeyboardInterrupt):
             self.child.wait()
 
@@ -46,11 +46,11 @@ def page_beside(runs: Path) -> Iterator[PageBeside]:
     )
     try:
         assert child.stderr is not None
-        said = child.stderr.readline()
-        found = re.search(r"http://\S+", said)
-        if found is None:
-            raise ConfigurationError(f"--dashboard: {(said + child.stderr.read()).strip()}")
-        yield PageBeside(found[0], child)
+        line = child.stderr.readline()
+        address = re.search(r"http://\S+", line)
+        if address is None:
+            raise ConfigurationError(f"--dashboard: {(line + child.stderr.read()).strip()}")
+        yield PageBeside(address[0], child)
     finally:
         child.terminate()
         try:

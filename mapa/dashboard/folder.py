@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
-from mapa.dashboard.gathered import number
-from mapa.dashboard.reading import JsonFile
-from mapa.dashboard.sections import rows, table
-from mapa.run_state import LEAVING, has_records, is_run, last_update, text, wrote_just_now
+from common.records.reader import JsonFile
+from mapa.runs import (
+    LEAVING,
+    has_records,
+    is_run,
+    last_update,
+    shown_of_manifest,
+    shown_of_summary,
+    wrote_just_now,
+)
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-_UNENDED: dict[str, Any] = {
-    "reason": None,
-    "metric": {},
-    "final": None,
-    "epsilon": None,
-}  # what a summary would say
+_OF_SUMMARY = ("updates", "reason", "metric", "final", "epsilon")
 _MOST = 500  # runs in the list, the newest
 
 
@@ -28,8 +29,7 @@ class RunsFolder:
     """runs/, as it is now."""
 
     path: Path
-    _manifests: dict[str, JsonFile] = field(default_factory=dict)
-    _summaries: dict[str, JsonFile] = field(default_factory=dict)
+    _known: dict[str, tuple[JsonFile, JsonFile]] = field(default_factory=dict)  # manifest and summary
 
     def find(self, name: str) -> Path | None:
         """Return the folder of a run by its name; None: no folder of `runs`, whatever the name says."""
@@ -55,9 +55,8 @@ class RunsFolder:
     def lines(self) -> dict[str, Any]:
         """Return a line for each run."""
         names, unnamed = self.names()
-        for known in (self._manifests, self._summaries):
-            for name in known.keys() - set(names[:_MOST]):
-                del known[name]
+        for name in self._known.keys() - set(names[:_MOST]):
+            del self._known[name]
         return {
             "runs": [self._line(name) for name in names[:_MOST]],
             "hidden": max(0, len(names) - _MOST) + unnamed,
@@ -66,46 +65,24 @@ class RunsFolder:
 
     def _line(self, name: str) -> dict[str, Any]:
         path = self.path / name
-        manifest = self._manifests.setdefault(name, JsonFile(path / "manifest.json", _of_manifest)).look()
-        summary = self._summaries.setdefault(name, JsonFile(path / "summary.json", _of_summary)).look()
-        shown = manifest or _of_manifest({})
-        ended = summary or {**_UNENDED, "updates": last_update(path)}
-        return {"run": name, "state": state_of(path, summary), **shown, **ended}
-
-
-def _of_manifest(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return what a line shows of a manifest; nothing else of it is kept."""
-    scenario = table(manifest, "scenario")
-    return {
-        **{key: text(manifest.get(key)) for key in ("name", "engine", "started")},
-        "algorithm": text(table(scenario, "algorithm").get("name")),
-        "model": text(table(scenario, "model").get("name")),
-        "data": text(table(scenario, "data").get("set")),
-        "edges": number(scenario.get("edges")),
-        "iterations": number(scenario.get("iterations")),
-    }
+        if name not in self._known:
+            summary = JsonFile(path / "summary.json", _of_summary)
+            self._known[name] = JsonFile(path / "manifest.json", shown_of_manifest), summary
+        began, ended = (file.look() for file in self._known[name])
+        return {
+            "run": name,
+            "state": page_state(path, ended),
+            **(began or shown_of_manifest({})),
+            **(ended or {**dict.fromkeys(_OF_SUMMARY), "metric": {}, "updates": last_update(path)}),
+        }
 
 
 def _of_summary(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return what a line shows of a summary; {} where there is none."""
-    if not summary:
-        return {}
-    first = next(iter(rows(summary, "metrics")), {})
-    metric = {
-        key: one if type(one) is bool else text(one)
-        for key in ("name", "better", "share")
-        if (one := first.get(key)) is not None
-    }
-    return {
-        "updates": number(summary.get("updates")),
-        "reason": text(summary.get("reason")),
-        "metric": metric,
-        "final": number(summary.get(f"final_{metric.get('name')}")),
-        "epsilon": number(table(summary, "privacy").get("epsilon")),
-    }
+    shown = shown_of_summary(summary)
+    return {key: shown[key] for key in _OF_SUMMARY} if summary else {}
 
 
-def state_of(path: Path, summary: dict[str, Any], halted: str = "") -> str:
+def page_state(path: Path, summary: dict[str, Any], halted: str = "") -> str:
     """Return `ended`, `live`, or `quiet`: without a summary, and nothing was written for a while.
 
     By the age of the files alone: a page that looks every second must not take the lock that a run is about to take.

@@ -1,104 +1,116 @@
-"""The sections of a run's page as plain values: from what was gathered, its manifest and its summary."""
+"""The sections of a run's page as plain values: from its counts, its manifest and its summary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from cloud.stages import planned_stages
+from common.errors import MapaError
 from common.metrics import Metric
-from common.records.tally import staleness_summary
-from mapa.dashboard.gathered import EDGES, METRICS, TEXT, Gathered, Lane, metric_named, number
-from mapa.dashboard.plan import planned
+from common.problem import Problem, SensitivityRule
+from common.records.regular import count, number, rows, table, text
+from common.records.tally import Evaluation, metric_named, staleness_summary
+from mapa.dashboard.page_tally import EDGES, METRICS, PageTally, small
 from mapa.dashboard.series import Durations
+from mapa.runs import shown_of_manifest
 
 LANES = 500  # edges shown one by one
+_GAMES, _LONGEST = 64, 120  # games of an audit that are shown, characters of a game's name
+_PLANNED = 200  # stages
 _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _BINS = 200  # bars of the histogram
+_COUNTED = ("applied", "joins", "last_sequence", "staleness_mean", "staleness_max")
 _HEAD = ("name", "engine", "algorithm", "model", "data", "seed", "batch_size", "parameters")
 
 
-def metrics_of(gathered: Gathered, summary: Mapping[str, Any]) -> list[Metric]:
-    """Return the metrics, the headline metric first."""
-    try:
-        given = ({**row, "name": str(row["name"])[:TEXT]} for row in rows(summary, "metrics")[:METRICS])
-        declared = [Metric.from_dict(fields) for fields in given]
-    except (KeyError, TypeError, ValueError):
-        declared = []
-    return declared or [metric_named(name) for name in gathered.latest.get("values", {})]
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is known of a run at one moment; without records, an empty page."""
+
+    run: str
+    state: str = "quiet"  # live, ending, ended, quiet
+    counted: PageTally = field(default_factory=PageTally)
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def scenario(self) -> Mapping[str, Any]:
+        return table(self.manifest, "scenario")
+
+    @property
+    def privacy(self) -> Mapping[str, Any]:
+        """The scenario's table."""
+        return table(self.scenario, "privacy")
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The headline metric first."""
+        try:
+            declared = [Metric.from_dict(small(row)) for row in rows(self.summary, "metrics")[:METRICS]]
+        except (KeyError, TypeError, ValueError):
+            declared = []
+        return declared or [metric_named(name) for name in self.counted.latest.get("values", {})]
 
 
-def head(
-    run: str, state: str, gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]
-) -> dict[str, Any]:
-    scenario = table(manifest, "scenario")
-    names = {
-        "name": manifest.get("name"),
-        "engine": manifest.get("engine"),
-        "algorithm": table(scenario, "algorithm").get("name"),
-        "model": table(scenario, "model").get("name"),
-        "data": table(scenario, "data").get("set"),
-        "seed": scenario.get("seed"),
-        "batch_size": scenario.get("batch_size"),
-        "parameters": None,
-    }
-    metrics = metrics_of(gathered, summary)
+def head(page: Page) -> dict[str, Any]:
+    counted, manifest, summary, scenario = page.counted, page.manifest, page.summary, page.scenario
+    tally, metrics = counted.tally, page.metrics
+    names = {**shown_of_manifest(manifest), **{key: scenario.get(key) for key in ("seed", "batch_size")}}
     first = metrics[0].name if metrics else ""
-    best = gathered.best if gathered.best is not None else (None, None)
-    span = _span(gathered)
+    best = counted.best if counted.best is not None else (None, None)
+    span = _span(counted)
+    stage = tally.stages[-1] if tally.stages else {}
     return {
-        "run": run,
-        "state": state,
-        **{key: plain(summary.get(key, names[key])) for key in _HEAD},
-        "started": plain(manifest.get("started")),
-        "reason": plain(summary.get("reason", gathered.halted or None)),
-        "updates": number(summary.get("updates", gathered.updates)),
-        "iterations": number(summary.get("iterations", scenario.get("iterations"))),
-        "edges": number(scenario.get("edges")),
-        "edges_seen": len(gathered.lanes),
-        "stage": gathered.stages[-1]["stage"] if gathered.stages else None,
-        "sensitivity": gathered.stages[-1]["sensitivity"] if gathered.stages else None,
-        "learning_rate": gathered.stages[-1]["learning_rate"] if gathered.stages else None,
+        "run": page.run,
+        "state": page.state,
+        **{key: plain(summary.get(key, names.get(key))) for key in _HEAD},
+        "started": names["started"],
+        "reason": plain(summary.get("reason", tally.halted or None)),
+        "updates": number(summary.get("updates", tally.updates)),
+        "iterations": number(summary.get("iterations", names["iterations"])),
+        "edges": names["edges"],
+        "edges_seen": len(counted.lanes),
+        **{key: number(stage.get(key)) for key in ("stage", "sensitivity", "learning_rate")},
         "metrics": [metric.as_dict() for metric in metrics],
-        "latest": gathered.latest,
+        "latest": counted.latest,
         "best": number(summary.get(f"best_{first}", best[0])),
         "best_at": number(summary.get(f"best_{first}_at", best[1])),
         "seconds": number(summary.get("seconds", span)),
         "updates_per_second": number(
-            summary.get("iterations_per_second", gathered.updates / span if span else None)
+            summary.get("iterations_per_second", tally.updates / span if span else None)
         ),
-        "timed": gathered.first_time is not None,
-        "resumed": gathered.resumed,
-        "unreadable": gathered.unreadable,
+        "timed": tally.times.first is not None,
+        "resumed": tally.resumed,
+        "unreadable": counted.unreadable,
         "warning": plain(summary.get("warning")),
     }
 
 
-def fleet(
-    live: bool, gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]
-) -> dict[str, Any]:
-    links = table(manifest, "scenario").get("links")
+def fleet(page: Page) -> dict[str, Any]:
+    counts, links = page.counted, page.scenario.get("links")
     links = links if isinstance(links, list) else []
-    network, counted = by_edge(summary, "network"), by_edge(summary, "edges")
-    everyone = sorted({*gathered.lanes, *counted})
+    network, counted = by_edge(page.summary, "network"), by_edge(page.summary, "edges")
+    everyone, updates = sorted({*counts.lanes, *counted}), counts.tally.updates
     lanes = []
     for k in everyone[:LANES]:
-        lane = gathered.lanes.get(k)
-        row = counted.get(k) or _counted(lane)
+        lane, tally = counts.lanes.get(k), counts.tally.edges.get(k)
+        row = counted.get(k) or ({} if tally is None else tally.row(k))
         measured = network.get(k, {})
         link = measured.get("link") or (links[k % len(links)] if links else None)
         lanes.append(
             {
                 "edge": k,
-                **{key: words(row.get(key)) for key in ("edge_id", "gone")},
-                **{key: number(row.get(key)) for key in ("applied", "joins", "last_sequence")},
-                "staleness_mean": number(row.get("staleness_mean")),
-                "staleness_max": number(row.get("staleness_max")),
+                **{key: text(row.get(key)) for key in ("edge_id", "gone")},
+                **{key: number(row.get(key)) for key in _COUNTED},
                 "staleness_last": None if lane is None else lane.last_staleness,
-                "share": (number(row.get("applied")) or 0) / gathered.updates if gathered.updates else None,
+                "share": (number(row.get("applied")) or 0) / updates if updates else None,
                 "pace": None if lane is None else lane.pace,
-                "silent": _silent(lane, gathered) if live else None,
+                "silent": _silent(k, counts) if page.state == "live" else None,
                 "link": plain(link),
-                "device": _device(lane),
+                "device": None if lane is None else text(lane.joined.get("device"), 64),
                 "round_trip_ms": number(measured.get("round_trip_ms")),
                 "strip": [] if lane is None else list(lane.strip.counts),
                 "strip_width": 1.0 if lane is None else lane.strip.width,
@@ -107,57 +119,55 @@ def fleet(
     return {
         "edges": lanes,
         "hidden": max(0, len(everyone) - LANES),
-        "budget": number(table(table(manifest, "scenario"), "privacy").get("total_epsilon")),
-        "timed": gathered.first_time is not None,
+        "budget": number(page.privacy.get("total_epsilon")),
+        "timed": counts.tally.times.first is not None,
     }
 
 
-def training(gathered: Gathered, manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    names = [metric.name for metric in metrics_of(gathered, summary)]
+def training(page: Page) -> dict[str, Any]:
+    names, envelopes = [metric.name for metric in page.metrics], page.counted.metrics
     curves = {}
-    for name in [*names, *(name for name in gathered.metrics if name not in names)]:
-        points = gathered.metrics[name].points() if name in gathered.metrics else []
-        curves[name] = {
-            "t": [point[0] for point in points],
-            "seconds": [point[2] for point in points],
-            "value": [point[1] for point in points],
-        }
-    scenario = table(manifest, "scenario")
-    return {"curves": curves, "stages": gathered.stages, "plan": planned(scenario, gathered.stages)}
+    for name in [*names, *(name for name in envelopes if name not in names)]:
+        points = envelopes[name].points() if name in envelopes else []
+        places = {"t": 0, "seconds": 2, "value": 1}
+        curves[name] = {key: [point[place] for point in points] for key, place in places.items()}
+    stages = page.counted.tally.stages
+    return {"curves": curves, "stages": plain(stages), "plan": planned(page.scenario, stages)}
 
 
-def staleness(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
-    counts, heat = gathered.staleness, gathered.heat
-    stated = table(summary, "staleness") or staleness_summary(counts)
+def staleness(page: Page) -> dict[str, Any]:
+    counts, heat = page.counted.tally.staleness, page.counted.heat
+    stated = table(page.summary, "staleness") or staleness_summary(counts)
     width = max(1, -(-(max(counts, default=0) + 1) // _BINS))
     bins = [0] * (max(counts, default=-1) // width + 1)
-    for value, count in counts.items():
-        bins[value // width] += count
+    for value, updates in counts.items():
+        bins[value // width] += updates
     return {
         "summary": {key: number(value) for key, value in stated.items()},
         "bins": bins,
         "bin_width": width,
-        "beyond": gathered.stale_beyond,
+        "beyond": page.counted.stale_beyond,
         "heat": {"width": heat.width, "height": heat.height, "cells": heat.cells},
     }
 
 
-def traffic(gathered: Gathered, summary: Mapping[str, Any]) -> dict[str, Any]:
+def traffic(page: Page) -> dict[str, Any]:
+    counted, summary = page.counted, page.summary
     network = by_edge(summary, "network")
-    everyone = sorted({*gathered.lanes, *network})
-    refused = table(summary, "refused") if "refused" in summary else dict(gathered.refused)
+    everyone = sorted({*counted.lanes, *network})
+    refused = table(summary, "refused") if "refused" in summary else dict(counted.tally.refused)
     return {
-        "width": gathered.rate.width,
-        "applied": list(gathered.rate.counts),
-        "refused": {key: number(count) for key, count in refused.items()},
+        "width": counted.rate.width,
+        "applied": list(counted.rate.counts),
+        "refused": {key: number(value) for key, value in refused.items()},
         "refused_exact": "refused" in summary,  # of one edge only the first hundred are written line by line
         "refused_over": {
             reason: {"width": counts.width, "counts": list(counts.counts)}
-            for reason, counts in gathered.refused_over.items()
+            for reason, counts in counted.refused_over.items()
         },
-        "dropped": {str(key): number(count) for key, count in table(summary, "dropped").items()},
-        "turns": _turns(gathered.turns),
-        "trips": [_trip(k, gathered.lanes.get(k), network.get(k, {})) for k in everyone[:LANES]],
+        "dropped": {str(key): number(value) for key, value in table(summary, "dropped").items()},
+        "turns": _turns(counted.turns),
+        "trips": [_trip(k, counted, network.get(k, {})) for k in everyone[:LANES]],
         "hidden": max(0, len(everyone) - LANES),
     }
 
@@ -168,48 +178,30 @@ def _turns(turns: Durations) -> dict[str, float | None]:
     return {name: None if value is None else value * 1000 for name, value in found.items()}
 
 
-def _trip(edge: int, lane: Lane | None, measured: Mapping[str, Any]) -> dict[str, Any]:
+def _trip(edge: int, counted: PageTally, measured: Mapping[str, Any]) -> dict[str, Any]:
+    lane, tally = counted.lanes.get(edge), counted.tally.edges.get(edge)
     return {
         "edge": edge,
-        "edge_id": words(measured.get("edge_id")) if lane is None else lane.tally.edge_id,
+        "edge_id": text(measured.get("edge_id")) if tally is None else tally.edge_id,
         "turns": _turns(Durations() if lane is None else lane.turns),
         "asked_delay_ms": number(measured.get("asked_delay_ms")),
         "round_trip_ms": number(measured.get("round_trip_ms")),
     }
 
 
-def from_summary(gathered: Gathered, summary: Mapping[str, Any]) -> None:
+def from_summary(counted: PageTally, summary: Mapping[str, Any]) -> None:
     """Take evaluations and stages from the summary, of a run without events."""
     for row in rows(summary, "evaluations"):
-        values = {key[:TEXT]: number(value) for key, value in row.items() if key not in ("updates", "stage")}
-        at = row.get("updates")
-        if type(at) is int and number(at) is not None:
-            gathered.add_evaluation(at, values, None)
-    gathered.take({**stage, "event": "stage_opened"} for stage in rows(summary, "stages"))
-    updates = summary.get("updates")
-    gathered.updates = updates if type(updates) is int and number(updates) is not None else 0
-
-
-def table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a table within a table; {} where there is none."""
-    found = values.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def rows(values: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    found = values.get(key)
-    return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
+        if count(row.get("updates")) is not None:
+            counted.evaluated(Evaluation.of(small(row)), None)
+    counted.take({**stage, "event": "stage_opened"} for stage in rows(summary, "stages"))
+    counted.tally.updates = count(summary.get("updates")) or 0
 
 
 def by_edge(values: Mapping[str, Any], key: str) -> dict[int, Mapping[str, Any]]:
     """Return rows by the index of their edge; one without an index is left out."""
     found = ((row.get("edge"), row) for row in rows(values, key))
     return {k: row for k, row in found if type(k) is int and 0 <= k < EDGES}
-
-
-def words(value: object) -> str | None:
-    """Return a text; None where it is none."""
-    return value[:TEXT] if isinstance(value, str) else None
 
 
 def plain(value: object) -> Any:
@@ -221,39 +213,80 @@ def plain(value: object) -> Any:
     return value if value is None or isinstance(value, str | bool) else number(value)
 
 
-def _device(lane: Lane | None) -> str | None:
-    name = None if lane is None else lane.joined.get("device")
-    return name[:64] if isinstance(name, str) else None
-
-
-def _counted(lane: Lane | None) -> dict[str, Any]:
-    if lane is None:
-        return {}
-    tally = lane.tally
-    return {
-        "edge_id": tally.edge_id,
-        "applied": tally.applied,
-        "last_sequence": tally.last_sequence,
-        "staleness_mean": tally.staleness_sum / tally.applied if tally.applied else None,
-        "staleness_max": tally.staleness_max,
-        "joins": tally.joins,
-        "gone": tally.gone,
-    }
-
-
-def _silent(lane: Lane | None, gathered: Gathered) -> float | None:
+def _silent(edge: int, counted: PageTally) -> float | None:
     """Return for how long an edge has sent nothing, where that is long for it; None: it speaks."""
-    if lane is None or gathered.last_time is None or lane.tally.gone:
+    lane, tally, now = counted.lanes.get(edge), counted.tally.edges.get(edge), counted.tally.times.last
+    if lane is None or tally is None or now is None or tally.gone:
         return None
-    heard = [*list(lane.recent)[-1:], *([lane.joined_at] if lane.joined_at is not None else [])]
+    heard = [time for time in (*list(lane.recent)[-1:], lane.joined.get("time")) if time is not None]
     if not heard:
         return None
-    quiet = gathered.last_time - max(heard)
+    quiet = now - max(heard)
     usual = 1 / lane.pace if lane.pace else 1.0
     return quiet if quiet > max(3.0, 10 * usual) else None
 
 
-def _span(gathered: Gathered) -> float | None:
-    if gathered.first_time is None or gathered.last_time is None:
+def _span(counted: PageTally) -> float | None:
+    if counted.tally.times.first is None or counted.tally.times.last is None:
         return None
-    return gathered.last_time - gathered.first_time
+    return counted.tally.times.last - counted.tally.times.first
+
+
+def audited(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the scenario's own games and the audit of a whole run; None: there is no report."""
+    games = [row for row in rows(report, "games") if row.get("kind") == "scenario"]
+    whole = table(report, "one_run")
+    if not games and not whole:
+        return None
+    return {
+        **{key: number(report.get(key)) for key in ("edge", "confidence", "delta")},
+        "refuted": any(row.get("violated") is True for row in (*games, whole)),
+        "games": [{"name": str(row.get("name"))[:_LONGEST], **_found(row)} for row in games[:_GAMES]],
+        "whole": {**{key: number(whole.get(key)) for key in ("releases", "canaries")}, **_found(whole)}
+        if whole
+        else None,
+    }
+
+
+def _found(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ε that is claimed, the least that an attack shows, and whether that refutes the claim."""
+    claimed, least = number(row.get("claimed_epsilon")), number(row.get("lower_epsilon"))
+    return {"claimed": claimed, "least": least, "refuted": row.get("violated") is True}
+
+
+def planned(scenario: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return (t, ΔS, γ, T_s) of every stage as if τ_max and the edges of the first stage stayed; []: not MAPA.
+
+    The moment v of the noise follows from Δ_b = σ²/b + ΔS²·v, which the record of the first stage has.
+    """
+    algorithm = scenario.get("algorithm")
+    if not isinstance(algorithm, Mapping) or algorithm.get("name") != "mapa" or not stages:
+        return []
+    first, batch = stages[0], scenario.get("batch_size")
+    if type(batch) is not int:
+        return []
+    try:
+        problem = Problem(
+            batch_size=batch,
+            **{
+                key: algorithm[key] for key in ("smoothness", "sigma", "theta", "delta", "loss_gap", "radius")
+            },
+            tau_max=int(first["tau_max"]),
+            iterations=scenario["iterations"],
+            first_clip=first["sensitivity"] * batch / 2,
+            rule=SensitivityRule(algorithm["rule"]),
+        )
+        spread = problem.sigma**2 / problem.batch_size
+        moment = max(0.0, first["variance"] - spread) / first["sensitivity"] ** 2
+        return [
+            {
+                "stage": stage.index,
+                "t": start,
+                "sensitivity": stage.sensitivity,
+                "learning_rate": stage.learning_rate,
+                "length": stage.length,
+            }
+            for start, stage in itertools.islice(planned_stages(moment, problem), _PLANNED)
+        ]
+    except (MapaError, KeyError, TypeError, ValueError, ArithmeticError):
+        return []  # records of another version, or of somebody else

@@ -1,4 +1,4 @@
-"""Runs followed for whoever watches: each is read and encoded once, and told by server-sent events."""
+"""Runs followed for all viewers: each is read and encoded once, and sent as server-sent events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mapa.dashboard.watch import Watch
 
 PERIOD = 0.4  # seconds between two looks, and at least between two messages to a viewer
 KEEP_ALIVE = 15.0  # seconds of silence after which a comment tells that the stream still is one
-KEPT = 8  # runs that nobody watches, kept for whoever comes back
+KEPT = 8  # runs without a viewer that are kept, for one who comes back
 MOST_VIEWERS = 64
 
 
@@ -52,7 +52,7 @@ class Followed:
                 await self.look()
                 await asyncio.sleep(0 if self.watch.behind else PERIOD)
         finally:
-            self.ready.set()  # whoever waits learns from this task what failed
+            self.ready.set()  # a viewer that waits learns from this task what failed
 
     async def account(self) -> None:
         """Compute what ε is missing, one at a time, beside the reading."""

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
-from mapa.export.tables import Curves, Point, epsilons, parameters_of, started, statement_of
-from mapa.run_reader import read_events
+from common.records.reader import read_events
+from mapa.export.tables import Curves, Point, epsilons, parameters_of, started
 from mapa.run_result import Run
+from mapa.runs import statement_of
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export tells nobody
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export sends nothing anywhere
 try:
     import alembic  # noqa: F401 - mlflow-skinny comes without what its own store needs
     import sqlalchemy  # noqa: F401
@@ -69,7 +70,7 @@ def _points(run: Run) -> Iterator[Point]:
     curves = Curves()
     yield from curves.take(read_events(run.path))
     if not curves.taken:
-        yield from curves.evaluations(run.summary.get("evaluations"))
+        yield from curves.evaluations(run.summary)
         curves.t = int(run.summary.get("updates", 0))
     yield from epsilons(run.summary, curves.t, curves.seconds)
 

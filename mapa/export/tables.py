@@ -1,22 +1,33 @@
-"""What is exported of a run: its parameters, its statement, and points of curves, from records that may be hostile."""
+"""A run as CSV or Parquet tables, and as points of curves for other exporters; its records may be hostile."""
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import re
-import sys
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from common.errors import ConfigurationError
 from common.metrics import RESERVED
+from common.records.events import check_record
+from common.records.regular import count, number, rows, table
+from common.records.tally import UpdateTimes
+from mapa.output import printable
+from mapa.run_result import TABLES, Columns, Run
+from mapa.runs import statement_of
 
 Parameter = str | int | float | bool
 MOST_METRICS = 64  # names of one run
-_TIMES = 100_000  # updates whose time is remembered until their evaluation comes
-_LARGEST = 2**53
+_ROWS = 1 << 13  # written at once
+_FORMULA = tuple("=+-@＝＋－＠")  # what a spreadsheet takes for a formula
+_STAGE = {"stage": "index", "sensitivity": "sensitivity", "learning_rate": "learning_rate"}  # key → curve
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -51,13 +62,6 @@ def parameters_of(scenario: object, prefix: str = "") -> dict[str, Parameter]:
     return found
 
 
-def statement_of(summary: Mapping[str, Any]) -> list[str]:
-    """Return the privacy statement in words; empty: none was written."""
-    privacy = summary.get("privacy")
-    words = privacy.get("words") if isinstance(privacy, Mapping) else None
-    return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
-
-
 def started(manifest: Mapping[str, Any]) -> float:
     """Return the Unix time when the run was started; 0 where the manifest does not say."""
     try:
@@ -68,12 +72,31 @@ def started(manifest: Mapping[str, Any]) -> float:
 
 def epsilons(summary: Mapping[str, Any], t: int, seconds: float | None) -> Iterator[Point]:
     """Yield each edge's ε by the statement, at the run's last update; none for an edge without a finite one."""
-    privacy = summary.get("privacy")
-    edges = privacy.get("edges") if isinstance(privacy, Mapping) else None
-    for row in edges if isinstance(edges, list) else ():
-        edge, epsilon = (row.get("edge"), row.get("epsilon")) if isinstance(row, Mapping) else (None, None)
-        if _count(edge) and (value := _number(epsilon)) is not None:
-            yield Point(f"privacy/epsilon_edge_{edge}", t, seconds, value)
+    for row in rows(table(summary, "privacy"), "edges"):
+        if count(row.get("edge")) is not None and (value := number(row.get("epsilon"))) is not None:
+            yield Point(f"privacy/epsilon_edge_{row['edge']}", t, seconds, value)
+
+
+@dataclass(slots=True)
+class SafeNames:
+    """Names of one run that are safe everywhere, each its own."""
+
+    _made: dict[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._made
+
+    def of(self, name: str) -> str:
+        if name not in self._made:
+            made, number = safe_name(name), 1
+            while made in self._made.values():
+                number += 1
+                made = f"{safe_name(name)[:56]}_{number}"
+            self._made[name] = made
+        return self._made[name]
 
 
 @dataclass(slots=True)
@@ -85,92 +108,109 @@ class Curves:
     seconds: float | None = None
     unreadable: int = 0
     halted: bool = False
-    _first: float | None = None
-    _times: OrderedDict[int, float] = field(default_factory=OrderedDict)
-    _names: dict[str, str] = field(default_factory=dict)  # metric → its safe name
+    _times: UpdateTimes = field(default_factory=UpdateTimes)
+    _names: SafeNames = field(default_factory=SafeNames)  # of metrics
 
     def take(self, records: Iterable[Mapping[str, Any]]) -> Iterator[Point]:
         for record in records:
             self.taken += 1
-            event, t = record.get("event"), record.get("t")
-            if event == "halted":
-                self.halted = True
-            elif event == "resumed":
-                self.halted = False
-            elif event in ("gradient_applied", "stage_opened", "evaluated"):
-                if not _count(t):
-                    self.unreadable += 1
-                else:
-                    yield from getattr(self, f"_{event}")(record, t)
-
-    def evaluations(self, rows: object) -> Iterator[Point]:
-        """Yield the evaluations of a summary, for a run without events."""
-        for row in rows if isinstance(rows, list) else ():
-            if isinstance(row, Mapping) and _count(row.get("updates")):
-                yield from self._evaluated(row, row["updates"])
-
-    def _gradient_applied(self, record: Mapping[str, Any], t: int) -> Iterator[Point]:
-        staleness = record.get("staleness")
-        if not _count(staleness):
-            self.unreadable += 1
-            return
-        self.t, self.seconds = t, self._since(record)
-        if self.seconds is not None:
-            self._times[t] = self.seconds
-            if len(self._times) > _TIMES:
-                self._times.popitem(last=False)
-        yield Point("updates/staleness", t, self.seconds, float(staleness or 0))
-
-    def _stage_opened(self, record: Mapping[str, Any], t: int) -> Iterator[Point]:
-        seconds = self.seconds
-        for key, name in (
-            ("stage", "index"),
-            ("sensitivity", "sensitivity"),
-            ("learning_rate", "learning_rate"),
-        ):
-            if (value := _number(record.get(key))) is not None:
-                yield Point(f"stage/{name}", t, seconds, value)
-
-    def _evaluated(self, record: Mapping[str, Any], t: int) -> Iterator[Point]:
-        seconds = self._times.get(t)
-        if t == 0 and "time" in record:  # x₁ was there before any update
-            seconds = 0.0
-        elif seconds is None and self._first is not None:
-            seconds = self._since(record)
-        for key, given in record.items():
-            if key not in RESERVED and (value := _number(given)) is not None:
-                name = self._name(str(key))
-                if name is not None:
-                    yield Point(f"metrics/{name}", t, seconds, value)
-
-    def _since(self, record: Mapping[str, Any]) -> float | None:
-        time = _number(record.get("time"))
-        if time is None:
-            return None
-        if self._first is None:
-            self._first = time
-        return max(0.0, time - self._first)
-
-    def _name(self, metric: str) -> str | None:
-        """Return a safe name for a metric, its own for each; None: there are too many."""
-        if metric not in self._names:
-            if len(self._names) >= MOST_METRICS:
+            try:
+                check_record(record)
+            except ValueError:
                 self.unreadable += 1
-                return None
-            name, number = safe_name(metric), 1
-            while name in self._names.values():
-                number += 1
-                name = f"{safe_name(metric)[:56]}_{number}"
-            self._names[metric] = name
-        return self._names[metric]
+                continue
+            match record["event"]:
+                case "gradient_applied":
+                    self.t, self.seconds = record["t"], self._times.applied(record["t"], record.get("time"))
+                    yield Point("updates/staleness", self.t, self.seconds, float(record["staleness"]))
+                case "stage_opened":
+                    for key, name in _STAGE.items():
+                        if (value := number(record.get(key))) is not None:
+                            yield Point(f"stage/{name}", record["t"], self.seconds, value)
+                case "evaluated":
+                    seconds = self._times.evaluated(record["t"], record.get("time"))
+                    yield from self._evaluated(record, record["t"], seconds)
+                case "halted" | "resumed" as event:
+                    self.halted = event == "halted"
+
+    def evaluations(self, summary: Mapping[str, Any]) -> Iterator[Point]:
+        """Yield the evaluations of a summary, for a run without events."""
+        for row in rows(summary, "evaluations"):
+            if (t := count(row.get("updates"))) is not None:
+                yield from self._evaluated(row, t, None)
+
+    def _evaluated(self, row: Mapping[str, Any], t: int, seconds: float | None) -> Iterator[Point]:
+        for key, given in row.items():
+            if key in RESERVED or (value := number(given)) is None:
+                continue
+            if key not in self._names and len(self._names) >= MOST_METRICS:
+                self.unreadable += 1
+            else:
+                yield Point(f"metrics/{self._names.of(key)}", t, seconds, value)
 
 
-def _count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _LARGEST
+def write_csv(run: Run, folder: Path) -> None:
+    """Write each table, the scenario's values and the statement. A number reads back as the very same one."""
+    for name in TABLES:
+        columns = safe_columns(getattr(run, name))
+        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as stream:
+            rows = csv.writer(stream)
+            rows.writerow(columns)
+            for part in _parts(columns):
+                cells = (map(_cell, column.tolist()) for column in part.values())
+                rows.writerows(zip(*cells, strict=True))
+    with (folder / "scenario.csv").open("w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(("key", "value"))
+        rows.writerows((key, _cell(value)) for key, value in parameters_of(run.scenario).items())
+    words = statement_of(run.summary) or ["no statement was written"]
+    (folder / "statement.txt").write_text("\n".join(map(printable, words)) + "\n", encoding="utf-8")
 
 
-def _number(value: object) -> float | None:
-    """Return a finite number as it is; None: it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if abs(value) <= sys.float_info.max else None  # NaN fails too
+def write_parquet(run: Run, folder: Path) -> None:
+    """Write each table; scenario and statement are in every file's metadata."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigurationError(
+            "--to parquet: pyarrow is not installed: pip install 'mapa-testbed[parquet]'"
+        ) from error
+    about = {
+        "mapa.run": run.name,
+        "mapa.scenario": json.dumps(dict(run.scenario), ensure_ascii=False),
+        "mapa.statement": "\n".join(statement_of(run.summary)),
+    }
+
+    def arrow(part: Mapping[str, Any]) -> Any:
+        return pyarrow.table({name: pyarrow.array(one, from_pandas=True) for name, one in part.items()})
+
+    for name in TABLES:
+        columns = safe_columns(getattr(run, name))
+        schema = arrow({column: values[:0] for column, values in columns.items()}).schema.with_metadata(about)
+        with parquet.ParquetWriter(folder / f"{name}.parquet", schema, use_dictionary=False) as writer:
+            for part in _parts(columns):
+                writer.write_table(arrow(part).cast(schema))
+
+
+WRITERS: Mapping[str, Callable[[Run, Path], None]] = {"csv": write_csv, "parquet": write_parquet}
+
+
+def safe_columns(columns: Columns) -> dict[str, np.ndarray[Any, Any]]:
+    """Return a table whose columns have names that are safe everywhere, each its own."""
+    names = SafeNames()
+    return {names.of(name): column for name, column in columns.items()}
+
+
+def _parts(columns: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
+    """Yield some rows of a table after the other."""
+    for at in range(0, max(map(len, columns.values()), default=0), _ROWS):
+        yield {name: column[at : at + _ROWS] for name, column in columns.items()}
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell: numbers as they are, text so that neither a spreadsheet nor a terminal acts on it."""
+    if isinstance(value, str):
+        text = printable(value)
+        return f"'{text}" if text.startswith(_FORMULA) else text
+    return "" if isinstance(value, float) and math.isnan(value) else value

@@ -36,7 +36,7 @@ from common.messages import (
     Welcome,
 )
 from common.quantities import Vector
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Tally
 from common.wire.codec import encode_gradient, encode_hello

@@ -18,7 +18,7 @@ from cloud.facts import edge_joined
 from common.errors import ConfigurationError
 from common.messages import GradientApplied, SendModel
 from common.quantities import Vector, is_finite
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation
 from common.scenario.scenario import Scenario

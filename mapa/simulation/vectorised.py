@@ -18,7 +18,7 @@ from common.models.gradients import L1, L2, Lengths, Total, lengths, powers, sum
 from common.models.linear import LinearModel
 from common.noise.mechanism import CLIP_MARGIN, LEAST_BOUND, Clipping, Norm
 from common.quantities import Floats, Indices, Vector, is_finite
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.scenario.scenario import Scenario
 from edge.assembly import stabiliser
 from mapa.simulation.plan import check_plannable_scenario

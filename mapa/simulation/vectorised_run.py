@@ -12,7 +12,7 @@ from common.noise.law import Noise, NoiseLaw
 from common.noise.mechanism import Clipping, Norm, Sampling
 from common.quantities import EdgeId, Indices, Vector
 from common.randomness import Purpose
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.recorder import Recorder
 from edge.samplers import draw_batch
 from mapa.simulation.blocks import BlockStreams, noise_block

@@ -13,8 +13,8 @@ from stat import S_ISREG
 from typing import Any
 
 from common.errors import ConfigurationError, RecordsError
+from common.records.directory import run_of, versions
 from common.records.regular import mapped, open_regular, pieces_of
-from common.records.rundir import run_of, versions
 from mapa.verification.canonical_zip import NoBundleError, check_size, read_zip, write_zip
 from mapa.verification.check import Check, failed, passed
 from mapa.verification.ledgers import PART, FoundLedgers, LedgerStatement, find_ledgers

@@ -13,7 +13,7 @@ from cloud.server import CloudServer
 from common.messages import GradientApplied, GradientArrived, SendModel
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, NoisyGradient, Vector
-from common.records.rundir import machine_type
+from common.records.directory import machine_type
 from edge.assembly import recipe_for
 from edge.worker import EdgeWorker, Shard
 from mapa.recording import ENGINES

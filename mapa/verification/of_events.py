@@ -15,7 +15,7 @@ from typing import Any
 from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
 from common.noise.law import NoiseLaw
 from common.noise.registry import noise_law
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.recorder import MOST_REFUSALS
 from common.records.tally import Tally
 from common.scenario.scenario import Scenario

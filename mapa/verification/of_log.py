@@ -10,7 +10,7 @@ from typing import Any
 
 from common.messages import GradientApplied
 from common.metrics import Metric
-from common.records.log_format import Kind
+from common.records.gradient_log import Kind
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
 from mapa.recording import ENGINES, asked_of

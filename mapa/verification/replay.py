@@ -14,7 +14,7 @@ from cloud.assembly import settled
 from common.errors import ConfigurationError, DataUnavailableError
 from common.messages import GradientApplied, GradientArrived
 from common.quantities import Vector, is_finite
-from common.records.log_format import Kind
+from common.records.gradient_log import Kind
 from common.scenario.scenario import Scenario
 from mapa.simulation.world import World
 from mapa.verification.gradients import TOLERANCE, GradientsAgain, Makers, bits_are_meant

@@ -19,7 +19,7 @@ from common.messages import (
     SendModel,
     StageOpened,
 )
-from common.records.log_format import Entry, Kind
+from common.records.gradient_log import Entry, Kind
 from common.records.tally import Tally
 from common.wire.codec import decode_hello, decode_leave
 from mapa.simulation.simulator import quiet_overflow

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError
-from common.records.log_format import (
+from common.records.gradient_log import (
     HEAD_BYTES,
     Entry,
     LogDamagedError,

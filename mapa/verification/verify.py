@@ -11,8 +11,8 @@ from pathlib import Path
 
 from common.errors import ConfigurationError
 from common.models.model import Model
-from common.records.keeping import keeps_gradients
-from common.records.rundir import FORMAT, run_of, versions
+from common.records.directory import FORMAT, run_of, versions
+from common.records.layout import keeps_gradients
 from common.scenario.scenario import Scenario
 from mapa.recording import ENGINES, NETWORKED
 from mapa.verification.bundle import Bundle, claims, read_bundle

@@ -13,8 +13,7 @@ from cloud import service
 from cloud.history import History
 from cloud.server import CloudServer
 from common.messages import Effect, GradientArrived
-from common.records.log_format import Entry, Kind, pack_record
-from common.records.log_writer import LogWriter
+from common.records.gradient_log import Entry, Kind, LogWriter, pack_record
 from mapa.cli import main
 
 

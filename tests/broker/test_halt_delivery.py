@@ -13,14 +13,14 @@ from rich.console import Console
 
 from common.datasets.catalogue import data_directory
 from common.messages import Halt
-from common.records.rundir import RunDirectory
+from common.records.directory import RunDirectory
 from common.scenario.scenario import parse_scenario
 from common.transport.connection import Credentials
 from common.wire.codec import decode_halt, decode_presence
 from common.wire.topics import halt_topic, presence_topic, run_id
 from mapa.brokers import Broker
 from mapa.cloud_run import Setting, open_cloud
-from mapa.live import PlainView
+from mapa.run_view import PlainView
 from tests.broker.testbed_support import scenario
 
 pytestmark = pytest.mark.broker

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.records.log_format import FOLDER
+from common.records.gradient_log import FOLDER
 from tests.program_support import run_mapa as mapa
 
 pytestmark = pytest.mark.broker

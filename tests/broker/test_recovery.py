@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from common.records.log_reader import LogReader
+from common.records.gradient_log import LogReader
 from edge.owners import BOOK_VARIABLE
 from mapa.brokers import Broker
 from tests.broker.test_records_fail import lab

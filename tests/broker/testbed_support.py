@@ -17,15 +17,15 @@ from typing import Any
 from rich.console import Console
 
 from common.datasets.catalogue import data_directory
-from common.records.rundir import RunDirectory
+from common.records.directory import RunDirectory
 from common.scenario.scenario import parse_scenario
 from common.transport.connection import BrokerAddress, Credentials
 from common.wire.topics import run_id
 from mapa.cloud_run import CloudRun, Setting, open_cloud
-from mapa.live import PlainView
 from mapa.local_run import one_thread_each
 from mapa.recording import record_cloud
 from mapa.run_parts import OwnFiles
+from mapa.run_view import PlainView
 from tests.broker.loop_support import LoopThread
 from tests.program_support import PATIENCE, ROOT
 

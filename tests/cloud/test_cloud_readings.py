@@ -28,7 +28,7 @@ from cloud.readings import (
 )
 from cloud.service import CloudService
 from common.messages import GradientRefused
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.recorder import Recorder
 from common.telemetry.family import Buckets, Family, Kind
 from common.wire.topics import EdgeTopic

@@ -24,7 +24,7 @@ from common.messages import GradientArrived, Halt, Hello, Leave, Refuse
 from common.metrics import ACCURACY, LOSS
 from common.quantities import EdgeId, NoisyGradient, RunId, Vector
 from common.randomness import streams_for
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.recorder import Recorder
 from common.records.tally import Evaluation
 from common.transport.channel import MemoryBroker, MemoryChannel
@@ -43,7 +43,7 @@ from common.wire.codec import (
 from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic
 from edge.conversation import Phase
 from edge.session import EdgeSession
-from mapa.live import describe
+from mapa.run_view import describe
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
 

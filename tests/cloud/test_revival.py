@@ -23,9 +23,9 @@ from common.messages import GradientArrived, Hello, Leave
 from common.quantities import EdgeId, NoisyGradient, RunId
 from common.randomness import streams_for
 from common.records.checkpoint import pack
-from common.records.log_format import LogDamagedError
+from common.records.directory import RunDirectory
+from common.records.gradient_log import LogDamagedError
 from common.records.recorder import Recorder
-from common.records.rundir import RunDirectory
 from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import encode_gradient, encode_hello, encode_leave
 from common.wire.topics import EdgeTopic, edge_topic

@@ -10,9 +10,15 @@ import pytest
 from common.errors import RecordsError
 from common.messages import GradientArrived
 from common.quantities import EdgeId, NoisyGradient
-from common.records.log_format import Entry, Kind, LogDamagedError, pack_record, segment_name
-from common.records.log_reader import LogReader
-from common.records.log_writer import LogWriter
+from common.records.gradient_log import (
+    Entry,
+    Kind,
+    LogDamagedError,
+    LogReader,
+    LogWriter,
+    pack_record,
+    segment_name,
+)
 from common.wire.codec import encode_gradient
 
 N = 5

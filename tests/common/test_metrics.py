@@ -14,7 +14,8 @@ from common.errors import ConfigurationError
 from common.metrics import ACCURACY, CLASSIFICATION, LOSS, Better, Metric, check_metrics, check_values
 from common.models.linear import LogisticRegression
 from common.quantities import Vector
-from common.records.journal import Journal
+from common.records.events import Journal
+from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally, headline
 
 RMSE = Metric("rmse", Better.LOWER)
@@ -63,7 +64,7 @@ def test_the_summary_names_whatever_the_model_is_measured_by() -> None:
 
 def test_a_journal_line_has_the_metrics_by_name(tmp_path: Path) -> None:
     with (tmp_path / "events.jsonl").open("w", encoding="utf-8") as stream:
-        Journal(stream).evaluated(Evaluation(10, 2, {TOP5: 0.75, LOSS: math.inf}), 1.5)
+        Recorder(Journal(stream)).evaluated(Evaluation(10, 2, {TOP5: 0.75, LOSS: math.inf}), 1.5)
     line = json.loads((tmp_path / "events.jsonl").read_text())
     assert line == {"event": "evaluated", "t": 10, "stage": 2, "top_5": 0.75, "loss": None, "time": 1.5}
 

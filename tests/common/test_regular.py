@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common.records.eventfile import EventFile
-from common.records.log_format import LogDamagedError
-from common.records.log_reader import LogReader
+from common.records.events import EventFile
+from common.records.gradient_log import LogDamagedError, LogReader
 from common.records.regular import plain_json, regular_bytes, regular_object
 
 

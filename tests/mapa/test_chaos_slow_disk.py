@@ -10,8 +10,7 @@ import pytest
 
 from common.quantities import EdgeId
 from common.records.checkpoint import Checkpoints
-from common.records.log_format import Entry, Kind
-from common.records.log_writer import LogWriter
+from common.records.gradient_log import Entry, Kind, LogWriter
 from edge.sqlite_ledger import SqliteLedger
 from mapa.chaos import slow_disk
 from tests.program_support import PATIENCE, environment

@@ -14,12 +14,12 @@ import typer
 
 from common import health
 from common.errors import ConfigurationError
+from common.records.reader import Tail
 from common.transport.channel import MemoryBroker
 from mapa import container, option_variables
 from mapa.cli import build
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import service
-from mapa.records_tail import Tail
 from mapa.scenario_files import data_set_of, load_scenario
 
 ROOT = Path(__file__).parents[2]

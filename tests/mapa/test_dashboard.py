@@ -20,13 +20,13 @@ from starlette.testclient import TestClient
 from common.errors import ConfigurationError
 from mapa import output
 from mapa.commands.dashboard import one_line
-from mapa.dashboard import patience
-from mapa.dashboard.address import bind, is_loopback, page_address
+from mapa.dashboard import listening as patience
 from mapa.dashboard.folder import RunsFolder
+from mapa.dashboard.listening import bind, is_loopback, page_address
 from mapa.dashboard.server import FILES, STATIC, make_app
 from mapa.face import simulate
 from mapa.scenario_files import SHIPPED
-from tests.dashboard_support import applied, lines, serving, simulated, write_live_run
+from tests.dashboard_support import applied, lines, serving, write_live_run
 from tests.program_support import run_mapa, start_mapa
 
 TOKEN = "correct-horse-battery-staple"
@@ -310,17 +310,6 @@ def messages(answer: httpx.Response) -> Iterator[dict[str, Any]]:
     for line in answer.iter_lines():
         if line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))
-
-
-@pytest.mark.slow
-def test_a_list_has_the_figures_of_the_summaries(tmp_path: Path) -> None:
-    path = simulated(tmp_path, iterations=20)
-    summary = json.loads((path / "summary.json").read_text())
-    with TestClient(make_app(tmp_path), base_url=HERE) as client:
-        (line,) = client.get("/api/runs").json()["runs"]
-    assert (line["state"], line["reason"], line["updates"]) == ("ended", "finished", summary["updates"])
-    assert line["final"] == summary["final_accuracy"]
-    assert line["epsilon"] == summary["privacy"]["epsilon"]
 
 
 def test_a_port_that_is_taken_is_passed_over_unless_it_was_asked_for() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigurationError
 from common.messages import GradientApplied
 from common.randomness import CounterStreams
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.recorder import Recorder
 from common.scenario.scenario import Scenario, parse_scenario
 from edge.device import EmulatedDevice, gradient_seconds

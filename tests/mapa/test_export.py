@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.records.reader import read_events, read_run
 from mapa.export.tables import MOST_METRICS, Curves, Point, epsilons, parameters_of, safe_name
-from mapa.run_reader import read_events, read_run
 from mapa.run_result import read_result
 from tests.dashboard_support import applied, lines, simulated, write_live_run
 from tests.program_support import Mapa
@@ -61,7 +61,7 @@ def expected(path: Path) -> dict[str, list[tuple[int, float]]]:
         if event["event"] == "gradient_applied":
             curves["updates/staleness"].append((event["t"], event["staleness"]))
     for one in records.evaluations:
-        for name, value in one.values.items():
+        for name, value in one.named().items():
             if value is not None:
                 curves[f"metrics/{name}"].append((one.updates, value))
     for stage in records.stages:
@@ -69,7 +69,7 @@ def expected(path: Path) -> dict[str, list[tuple[int, float]]]:
         curves["stage/sensitivity"].append((stage["t"], stage["sensitivity"]))
         curves["stage/learning_rate"].append((stage["t"], stage["learning_rate"]))
     for edge in records.summary["privacy"]["edges"]:
-        curves[f"privacy/epsilon_edge_{edge['edge']}"].append((records.last_update, edge["epsilon"]))
+        curves[f"privacy/epsilon_edge_{edge['edge']}"].append((records.tally.updates, edge["epsilon"]))
     return dict(curves)
 
 
@@ -158,7 +158,7 @@ def test_tables_read_back_as_the_very_same_numbers(mapa: Mapa, run: Path, tmp_pa
 
 def test_tensorboard_follows_a_run_until_its_end(tmp_path: Path) -> None:
     needs("tensorboard")
-    from mapa.export.following import write_events
+    from mapa.export.tensorboard import write_events
 
     path = write_live_run(tmp_path / "runs", "first", applied(1, time=10.0))
     seen: list[int] = []
@@ -190,7 +190,7 @@ def test_a_run_that_halted_and_has_no_summary_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("tensorboard")
-    from mapa.export import following
+    from mapa.export import tensorboard as following
 
     monkeypatch.setattr(following, "SUMMARY", 2.0)
     path = write_live_run(tmp_path, "first", applied(1), {"event": "halted", "t": 1, "reason": "failed"})
@@ -295,7 +295,9 @@ def test_names_are_safe_and_each_its_own_and_not_without_end() -> None:
 
 def test_a_run_without_events_has_the_evaluations_of_its_summary() -> None:
     points = list(
-        Curves().evaluations([{"updates": 20, "stage": 1, "accuracy": 0.5}, "junk", {"updates": "x"}])
+        Curves().evaluations(
+            {"evaluations": [{"updates": 20, "stage": 1, "accuracy": 0.5}, "junk", {"updates": "x"}]}
+        )
     )
     assert points == [Point("metrics/accuracy", 20, None, 0.5)]
     assert list(epsilons({"privacy": {"edges": [{"edge": 1, "epsilon": None}, 3]}}, 5, None)) == []

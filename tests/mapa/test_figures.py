@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from common.metrics import ACCURACY
+from common.records.reader import read_run
 from mapa.commands.compare import compare_command, describe, draw_comparison, told_apart
 from mapa.figures import LOOKS, PALETTE, aligned, bars, curve, look, panels, save, shared_legend
 from mapa.recording import record_simulation
-from mapa.run_reader import read_run
 from tests.core_support import small_world
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}

@@ -20,19 +20,17 @@ import pytest
 
 from common.errors import ConfigurationError
 from common.own_code import only_code
-from common.records.log_format import HEAD_BYTES, pack_head, parse_head
+from common.records.gradient_log import HEAD_BYTES, pack_head, parse_head
+from common.records.reader import MOST, read_events, read_run
 from common.records.regular import LONGEST_LINE, MOST_JSON, MOST_VALUES, open_below, plain_json
 from common.scenario.scenario import parse_scenario
+from mapa.commands.ledger import releases_on_record
 from mapa.container import service
 from mapa.dashboard.folder import RunsFolder
-from mapa.dashboard.gathered import Gathered
-from mapa.dashboard.reading import MOST
-from mapa.export.table_files import write_csv
-from mapa.export.tables import Curves
-from mapa.run_reader import read_events, read_run
+from mapa.dashboard.page_tally import PageTally
+from mapa.export.tables import Curves, write_csv
 from mapa.run_result import read_result
 from mapa.scenario_files import load_scenario
-from mapa.unfinished import releases_on_record
 from mapa.verification.check import Check
 from mapa.verification.run_files import of_directory
 from mapa.verification.strict_json import strict_json
@@ -308,7 +306,7 @@ def test_the_page_keeps_of_a_run_only_what_a_line_shows(run: Path) -> None:
 
 
 def test_the_page_keeps_little_of_a_large_event() -> None:
-    gathered = Gathered()
+    gathered = PageTally()
     large = {f"key-{number}" * 100: "x" * 60_000 for number in range(100)}
     gathered.take(
         [{"event": "edge_joined", "edge": 0, "edge_id": "e", "t": 1, **large, "nested": [{}] * 1000}]
@@ -355,8 +353,7 @@ def test_memory_does_not_grow_with_the_records(
     run: Path, read: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("common.records.regular._PIECE", 1 << 16)
-    monkeypatch.setattr("mapa.run_reader._TIMES", 500)
-    monkeypatch.setitem(Curves.take.__globals__, "_TIMES", 500)  # another test reloads its module
+    monkeypatch.setattr("common.records.tally._TIMES", 500)
     many_events(run, 100)
     read(run)  # whatever is loaded only once
     many_events(run, 2_000)
@@ -367,7 +364,7 @@ def test_memory_does_not_grow_with_the_records(
 
 def test_a_table_of_updates_grows_by_eight_bytes_a_value(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("common.records.regular._PIECE", 1 << 16)
-    monkeypatch.setattr("mapa.run_reader._TIMES", 500)
+    monkeypatch.setattr("common.records.tally._TIMES", 500)
     read_result(run)  # whatever is loaded only once
     many_events(run, 2_000)
     short = peak(lambda: read_result(run))
@@ -482,7 +479,7 @@ def test_the_ledger_of_foreign_records_says_in_one_line_what_is_wrong(mapa: Mapa
     assert mapa("ledger", str(run)).code == 2
     (run / "summary.json").unlink()
     with (run / "events.jsonl").open("a", encoding="utf-8") as stream:
-        stream.write('{"event": "gradient_applied", "edge": 99, "sequence": 1, "t": 1}\n')
+        stream.write('{"event": "gradient_applied", "edge": 99, "sequence": 1, "t": 1, "staleness": 0}\n')
     done = mapa("ledger", str(run))
     assert done.code == 2
     assert "events of edge 99" in done.err

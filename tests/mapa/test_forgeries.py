@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load, save
 
 from common.quantities import EdgeId
-from common.records.log_format import Entry, Kind
-from common.records.rundir import ordered
+from common.records.directory import ordered
+from common.records.gradient_log import Entry, Kind
 from common.scenario.scenario import parse_scenario
 from mapa.recording import privacy_of, record_simulation, releases_of
 from mapa.simulation.world import World

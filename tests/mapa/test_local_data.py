@@ -17,6 +17,7 @@ from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
+from common.records.reader import read_run
 from common.scenario.scenario import parse_scenario
 from edge.account import Account
 from edge.policy import OperatorPolicy, own_records
@@ -27,9 +28,8 @@ from mapa.commands.compare import describe
 from mapa.commands.ledger import ledger_command
 from mapa.recording import ENGINES, record_simulation
 from mapa.run_parts import OwnFiles
-from mapa.run_reader import read_run
+from mapa.run_view import print_summary
 from mapa.simulation.world import World
-from mapa.summary_table import print_summary
 from tests.local_support import declared, local_values, write_csv, write_toml
 from tests.program_support import ROOT, Mapa
 

@@ -17,7 +17,7 @@ from cloud.assembly import algorithm_for, server_for
 from common.algorithms import algorithm_names
 from common.errors import ConfigurationError
 from common.quantities import Vector
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.scenario.scenario import parse_scenario, parse_welcome
 from mapa.cli import main
 from mapa.container import service

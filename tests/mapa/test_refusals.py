@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from common.metrics import ACCURACY
-from common.records.rundir import versions
+from common.records.directory import versions
+from common.records.reader import read_run
 from experiments.reproduce.report import as_markdown
 from mapa import recording
 from mapa.commands.compare import compare_command, describe
-from mapa.run_reader import read_run
 from tests.core_support import small_world
 from tests.program_support import Mapa
 

@@ -15,7 +15,7 @@ from cloud.algorithm import Update
 from cloud.assembly import begin
 from common.messages import GradientApplied, GradientArrived
 from common.quantities import Vector
-from common.records.log_format import Kind
+from common.records.gradient_log import Kind
 from mapa.verification.otherwise import other_scenario
 from mapa.verification.replay import AS_LOGGED, REMADE
 from mapa.verification.rerun import Rerun

@@ -9,7 +9,7 @@ import pytest
 
 from common.accounting.releases import Spent
 from common.accounting.total import total
-from common.records.rundir import RunDirectory
+from common.records.directory import RunDirectory
 from common.records.tally import Tally
 from common.transport.channel import MemoryChannel
 from edge.client import EdgeClient

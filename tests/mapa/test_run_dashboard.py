@@ -16,7 +16,7 @@ import pytest
 from tests.program_support import PATIENCE, environment, run_mapa, start_mapa
 
 pytestmark = pytest.mark.slow
-SMALL = (
+SMALL = [
     "--edges",
     "2",
     "--broker",
@@ -26,7 +26,7 @@ SMALL = (
     "--dashboard",
     "--set",
     "evaluation.every=10",
-)
+]
 
 
 def words(runs: Path, iterations: int) -> list[str]:

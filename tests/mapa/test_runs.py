@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigurationError
-from mapa.run_reader import find_run
 from mapa.run_removal import RemovalRefusedError, considered, remove
-from mapa.run_state import is_alive, state_of
-from mapa.runs_folder import line_of_run, run_paths
+from mapa.runs import find_run, is_alive, line_of_run, run_paths, state_of
 from tests.mapa.test_cli import SMALL
 from tests.program_support import PATIENCE, Mapa, start_mapa
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from common.records.checkpoint import pack, unpack
-from common.records.rundir import ordered
+from common.records.directory import ordered
 from edge.ledger_file import FILE_NAME
 from mapa.recording import record_simulation
 from mapa.simulation.world import World

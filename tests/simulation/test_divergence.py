@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.records.journal import Journal
+from common.records.events import Journal
 from mapa.cli import main
 from mapa.simulation.simulator import Outcome, simulate
 from mapa.simulation.vectorised import simulate_many, simulate_rounds

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import mapa
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.scenario.scenario import parse_scenario
 from mapa.simulation.simulator import simulate
 from mapa.simulation.synchronous import simulate_synchronously

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from common.errors import ConfigurationError
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.tally import Tally
 from mapa.recording import record_simulation
 from mapa.simulation.simulator import Outcome, check_world, simulate

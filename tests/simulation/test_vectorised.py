@@ -22,7 +22,7 @@ from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Sampling
 from common.randomness import streams_for
-from common.records.journal import Journal
+from common.records.events import Journal
 from common.records.tally import Tally
 from edge.assembly import shards_for
 from mapa.simulation.blocks import BlockStreams, noise_block

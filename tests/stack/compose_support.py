@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from common.records.reader import Tail
 from mapa.container_run import NUMBER, PROJECT, Stack
-from mapa.records_tail import Tail
 
 ROOT = Path(__file__).parents[2]
 # One worker for all: they share the machine's engine, and its cores with everybody else's tests.

@@ -19,8 +19,8 @@ from common.errors import ConfigurationError, RecordsError
 from common.messages import GradientApplied
 from common.models.model import layout
 from common.quantities import EdgeId
-from common.records.naming import LONGEST, STAMP, folder_name
-from common.records.rundir import RunDirectory, new_run_id, versions
+from common.records.directory import RunDirectory, new_run_id, versions
+from common.records.layout import LONGEST, STAMP, folder_name
 from common.scenario.scenario import parse_scenario
 from common.wire.topics import is_name
 from tests.core_support import small_scenario
@@ -74,19 +74,6 @@ def test_who_leaves_with_an_error_hears_of_it_and_not_of_the_lines_that_fail_aft
         write(RecordsError("make room"))
     with pytest.raises(RecordsError, match=r"events\.jsonl: cannot be written"):
         write(None)
-
-
-def test_flushed_events_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "run") as directory:
-        directory.journal.fact(FACT)
-        directory.flush()
-        assert len((tmp_path / "run" / "events.jsonl").read_text().splitlines()) == 1
-
-
-def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path / "run")
-    directory.close()
-    directory.close()
 
 
 def test_a_run_never_overwrites_another(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from common.records.layout import name_before_stamp
 from common.wire.topics import is_name
 from mapa import container
-from mapa.left_runs import ended_with, name_of, to_go_on_with
+from mapa.resume import ended_with, to_go_on_with
 from tests.program_support import Mapa
 
 NOW = 1_000_000.0
@@ -105,7 +106,7 @@ def test_the_start_of_a_container_asks_for_it(tmp_path: Path, monkeypatch: pytes
         ["cloud", "--resume", str(path)],
         {"MAPA_BROKER": "hub", "MAPA_RUNS_DIR": str(tmp_path), "MAPA_RUN": "quickstart-12ab"},
     )
-    assert name_of(path) == "quickstart-12ab"
+    assert name_before_stamp(path.name) == "quickstart-12ab"
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "summary.json", "events.jsonl"])

