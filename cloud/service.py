@@ -12,10 +12,10 @@ from typing import assert_never
 from cloud.contacts import Allowance, Contacts
 from cloud.evaluation import Evaluator
 from cloud.evaluations import Evaluations
-from cloud.history import History
 from cloud.lives import Lives
 from cloud.notices import Notices
 from cloud.owed import Owed
+from cloud.recovery_log import History
 from cloud.server import CloudServer
 from common.errors import RemoteProtocolError
 from common.messages import (

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloud import history, service
+from cloud import recovery_log as history
+from cloud import service
 from common.errors import MapaError
 from common.quantities import RunId
 from common.records.log_format import Entry, Kind, pack_record
@@ -76,7 +77,7 @@ class Watch:
 class Fault:
     """Where a cloud kills itself: at which point, and when it comes there for the how-manieth time."""
 
-    point: str  # one of cloud/history.py's, or `torn`: in the midst of a record
+    point: str  # one of cloud/recovery_log.py's, or `torn`: in the midst of a record
     nth: int
 
     def set(self) -> None:

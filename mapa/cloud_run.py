@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from cloud.assembly import algorithm_for, begun, explained, server_for
-from cloud.history import History
 from cloud.probe import SizeProbe
 from cloud.readings import EVERY, SECONDS, read_cloud
-from cloud.revival import begin_history, revive
+from cloud.recovery_log import History
+from cloud.resume import begin_history, revive
 from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from cloud.snapshot import ValueCodec

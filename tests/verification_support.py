@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from cloud.assembly import algorithm_for
-from cloud.history import History
-from cloud.revival import begin_history
+from cloud.recovery_log import History
+from cloud.resume import begin_history
 from common.datasets.dataset import Dataset
 from common.messages import GradientArrived
 from common.models.linear import Softmax
@@ -26,9 +26,8 @@ from edge.sqlite_ledger import SqliteLedger
 from mapa.cloud_run import CloudRun
 from mapa.recording import open_records, record_cloud, write_manifest
 from mapa.simulation.world import World
-from mapa.verification.bundle import NAMES
-from mapa.verification.canonical_zip import read_zip, write_zip
-from mapa.verification.strict_json import canonical_json
+from mapa.verification.bundle import NAMES, read_zip, write_zip
+from mapa.verification.untrusted_files import canonical_json
 from tests.core_support import small_dataset, small_scenario
 from tests.mapa.test_conversation import Talk
 

@@ -14,8 +14,8 @@ from common.wire.v1 import HEADER
 from mapa.chaos.judge import Applied, Ended, Evidence
 from mapa.chaos.watch import Watch
 from mapa.verification.check import Check
-from mapa.verification.ledgers import LedgerStatement, find_ledgers
-from mapa.verification.rerun import USED_UP
+from mapa.verification.log_replay import USED_UP
+from mapa.verification.untrusted_files import LedgerStatement, find_ledgers
 from mapa.verification.verify import Verification
 
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from mapa.verification.run_files import UnreadableError
-from mapa.verification.start import NotCheckedError
+from mapa.verification.untrusted_files import NotCheckedError, UnreadableError
 
 
 class Status(Enum):

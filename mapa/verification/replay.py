@@ -17,12 +17,31 @@ from common.quantities import Vector, is_finite
 from common.records.log_format import Kind
 from common.scenario.scenario import Scenario
 from mapa.simulation.world import World
-from mapa.verification.gradients import TOLERANCE, GradientsAgain, Makers, bits_are_meant
-from mapa.verification.of_model import difference, final_model
-from mapa.verification.otherwise import Otherwise, other_scenario
-from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import MANIFEST, SUMMARY, RunFiles, UnreadableError, of_directory
-from mapa.verification.start import NotCheckedError, Start, allow, scenario_of, start_of
+from mapa.verification.counterfactual import (
+    TOLERANCE,
+    GradientsAgain,
+    Makers,
+    Otherwise,
+    bits_are_meant,
+    other_scenario,
+)
+from mapa.verification.log_replay import (
+    Rerun,
+    Start,
+    allow,
+    difference,
+    final_model,
+    scenario_of,
+    start_of,
+)
+from mapa.verification.untrusted_files import (
+    MANIFEST,
+    SUMMARY,
+    NotCheckedError,
+    RunFiles,
+    UnreadableError,
+    of_directory,
+)
 
 AS_LOGGED = (
     "Gradients as logged: each was made on the run's own x, and clipped and noised with the ΔS that the run's own"

@@ -17,17 +17,7 @@ from common.scenario.scenario import Scenario
 from mapa.recording import ENGINES, NETWORKED
 from mapa.verification.bundle import Bundle, claims, read_bundle
 from mapa.verification.check import Check, claimed, failed, guarded, passed
-from mapa.verification.ledgers import PART, find_ledgers
-from mapa.verification.of_events import Told
-from mapa.verification.of_log import (
-    continuity,
-    end_of,
-    events_by_themselves,
-    log_by_itself,
-    summary_by_counts,
-)
-from mapa.verification.of_model import final_model, model_of_run
-from mapa.verification.of_privacy import (
+from mapa.verification.checks_privacy import (
     Released,
     against_ledgers,
     released_by_log,
@@ -35,20 +25,40 @@ from mapa.verification.of_privacy import (
     statement_again,
     why_not_private,
 )
-from mapa.verification.of_summary import records_by_themselves, words_of_scenario
-from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import (
+from mapa.verification.checks_records import (
+    Told,
+    continuity,
+    end_of,
+    events_by_themselves,
+    log_by_itself,
+    records_by_themselves,
+    summary_by_counts,
+    words_of_scenario,
+)
+from mapa.verification.log_replay import (
+    Rerun,
+    Start,
+    final_model,
+    first_state,
+    model_of,
+    model_of_run,
+    scenario_of,
+    start_of,
+)
+from mapa.verification.untrusted_files import (
     EVENTS,
     MANIFEST,
     MODEL,
+    PART,
     START,
     START_OF_LOG,
     SUMMARY,
+    NotCheckedError,
     RunFiles,
     UnreadableError,
+    find_ledgers,
     of_directory,
 )
-from mapa.verification.start import NotCheckedError, Start, first_state, model_of, scenario_of, start_of
 
 _LONGEST = 200  # characters of a package's name or version
 

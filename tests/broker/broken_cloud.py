@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cloud.history import History
+from cloud.recovery_log import History
 from cloud.server import CloudServer
 from common.messages import Effect, GradientArrived
 from mapa.cli import main

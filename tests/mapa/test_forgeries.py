@@ -21,10 +21,9 @@ from mapa.recording import privacy_of, record_simulation, releases_of
 from mapa.simulation.world import World
 from mapa.verification.bundle import make_bundle
 from mapa.verification.check import Check, Status, is_verified
-from mapa.verification.of_privacy import why_not_private
-from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import RunFiles
-from mapa.verification.start import start_of
+from mapa.verification.checks_privacy import why_not_private
+from mapa.verification.log_replay import Rerun, start_of
+from mapa.verification.untrusted_files import RunFiles
 from mapa.verification.verify import Verification
 from tests.core_support import small_dataset, small_scenario
 from tests.verification_support import (

@@ -16,11 +16,10 @@ from cloud.assembly import begin
 from common.messages import GradientApplied, GradientArrived
 from common.quantities import Vector
 from common.records.log_format import Kind
-from mapa.verification.otherwise import other_scenario
+from mapa.verification.counterfactual import other_scenario
+from mapa.verification.log_replay import Rerun, scenario_of, start_of
 from mapa.verification.replay import AS_LOGGED, REMADE
-from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import MANIFEST, of_directory
-from mapa.verification.start import scenario_of, start_of
+from mapa.verification.untrusted_files import MANIFEST, of_directory
 from tests.program_support import Mapa
 from tests.verification_support import (
     BLOBS,

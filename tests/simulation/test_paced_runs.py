@@ -25,8 +25,8 @@ from mapa.simulation.simulator import Outcome, check_world, simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import check_vectorised
 from mapa.simulation.world import World
-from mapa.verification.of_summary import words_of_scenario
-from mapa.verification.run_files import of_directory
+from mapa.verification.checks_records import words_of_scenario
+from mapa.verification.untrusted_files import of_directory
 from tests.core_support import small_dataset, small_scenario, small_world
 from tests.program_support import Mapa
 

@@ -21,11 +21,18 @@ from common.scenario.scenario import Scenario
 from edge.preparation import cut_of
 from mapa.recording import EARLIER, ENGINES, Starts, privacy_of, releases_of
 from mapa.verification.check import Check, claimed, failed, not_checked, passed
-from mapa.verification.ledgers import PART, LedgerStatement, is_name_of
-from mapa.verification.of_events import Told
-from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import MANIFEST, SUMMARY, RunFiles, UnreadableError
-from mapa.verification.start import NotCheckedError
+from mapa.verification.checks_records import Told
+from mapa.verification.log_replay import Rerun
+from mapa.verification.untrusted_files import (
+    MANIFEST,
+    PART,
+    SUMMARY,
+    LedgerStatement,
+    NotCheckedError,
+    RunFiles,
+    UnreadableError,
+    is_name_of,
+)
 
 _GROUPS = "GROUPS"  # in the place of a fingerprint of groups, which needs the data set
 TOLERANCE = 1e-6  # relative, of ε: numerical libraries of other versions may round otherwise

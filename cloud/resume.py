@@ -7,8 +7,8 @@ from typing import Any
 
 from cloud.algorithm import Algorithm
 from cloud.contacts import Contact
-from cloud.history import History
 from cloud.lives import Life
+from cloud.recovery_log import History
 from cloud.service import CloudService
 from cloud.snapshot import restore_server, server_state
 from common.errors import LocalProtocolError, RecordsError

@@ -1,4 +1,7 @@
-"""The log against itself; events.jsonl and summary.json against the log, or against each other where there is none."""
+"""What events.jsonl says by itself: every line is one that a cloud or an engine writes, and follows from those before.
+
+A run without a gradient log is counted from here; where there is a log, the lines are compared with it as well.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,237 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeGuard
 
-from common.messages import GradientApplied
+from cloud.assembly import explained
+from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
 from common.metrics import Metric
+from common.models.model import Model
+from common.noise.law import NoiseLaw
+from common.noise.registry import noise_law
+from common.records.journal import Journal
 from common.records.log_format import Kind
+from common.records.recorder import MOST_REFUSALS
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
-from mapa.recording import ENGINES, asked_of
+from mapa.recording import ENGINES, asked_of, noise_of, random_stream, warnings_of
 from mapa.verification.check import Check, claimed, failed, passed
-from mapa.verification.of_events import Told, told_by
-from mapa.verification.rerun import USED_UP, Rerun
-from mapa.verification.run_files import EVENTS, SUMMARY, RunFiles, UnreadableError
+from mapa.verification.log_replay import USED_UP, Rerun
+from mapa.verification.untrusted_files import EVENTS, MANIFEST, SUMMARY, RunFiles, UnreadableError
+
+_FACTS: dict[object, type[Fact]] = {
+    "gradient_applied": GradientApplied,
+    "stage_opened": StageOpened,
+    "edge_joined": EdgeJoined,
+    "edge_gone": EdgeGone,
+}  # lines that a log implies
+_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "EdgeId": (str,),
+    "bool": (bool,),
+    "float | None": (int, float, type(None)),
+    "str | None": (str, type(None)),
+}
+_CLOCK = ("halted", "resumed", *_FACTS)  # an evaluation or a refusal may be written later than its time
+_LONG = 2**63  # sequences and versions lie below
+
+
+@dataclass(slots=True)
+class Told:
+    """The lines of a run, counted; `take` says what is wrong with a line."""
+
+    scenario: Scenario
+    engine: str
+    tally: Tally = field(default_factory=Tally)
+    halts: list[tuple[object, object]] = field(default_factory=list)  # (t, reason)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # as summary.json has them
+    sequences: dict[str, int] = field(default_factory=dict)  # edge id → the last that was used up
+    laws: dict[str, EdgeJoined] = field(default_factory=dict)  # edge id → how it said that it noises
+    times: list[float] = field(default_factory=list)  # of the first and of the last update
+    last_edge: int | None = None  # of the last update
+    resumed: int = 0
+    lines: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)  # lines by edge, as the recorder counts them
+    _time: float = 0.0
+
+    @property
+    def simulated(self) -> bool:
+        return self.engine in ENGINES
+
+    def take(self, line: dict[str, Any]) -> tuple[str, Fact | None]:
+        """Count a line; return what is wrong with it, '' where nothing is, and the fact that it tells."""
+        self.lines += 1
+        event = line.get("event")
+        if event in _CLOCK and (wrong := self._clock(line)):
+            return wrong, None
+        match event:
+            case "evaluated":
+                ignored = ("event", "time", "t")
+                rest = {key: value for key, value in line.items() if key not in ignored}
+                self.evaluations.append({"updates": line.get("t"), **rest})
+            case "halted":
+                self.halts.append((line.get("t"), line.get("reason")))
+                if line.keys() - {"time"} != {"event", "t", "reason"}:
+                    return f"{line!r:.200} is not how a run says that it has ended", None
+            case "resumed":
+                return self._resumes(line), None
+            case "diagnostic" if self.simulated and self.scenario.records.diagnostics:
+                pass
+            case "gradient_refused":
+                refused = _fact(GradientRefused, line)
+                if refused is None:
+                    return f"{line!r:.200} is no refused gradient", None
+                self._refuse(refused)
+            case _ if event in _FACTS:
+                fact = _fact(_FACTS[event], line)
+                if fact is None:
+                    return f"{line!r:.200} is no {event}", None
+                wrong = self._follows(fact)
+                if not wrong:
+                    self.tally.observe(fact)
+                return wrong, fact
+            case _:
+                return f"{event!r:.80} is no event of a {'simulation' if self.simulated else 'cloud'}", None
+        return "", None
+
+    def _refuse(self, refused: GradientRefused) -> None:
+        self.tally.observe(refused)
+        self.refusals["" if refused.reason == "after-halt" else refused.edge_id] += 1
+        if refused.reason in USED_UP:
+            known = self.sequences.get(refused.edge_id, 0)
+            self.sequences[refused.edge_id] = max(known, refused.sequence)
+
+    @property
+    def some_not_written(self) -> bool:
+        """Whether refusals may be missing: of one edge only the first are written line by line."""
+        return any(count >= MOST_REFUSALS for count in self.refusals.values())
+
+    def _clock(self, line: Mapping[str, Any]) -> str:
+        """Take a line's time, which never goes back; a simulation may have none."""
+        time = line.get("time")
+        if time is None and self.simulated and "time" not in line:
+            return ""
+        if isinstance(time, bool) or not isinstance(time, int | float) or not self._time <= time < math.inf:
+            return f"time = {time!r:.40} follows {self._time:g}"
+        if (
+            line.get("event") != "resumed"
+        ):  # a cloud that ends before it takes anything leaves no time to the next
+            self._time = time
+        if line.get("event") == "gradient_applied":
+            self.times = [*self.times[:1], time]
+        return ""
+
+    def _resumes(self, line: Mapping[str, Any]) -> str:
+        """Take a `resumed`: a cloud goes on at the t that was reached."""
+        self.resumed += 1
+        torn = line.get("torn_bytes")
+        if (
+            self.simulated
+            or set(line) != {"event", "t", "torn_bytes", "time"}
+            or type(torn) is not int
+            or torn < 0
+        ):
+            return f"{dict(line)!r:.200} is not how a cloud says that it resumed"
+        if line.get("t") != self.tally.updates:
+            return f"resumed at t = {line.get('t')!r:.40}, behind {self.tally.updates} updates"
+        return ""
+
+    def _follows(self, fact: Fact) -> str:
+        """Say where a fact contradicts those before it."""
+        tally = self.tally
+        match fact:
+            case GradientApplied():
+                edge, due = tally.edges.get(fact.edge), tally.updates + 1
+                if fact.t != due:
+                    return f"t = {fact.t} in the place of update {due}"
+                if edge is None or edge.edge_id != fact.edge_id:
+                    return f"edge {fact.edge}, {fact.edge_id!r:.80}, never joined"
+                if not self.sequences.get(fact.edge_id, 0) < fact.sequence < _LONG:
+                    return f"{fact.edge_id}: sequence {fact.sequence} was used before"
+                stale = 0 if self.engine == "synchronous" else fact.t - fact.version
+                if fact.staleness != stale or not 1 <= fact.version <= fact.t:
+                    return f"staleness = {fact.staleness} of version {fact.version} at t = {fact.t}"
+                if self.simulated and fact.sequence != self.sequences.get(fact.edge_id, 0) + 1:
+                    return f"{fact.edge_id}: sequence {fact.sequence} leaves one out"
+                self.sequences[fact.edge_id] = fact.sequence
+                self.last_edge = fact.edge
+            case EdgeJoined():
+                if not 0 <= fact.edge < self.scenario.workers:
+                    return f"edge {fact.edge} of {self.scenario.workers}"
+                if self.simulated and fact.edge_id != f"edge-{fact.edge}":
+                    return f"{fact.edge_id!r:.80} is no edge of a simulation"
+                self.laws[fact.edge_id] = fact
+            case EdgeGone():
+                edge = tally.edges.get(fact.edge)
+                if edge is None or edge.edge_id != fact.edge_id:
+                    return f"edge {fact.edge}, {fact.edge_id!r:.80}, never joined"
+            case _:
+                pass
+        return ""
+
+    def law(self, edge_id: str, index: int) -> NoiseLaw | None:
+        """Return how an edge noises: as the scenario says, or as its own hello did."""
+        own, joined = self.scenario.law(index), self.laws.get(edge_id)
+        if joined is None or own is None:
+            return own
+        parts = {"epsilon": joined.epsilon, "noise_multiplier": joined.noise_multiplier, **joined.parameters}
+        given = {key: value for key, value in parts.items() if value is not None}
+        if (joined.noise, given) == (own.name, own.parameters):
+            return own
+        return noise_law(joined.noise, given)
+
+
+def _fact(made: type[Any], line: Mapping[str, Any]) -> Any:
+    """Return the fact that a line tells; None where it tells none of this kind."""
+    values = {key: value for key, value in line.items() if key not in ("event", "time")}
+    known: dict[str, Any] = {}
+    for one in fields(made):
+        if one.name == "parameters":
+            continue
+        if one.name not in values:
+            if one.default is MISSING:
+                return None
+            continue
+        value = values.pop(one.name)
+        allowed = _TYPES[str(one.type)]
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            return None
+        known[one.name] = value
+    if made is EdgeJoined:
+        if not all(type(value) in (int, float) for value in values.values()):
+            return None
+        return EdgeJoined(**known, parameters=values)
+    return None if values else made(**known)
+
+
+class _Sheet:
+    """Takes one line of a journal."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str, /) -> None:
+        self.text = text
+
+
+_SHEET = _Sheet()
+_JOURNAL = Journal(_SHEET)
+
+
+def line_of(fact: Fact) -> dict[str, Any]:
+    """Return a fact as its line of events.jsonl says it."""
+    _JOURNAL.fact(fact)
+    line: dict[str, Any] = json.loads(_SHEET.text)
+    return line
+
+
+def told_by(facts: list[Fact]) -> Iterator[dict[str, Any]]:
+    """Yield the lines that a log implies."""
+    return map(line_of, (fact for fact in facts if type(fact) in _FACTS.values()))
+
 
 _CLOSE, _MOMENT = 1e-6, 1e-3  # of seconds: a cloud that resumes moves its clock, and rounds it
 _OF_FACTS = ("updates", "staleness", "stages", "edges")  # keys of summary.json that facts decide
@@ -352,3 +574,140 @@ def _difference(stated: Any, expected: Any, source: str) -> str:
             if one != other:
                 return f"[{place}] {_difference(one, other, source)}"
     return f"{stated!r:.100}; by {source} {expected!r:.100}"
+
+
+# Every key that any version has written; whoever adds one to the records adds it here.
+OF_MANIFEST = frozenset(
+    (
+        *(
+            "format",
+            "run",
+            "name",
+            "engine",
+            "scenario",
+            "scenario_sha256",
+            "seed",
+            "data",
+            "versions",
+            "started",
+        ),
+        *("samples", "machine", "random_stream", "shard_sizes", "started_by"),
+    )
+)
+OF_SUMMARY = frozenset(
+    (
+        *("run", "path", "name", "engine", "algorithm", "model", "data", "edges_configured", "iterations"),
+        *("batch_size", "parameters", "seed", "scenario_sha256", "reason", "updates", "metrics", "staleness"),
+        *("stages", "refused", "edges", "evaluations", "seconds", "iterations_per_second", "diagnostics"),
+        *("rate", "warning", "releases", "privacy", "noise"),
+    )
+)
+OF_SIMULATION = frozenset(("virtual_seconds",))  # beside those of every summary
+OF_NETWORK = frozenset(("dropped", "network"))
+OF_NETWORK_ROW = frozenset(
+    (
+        *("edge", "edge_id", "link", "device", "asked_delay_ms", "round_trip_ms"),
+        *("staleness_mean", "applied"),
+    )
+)
+DROPPED = frozenset(
+    ("gradient", "hello", "late-hello", "leave", "halt", "presence", "retained", "packet", "too-often")
+)  # kinds of messages
+_CLOSE = 1e-9  # relative, of a quotient that JSON has kept to the last digit
+
+
+def records_by_themselves(files: RunFiles) -> Iterator[Check]:
+    """Check what needs no log: the keys of both files, and what repeats or follows from another figure."""
+    manifest, summary = files.json(MANIFEST), files.json(SUMMARY)
+    wrong = 0
+    for part, words in (
+        *((MANIFEST, words) for words in _unknown("", manifest, OF_MANIFEST)),
+        *((SUMMARY, words) for words in (*_keys(manifest, summary), *_speed(summary))),
+    ):
+        wrong += 1
+        yield failed("fields", part, words)
+    if not wrong:
+        yield passed("fields", SUMMARY, "no unknown key; speed and dropped messages as they can be")
+
+
+def _keys(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterator[str]:
+    known = OF_SUMMARY | (OF_SIMULATION if manifest.get("engine") in ENGINES else OF_NETWORK)
+    yield from _unknown("", summary, known | _of_metrics(summary))
+    rows = summary.get("network", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        yield "network: not a list of objects"
+        return
+    for place, row in enumerate(rows):
+        yield from _unknown(f"network[{place}]", row, OF_NETWORK_ROW)
+    dropped = summary.get("dropped", {})
+    if not isinstance(dropped, dict) or any(type(one) is not int or one < 0 for one in dropped.values()):
+        yield f"dropped = {dropped!r:.100}: not a count for each kind of message"
+        return
+    yield from _unknown("dropped", dropped, DROPPED)
+
+
+def _of_metrics(summary: Mapping[str, Any]) -> set[str]:
+    rows = summary.get("metrics")
+    names = [row.get("name") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return {
+        *(f"final_{name}" for name in names),
+        *(f"best_{name}{end}" for name in names[:1] for end in ("", "_at")),
+    }
+
+
+def _unknown(place: str, values: Mapping[str, Any], known: frozenset[str] | set[str]) -> Iterator[str]:
+    if odd := sorted(values.keys() - known):
+        yield f"{place}{': ' if place else ''}unknown keys {odd!r:.200}"
+
+
+def _speed(summary: Mapping[str, Any]) -> Iterator[str]:
+    seconds, speed = summary.get("seconds"), summary.get("iterations_per_second")
+    updates = summary.get("updates")
+    if not _is_number(seconds) or not 0 <= seconds < math.inf or type(updates) is not int:
+        yield f"seconds = {seconds!r:.40}, updates = {updates!r:.40}: not a time and a count"
+    elif seconds == 0:
+        if speed is not None:
+            yield f"iterations_per_second = {speed!r:.40} in 0 seconds"
+    elif not _is_number(speed) or not math.isclose(speed, updates / seconds, rel_tol=_CLOSE):
+        yield f"iterations_per_second = {speed!r:.40}; {updates} updates in {seconds:g} s are {updates / seconds:g}"
+    virtual = summary.get("virtual_seconds")
+    if virtual is not None and not (_is_number(virtual) and 0 <= virtual < math.inf):
+        yield f"virtual_seconds = {virtual!r:.40}: not a time"
+
+
+def words_of_scenario(files: RunFiles, scenario: Scenario, model: Model | None) -> Iterator[Check]:
+    """Check what manifest and summary say in words and the scenario decides: stream, diagnostics, warning, rate."""
+    manifest, summary = files.json(MANIFEST), files.json(SUMMARY)
+    engine, updates = str(manifest.get("engine")), summary.get("updates")
+    warning = "; ".join(warnings_of(scenario, updates if type(updates) is int else 0, engine))
+    expected: list[tuple[str, str, object, object]] = [
+        (MANIFEST, "random_stream", manifest.get("random_stream"), random_stream(scenario, engine)),
+        (SUMMARY, "diagnostics", summary.get("diagnostics"), scenario.records.diagnostics),
+        (SUMMARY, "warning", summary.get("warning", ""), warning),
+        (SUMMARY, "path", summary.get("path"), "."),
+        (SUMMARY, "noise", summary.get("noise"), noise_of(scenario)),
+    ]
+    if model is not None:
+        expected += [
+            (SUMMARY, "rate", summary.get("rate", ""), explained(scenario, model)),
+            (SUMMARY, "parameters", summary.get("parameters"), model.dimension),
+        ]
+    elif "rate" in summary:
+        yield claimed("rate", SUMMARY, "rate: the run's model cannot be made here")
+    wrong = [
+        (part, f"{key} = {stated!r:.100}; by the scenario {value!r:.100}")
+        for part, key, stated, value in expected
+        if stated != value
+    ]
+    for part, words in wrong:
+        yield failed("words", part, words)
+    if not wrong:
+        keys = ", ".join(key for _, key, _, _ in expected)
+        yield passed("words", SUMMARY, f"{keys}: as the scenario has them")
+    yield claimed(
+        "origin", MANIFEST, "versions, machine, start, and the data set's checksum: nothing can show them"
+    )
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
