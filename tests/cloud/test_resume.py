@@ -126,7 +126,7 @@ def test_a_service_goes_on_with_the_same_state_and_the_same_records(
                 cloud.service.record()
                 directory.flush()
             if rng.random() < 0.03:
-                cloud.recovery_log.checkpoint_if_due()
+                cloud.history.checkpoint_if_due()
         shutil.copytree(tmp_path / "run", tmp_path / "left")  # what a SIGKILL leaves
         state, t = cloud.state(), cloud.service.server.t
         cloud.service.record()
@@ -228,7 +228,7 @@ def test_lost_events_are_written_again_where_the_whole_log_is_kept(
         for _ in range(6):
             for _ in range(20):
                 cloud.send(rng)
-            cloud.recovery_log.checkpoint_if_due()
+            cloud.history.checkpoint_if_due()
         cloud.service.record()
     expected, events = lines(tmp_path / "run"), tmp_path / "run" / "events.jsonl"
     if left:
@@ -254,7 +254,7 @@ def test_a_fleet_that_gathered_goes_on_gathering(tmp_path: Path) -> None:
         cloud.service.gather = 5.0
         hello = Hello(edge_id=EdgeId("edge-0"), nonce="a" * 16, incarnation=LIFE)
         cloud.service.on_hello(edge_topic(RUN, EdgeId("edge-0"), EdgeTopic.HELLO), encode_hello(hello))
-        cloud.recovery_log._begin_segment(2)
+        cloud.history._begin_segment(2)
     with RunDirectory(tmp_path / "run", resumed=True) as directory:
         revived = Cloud(directory, again=True)
         assert revived.service.server.schedule is None
@@ -270,19 +270,19 @@ def test_an_edge_that_leaves_after_the_records_were_written_is_no_fault(
     rng = random.Random(1)
     with RunDirectory(tmp_path / "run") as directory:
         cloud = Cloud(directory, again=False, keep=keep)
-        cloud.recovery_log.power = power
+        cloud.history.power = power
         for _ in range(60):
             cloud.send(rng)
         service = cloud.service
         service.halt("interrupted")
         cloud.broker.advance(1.0)
-        cloud.recovery_log.finish()
+        cloud.history.finish()
         here = [account for account in service.server.edges.values() if account.present]
         assert here  # the channel closes only now, and the loop serves meanwhile
         for account in here:
             leave = encode_leave(Leave(account.edge_id, "shutdown", account.nonce))
             service.on_leave(edge_topic(RUN, account.edge_id, EdgeTopic.LEAVE), leave)
         cloud.broker.advance(1.0)
-        cloud.recovery_log.checkpoint_if_due()
-        cloud.recovery_log.close()
+        cloud.history.checkpoint_if_due()
+        cloud.history.close()
     assert (tmp_path / "run" / "log").exists() == keep
