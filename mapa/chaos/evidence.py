@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from cloud.recovery_log import USED_UP
 from common.errors import ConfigurationError, MapaError
 from common.records.log_format import Kind
 from common.records.log_reader import LogReader
@@ -14,7 +15,6 @@ from common.wire.v1 import HEADER
 from mapa.chaos.judge import Applied, Ended, Evidence
 from mapa.chaos.watch import Watch
 from mapa.verification.check import Check
-from mapa.verification.log_replay import USED_UP
 from mapa.verification.untrusted_files import LedgerStatement, find_ledgers
 from mapa.verification.verify import Verification
 

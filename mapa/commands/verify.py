@@ -18,7 +18,7 @@ from mapa.commands.run_options import RunName
 from mapa.run_reader import find_run
 from mapa.verification.bundle import make_bundle
 from mapa.verification.check import Check, Status, is_verified
-from mapa.verification.replay import Question, replay
+from mapa.verification.replay import ReplayQuestion, replay
 from mapa.verification.verify import Verification
 
 Ledgers = Annotated[
@@ -143,7 +143,7 @@ def replay_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Compute a run's final model from its gradient log and tell whether it is the same bit for bit."""
-    question = Question(
+    question = ReplayQuestion(
         gradients=gradients,
         every=every,
         algorithm=algorithm,

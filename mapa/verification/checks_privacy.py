@@ -1,15 +1,13 @@
-"""Releases against the edges' ledgers, and ε against an accounting done again."""
+"""Check releases against the edges' ledgers, and ε against an accounting done again."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloud.terms import EdgeAccount
 from common.accounting.releases import ReleaseKind
 from common.datasets.source import LOCAL
 from common.messages import GradientApplied
@@ -20,12 +18,12 @@ from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
 from edge.preparation import cut_of
 from mapa.recording import EARLIER, ENGINES, Starts, privacy_of, releases_of
-from mapa.verification.check import Check, claimed, failed, not_checked, passed
-from mapa.verification.checks_records import Told
-from mapa.verification.log_replay import Rerun
+from mapa.verification.check import Check, claimed, failed, not_checked, passed, unlike
+from mapa.verification.checks_records import RecordedEvents
+from mapa.verification.log_replay import LogReplay
 from mapa.verification.untrusted_files import (
+    LEDGERS,
     MANIFEST,
-    PART,
     SUMMARY,
     LedgerStatement,
     NotCheckedError,
@@ -36,9 +34,6 @@ from mapa.verification.untrusted_files import (
 
 _GROUPS = "GROUPS"  # in the place of a fingerprint of groups, which needs the data set
 TOLERANCE = 1e-6  # relative, of ε: numerical libraries of other versions may round otherwise
-
-
-_Row = tuple[int, str, NoiseLaw | None, int, int, int]  # k, id, law, last used up, applied, last applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,147 +50,138 @@ class Released:
     sure: bool = True  # False: it may have released more, which only a log or its ledger can show
 
 
-def released_by_log(
-    rerun: Rerun, scenario: Scenario, engine: str, summary: Mapping[str, Any]
+def releases_shown(
+    files: RunFiles, scenario: Scenario, engine: str, replay: LogReplay | None, events: RecordedEvents | None
 ) -> list[Released]:
-    """Return what the log proves of every edge: exactly how many, but for a budget that ends in the last one."""
-    if engine in ENGINES:
-        last = next((fact.edge for fact in reversed(rerun.facts) if isinstance(fact, GradientApplied)), None)
-        rows = [
-            (one.index, str(one.edge_id), one.law, one.last_sequence, one.applied, one.last_sequence)
-            for one in _accounts(rerun)
-        ]
-        return _simulated(rows, scenario, engine, last, summary)
-    found, begun = [], rerun.server.schedule is not None
-    budget = engine == "processes" and scenario.private and scenario.privacy.total_epsilon is not None
-    for account in _accounts(rerun):
-        known, most = releases_of(account, rerun.lives, rerun.tally, begun=begun)
-        least = known if budget else most
-        last = rerun.tally.edges[account.index].last_sequence
-        found.append(
-            Released(account.index, account.edge_id, account.law, account.applied, last, least, most)
-        )
-    return found
-
-
-def released_by_records(
-    files: RunFiles, scenario: Scenario, engine: str, told: Told | None, summary: Mapping[str, Any]
-) -> list[Released]:
-    """Return what events.jsonl says of every edge, or else the summary's own rows, where there is no log."""
-    if told is not None:
-        rows = [
-            (
-                *(k, row.edge_id, told.law(row.edge_id, k), told.sequences.get(row.edge_id, 0)),
-                *(row.applied, row.last_sequence),
+    """Return what the log proves of every edge; without one, what events.jsonl or else the summary's rows say."""
+    summary = files.json(SUMMARY)
+    last_edge: int | None = None
+    if replay is not None:
+        edges = replay.tally.edges
+        applied = (fact.edge for fact in reversed(replay.facts) if isinstance(fact, GradientApplied))
+        last_edge = next(applied, None)
+        shown = [
+            Released(
+                account.index,
+                str(account.edge_id),
+                account.law,
+                account.applied,
+                edges[account.index].last_sequence,
+                account.last_sequence,
+                account.last_sequence,
             )
-            for k, row in sorted(told.tally.edges.items())
+            for account in sorted(replay.server.edges.values(), key=lambda account: account.index)
         ]
-        last = told.last_edge
+    elif events is not None:
+        last_edge = events.last_edge
+        shown = []
+        for k, row in sorted(events.tally.edges.items()):
+            used = events.sequences.get(row.edge_id, 0)
+            law = events.law(row.edge_id, k)
+            shown.append(Released(k, row.edge_id, law, row.applied, row.last_sequence, used, used))
     else:
-        rows = [
-            (
-                *(row["edge"], row["edge_id"], scenario.law(row["edge"]), row["last_sequence"]),
-                *(row["applied"], row["last_sequence"]),
-            )
-            for row in summary["edges"]
-        ]
-        last = None
+        shown = []
+        for of_edge in summary["edges"]:
+            k, last = of_edge["edge"], of_edge["last_sequence"]
+            law = scenario.law(k)
+            shown.append(Released(k, of_edge["edge_id"], law, of_edge["applied"], last, last, last))
     if engine in ENGINES:
-        return _simulated(rows, scenario, engine, last, summary)
-    ledgers = {one.edge_id: one.releases for one in files.ledgers}
-    found = []
-    for k, edge_id, law, used, applied, last_sequence in rows:
-        most = max(ledgers.get(edge_id, 0), used) + 1
-        found.append(Released(k, edge_id, law, applied, last_sequence, used, most, edge_id in ledgers))
-    return found
+        return [_simulated(edge, scenario, engine, last_edge, summary) for edge in shown]
+    if replay is not None:
+        return [_logged(edge, scenario, engine, replay) for edge in shown]
+    ledgers = {ledger.edge_id: ledger.releases for ledger in files.ledgers}
+    return [
+        replace(edge, most=max(ledgers.get(edge.edge_id, 0), edge.least) + 1, sure=edge.edge_id in ledgers)
+        for edge in shown
+    ]
+
+
+def _logged(edge: Released, scenario: Scenario, engine: str, replay: LogReplay) -> Released:
+    """Return exactly how many releases the log proves, but for a budget that ends in the last one."""
+    account, begun = replay.server.edges[EdgeId(edge.edge_id)], replay.server.schedule is not None
+    known, most = releases_of(account, replay.lives, replay.tally, begun=begun)
+    budget = engine == "processes" and scenario.private and scenario.privacy.total_epsilon is not None
+    return replace(edge, least=known if budget else most, most=most)
 
 
 def _simulated(
-    rows: Sequence[_Row],
-    scenario: Scenario,
-    engine: str,
-    last: int | None,
-    summary: Mapping[str, Any],
-) -> list[Released]:
-    """Return what a simulation's edges released: those applied, and one that was under way at the end."""
+    edge: Released, scenario: Scenario, engine: str, last_edge: int | None, summary: Mapping[str, Any]
+) -> Released:
+    """Return what a simulated edge released: those applied, and one that was under way at the end."""
     reason, gone = summary.get("reason"), {row["edge"]: row["gone"] for row in summary["edges"]}
-    found = []
-    for k, edge_id, law, sequence, applied, _ in rows:
-        if engine == "synchronous":
-            more = reason == "time-limit"
-        else:
-            told_to_end = k == last and reason in ("finished", "diverged")
-            more = reason != "no-gradients" and not gone.get(k) and not told_to_end
-        away = any(profile.availability is not None for profile in scenario.profiles)
-        unknown = away or last is None  # whether it was there at the end, or made the last of all
-        least, most = sequence + (more and not unknown), sequence + (more or unknown)
-        found.append(Released(k, edge_id, law, applied, sequence, least, most))
-    return found
+    if engine == "synchronous":
+        more = reason == "time-limit"
+    else:
+        told_to_end = edge.index == last_edge and reason in ("finished", "diverged")
+        more = reason != "no-gradients" and not gone.get(edge.index) and not told_to_end
+    away = any(profile.availability is not None for profile in scenario.profiles)
+    unknown = away or last_edge is None  # whether it was there at the end, or made the last of all
+    return replace(edge, least=edge.least + (more and not unknown), most=edge.most + (more or unknown))
 
 
-def against_ledgers(
-    files: RunFiles, scenario: Scenario, released: Sequence[Released], rerun: Rerun | None
+def check_ledgers(
+    files: RunFiles, scenario: Scenario, released: Sequence[Released], replay: LogReplay | None
 ) -> Iterator[Check]:
     """Check that no ledger says more, or less, than the run states; edges whose ledgers are not here are named."""
-    ledgers = {one.edge_id: one for one in files.ledgers}
+    ledgers = {ledger.edge_id: ledger for ledger in files.ledgers}
     manifest, summary = files.json(MANIFEST), files.json(SUMMARY)
+    wrong = [*_strange_ledgers(files, released, str(manifest.get("run")))]
     sizes, own = shard_sizes(manifest, scenario)
     stated = summary.get("releases")
-    wrong = 0
-    for one in files.ledgers:
-        if one is not ledgers[one.edge_id]:
-            wrong += 1
-            yield failed("ledgers", one.part, f"{one.edge_id}: another part is of this edge, too")
-        if not is_name_of(one.run, str(manifest.get("run"))):
-            wrong += 1
-            yield failed("ledgers", one.part, f"{one.edge_id}: of run {one.run!r:.80}")
-    for edge_id in ledgers.keys() - {one.edge_id for one in released}:
-        wrong += 1
-        yield failed("ledgers", ledgers[edge_id].part, f"{edge_id}: no such edge in the run")
-    applied = {one.edge_id: one.applied for one in released}
-    for part, edge_id in files.other_ledgers.items():
-        if applied.get(edge_id, 0) or (any(applied.values()) and not ledgers):
-            wrong += 1
-            yield failed("ledgers", part, f"{edge_id}: no account of this run, which has gradients of it")
     rows = stated if isinstance(stated, list) and len(stated) == len(released) else [None] * len(released)
     for edge, count in zip(released, rows, strict=True):
         ledger = ledgers.get(edge.edge_id)
         if ledger is None:
             continue
         kind = ReleaseKind(edge.law, scenario.mechanism, sizes[edge.index])
-        for words in (
-            *_miscounted(ledger, edge, count, rerun),
+        size = ledger.kind.get("shard_size")
+        if own and type(size) is int and size >= kind.shard_size:
+            kind = replace(kind, shard_size=size)  # an edge's own records may be more than the run's bound
+        details = [
+            *_miscounted(ledger, edge, count, replay),
             *_other_records(ledger, manifest, scenario),
-            *_mischarged(ledger, kind, rerun, summary, own=own),
-        ):
-            wrong += 1
-            yield failed("ledgers", ledger.part, f"{edge.edge_id}: {words}")
+            *_mischarged(ledger, kind, replay, summary),
+        ]
         if not own and ledger.shard != edge.index:
-            wrong += 1
-            yield failed(
-                "ledgers", ledger.part, f"{edge.edge_id}: of shard {ledger.shard}; by the run {edge.index}"
-            )
-        if not _is_of(ledger.kind, json.loads(json.dumps(kind.fields())), own=own):
-            wrong += 1
-            yield failed(
-                "ledgers", ledger.part, f"{edge.edge_id}: released in another way than the run states"
-            )
-    here = sum(one.edge_id in ledgers for one in released)
+            details.append(f"of shard {ledger.shard}; by the run {edge.index}")
+        if ledger.kind != json.loads(json.dumps(kind.fields())):
+            details.append("released in another way than the run states")
+        wrong += ((ledger.part, f"{edge.edge_id}: {detail}") for detail in details)
+    yield from (failed("ledgers", part, detail) for part, detail in wrong)
+    here = sum(edge.edge_id in ledgers for edge in released)
     if here and not wrong:
-        yield passed("ledgers", PART, f"stated ≥ released ≥ applied on {here} edges, charged alike")
+        yield passed("ledgers", LEDGERS, f"stated ≥ released ≥ applied on {here} edges, charged alike")
     if here < len(released) and manifest.get("engine") not in ENGINES:
         yield claimed(
-            "ledgers", PART, f"nothing is known of {len(released) - here} edges' ledgers: they are not here"
+            "ledgers",
+            LEDGERS,
+            f"nothing is known of {len(released) - here} edges' ledgers: they are not here",
         )
 
 
+def _strange_ledgers(files: RunFiles, released: Sequence[Released], run: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts that are ledgers of no edge of the run, or a second one of it, and why."""
+    applied, seen = {edge.edge_id: edge.applied for edge in released}, set()
+    for ledger in reversed(files.ledgers):
+        if ledger.edge_id in seen:
+            yield ledger.part, f"{ledger.edge_id}: another part is of this edge, too"
+        seen.add(ledger.edge_id)
+        if not is_name_of(ledger.run, run):
+            yield ledger.part, f"{ledger.edge_id}: of run {ledger.run!r:.80}"
+        if ledger.edge_id not in applied:
+            yield ledger.part, f"{ledger.edge_id}: no such edge in the run"
+    for part, edge_id in files.other_ledgers.items():
+        if applied.get(edge_id, 0) or (any(applied.values()) and not files.ledgers):
+            yield part, f"{edge_id}: no account of this run, which has gradients of it"
+
+
 def _miscounted(
-    ledger: LedgerStatement, edge: Released, stated: object, rerun: Rerun | None
+    ledger: LedgerStatement, edge: Released, stated: object, replay: LogReplay | None
 ) -> Iterator[str]:
     """Say where a ledger has not applied ≤ released ≤ stated."""
     known = edge.last  # what was refused for good may be of anybody who can write to the edge's topic
-    if rerun is not None:
-        known = max(known, rerun.lives.known(EdgeId(edge.edge_id)))
+    if replay is not None:
+        known = max(known, replay.lives.known(EdgeId(edge.edge_id)))
     if not ledger.releases >= max(known, edge.applied):
         yield f"released {ledger.releases}; the run applied {edge.applied}, up to its gradient {known}"
     if type(stated) is not int or ledger.releases > stated:
@@ -206,16 +192,13 @@ def _miscounted(
 
 
 def _mischarged(
-    ledger: LedgerStatement, kind: ReleaseKind, rerun: Rerun | None, summary: Mapping[str, Any], *, own: bool
+    ledger: LedgerStatement, kind: ReleaseKind, replay: LogReplay | None, summary: Mapping[str, Any]
 ) -> Iterator[str]:
     """Say where a ledger's charges are not those of its releases; with the shuffled sampler each restart adds some."""
-    size = ledger.kind.get("shard_size")
-    if own and type(size) is int and size >= kind.shard_size:
-        kind = replace(kind, shard_size=size)  # its epochs are longer than the run's bound knows
     fewest = most = kind.charges(ledger.releases)
     if kind.mechanism.sampling is Sampling.SHUFFLED:
-        if rerun is not None:
-            most = rerun.lives.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
+        if replay is not None:
+            most = replay.lives.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
         else:
             most = max(fewest, _stated_charges(summary).get(ledger.edge_id, 0))
     if not fewest <= ledger.charges <= most:
@@ -231,11 +214,10 @@ def _stated_charges(summary: Mapping[str, Any]) -> dict[str, int]:
 
 def _other_records(ledger: LedgerStatement, manifest: Mapping[str, Any], scenario: Scenario) -> Iterator[str]:
     """Say in what a ledger is of other records than the run's, or of a run that was seeded otherwise."""
-    stated: object
-    if least_records(scenario) is not None:
-        stated, cut = "its edge's own", LOCAL
-        same = ledger.dataset.startswith(f"{LOCAL}:")
-    else:
+    stated: object = "its edge's own"
+    cut = LOCAL
+    same = ledger.dataset.startswith(f"{LOCAL}:")
+    if least_records(scenario) is None:
         stated, cut = (
             _table(manifest, "data").get(scenario.data.set),
             cut_of(scenario, scenario.workers, _GROUPS),
@@ -266,8 +248,8 @@ class _StatedStarts:
         )
 
 
-def statement_again(
-    files: RunFiles, scenario: Scenario, released: Sequence[Released], rerun: Rerun | None
+def check_statement(
+    files: RunFiles, scenario: Scenario, released: Sequence[Released], replay: LogReplay | None
 ) -> Iterator[Check]:
     """Account the releases again, from the scenario and what else shows their number, and compare the statement."""
     summary, manifest = files.json(SUMMARY), files.json(MANIFEST)
@@ -282,16 +264,16 @@ def statement_again(
         )
         return
     if simulated and (odd := [edge.edge_id for edge in released if edge.law != scenario.law(edge.index)]):
-        words = (
-            f"{', '.join(odd)[:200]}: noised otherwise than the scenario says, which simulated edges cannot"
+        named = ", ".join(odd)[:200]
+        yield failed(
+            "ε", SUMMARY, f"{named}: noised otherwise than the scenario says, which simulated edges cannot"
         )
-        yield failed("ε", SUMMARY, words)
         return
     unknown = []
     for edge, count in zip(released, counts, strict=True):
         if type(count) is not int or count < edge.least or (count > edge.most and edge.sure):
-            words = f"{edge.edge_id}: {count!r:.40} releases; by the records {edge.least} to {edge.most}"
-            yield failed("releases", SUMMARY, words)
+            shown = f"{edge.edge_id}: {count!r:.40} releases; by the records {edge.least} to {edge.most}"
+            yield failed("releases", SUMMARY, shown)
             return
         if count > edge.most:
             unknown.append(edge.edge_id)
@@ -300,15 +282,15 @@ def statement_again(
             "releases", SUMMARY, f"of {', '.join(unknown)[:200]}: only a log or their ledgers can show them"
         )
     else:
-        source = "the log proves" if rerun is not None else "the records show"
+        source = "the log proves" if replay is not None else "the records show"
         yield passed(
             "releases", SUMMARY, f"as many as {source}, with what may have been under way at the end"
         )
-    starts: Starts | None = None if simulated else rerun.lives if rerun is not None else None
-    if not simulated and rerun is None and scenario.mechanism.sampling is Sampling.SHUFFLED:
+    starts: Starts | None = None if simulated or replay is None else replay.lives
+    if not simulated and replay is None and scenario.mechanism.sampling is Sampling.SHUFFLED:
         starts = _StatedStarts(_stated_charges(summary), stated.get("words"))
-        here = {one.edge_id for one in files.ledgers}
-        if missing := [one.edge_id for one in released if one.edge_id not in here]:
+        here = {ledger.edge_id for ledger in files.ledgers}
+        if missing := [edge.edge_id for edge in released if edge.edge_id not in here]:
             yield not_checked(
                 "charges",
                 SUMMARY,
@@ -323,21 +305,20 @@ def statement_again(
         starts,
         least_records(scenario) if own else None,
     )
-    place = unlike(stated, json.loads(json.dumps(again)))
-    if place:
-        yield failed("ε", SUMMARY, f"privacy{place}")
+    if wrong := unlike(stated, json.loads(json.dumps(again)), "privacy", TOLERANCE):
+        yield failed("ε", SUMMARY, wrong)
     else:
         figure = again.get("epsilon")
-        words = "ε = ∞" if figure is None else f"ε = {figure:.6g} at δ = {again['delta']:g}"
-        yield passed("ε", SUMMARY, f"{words}: accounted again, to {TOLERANCE:g}")
+        epsilon = "ε = ∞" if figure is None else f"ε = {figure:.6g} at δ = {again['delta']:g}"
+        yield passed("ε", SUMMARY, f"{epsilon}: accounted again, to {TOLERANCE:g}")
         total = scenario.privacy.total_epsilon
         if total is not None and (figure is None or figure > total * (1 + TOLERANCE)):
             yield claimed(
                 "budget",
                 MANIFEST,
-                f"privacy.total_epsilon = {total:g}: {words} is above it; a budget is kept by each edge's own ledger",
+                f"privacy.total_epsilon = {total:g}: {epsilon} is above it; a budget is kept by each edge's own ledger",
             )
-    if not simulated and rerun is None and not all(edge.sure for edge in released):
+    if not simulated and replay is None and not all(edge.sure for edge in released):
         yield claimed(
             "releases", SUMMARY, "whether a last gradient was under way: neither log nor ledger shows it"
         )
@@ -350,32 +331,30 @@ def statement_again(
 
 
 def why_not_private(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
-    """Return every reason for which this run's records are not differentially private; none: they are.
+    """Return every reason for which this run's records are not differentially private; empty if they are.
 
-    Closed by default: a run that states no ε is taken for one that is not private. No code is imported for it.
+    Closed by default: a run that states no ε counts as not private. No code is imported for it.
     """
-    found = []
+    reasons = []
     scenario, privacy = _table(manifest, "scenario"), _table(summary, "privacy")
     if scenario.get("seed") is not None:
-        found.append("seeded: whoever knows the seed can take the noise off")
+        reasons.append("seeded: whoever knows the seed can take the noise off")
     if _table(scenario, "records").get("diagnostics") is not False:
-        found.append("diagnostics: the records hold gradient norms before noise")
+        reasons.append("diagnostics: the records hold gradient norms before noise")
     if privacy.get("words") == ["Nothing was released."]:
-        return found
+        return reasons
     edges = privacy.get("edges")
-    figures = (
-        [privacy, *(row for row in edges if isinstance(row, dict))] if isinstance(edges, list) else [privacy]
-    )
-    bare = [figure for figure in figures if not isinstance(figure.get("epsilon"), int | float)]
+    rows = [row for row in edges if isinstance(row, dict)] if isinstance(edges, list) else []
+    bare = [row for row in (privacy, *rows) if not isinstance(row.get("epsilon"), int | float)]
     if bare:
-        why = next((str(one["reason"]) for one in bare if one.get("reason")), None)
-        found.append("no ε is stated" if why is None else f"ε = ∞: {why}")
-    return found
+        why = next((str(row["reason"]) for row in bare if row.get("reason")), None)
+        reasons.append("no ε is stated" if why is None else f"ε = ∞: {why}")
+    return reasons
 
 
 def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = values.get(key)
-    return found if isinstance(found, dict) else {}
+    table = values.get(key)
+    return table if isinstance(table, dict) else {}
 
 
 def shard_sizes(manifest: Mapping[str, Any], scenario: Scenario) -> tuple[list[int], bool]:
@@ -394,35 +373,3 @@ def shard_sizes(manifest: Mapping[str, Any], scenario: Scenario) -> tuple[list[i
     ):
         raise UnreadableError(MANIFEST, f"shard_sizes: must be {scenario.workers} counts")
     return sizes, False
-
-
-def _is_of(kept: Mapping[str, Any], stated: dict[str, Any], *, own: bool) -> bool:
-    """Tell whether a ledger's kind of release is what the run states; records of an edge's own may be more."""
-    size = kept.get("shard_size")
-    if own and type(size) is int and size >= stated["shard_size"]:
-        stated = {**stated, "shard_size": size}
-    return kept == stated
-
-
-def unlike(stated: Any, again: Any, place: str = "") -> str:
-    """Say where two statements differ first; '' where they are alike, numbers to TOLERANCE."""
-    if isinstance(stated, dict) and isinstance(again, dict):
-        if stated.keys() != again.keys():
-            return f"{place}: keys {sorted(stated.keys() ^ again.keys())!r:.100} are missing or extra"
-        pairs = [(stated[key], again[key], f"{place}.{key}") for key in again]
-    elif isinstance(stated, list) and isinstance(again, list):
-        if len(stated) != len(again):
-            return f"{place}: {len(stated)} entries, accounted again {len(again)}"
-        pairs = [
-            (one, other, f"{place}[{n}]") for n, (one, other) in enumerate(zip(stated, again, strict=True))
-        ]
-    else:
-        numbers = type(stated) in (int, float) and type(again) in (int, float)
-        alike = math.isclose(stated, again, rel_tol=TOLERANCE) if numbers else stated == again
-        same = alike and isinstance(stated, bool) == isinstance(again, bool)
-        return "" if same else f"{place} = {stated!r:.200}; accounted again {again!r:.200}"
-    return next((found for one in pairs if (found := unlike(*one))), "")
-
-
-def _accounts(rerun: Rerun) -> list[EdgeAccount]:
-    return sorted(rerun.server.edges.values(), key=lambda account: account.index)

@@ -1,6 +1,8 @@
-"""What events.jsonl says by itself: every line is one that a cloud or an engine writes, and follows from those before.
+"""Check manifest.json, events.jsonl and summary.json against the documents that the real recorder makes.
 
-A run without a gradient log is counted from here; where there is a log, the lines are compared with it as well.
+The recorder gets the facts of the log; without one, what the lines of events.jsonl say, each of which must follow from
+those before it. What only the run can state (times, evaluations, refusals that no log holds) is taken from the records
+themselves. Keys are not listed here: a document is compared with the one that the recorder writes.
 """
 
 from __future__ import annotations
@@ -10,30 +12,35 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeGuard
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeGuard, cast
 
-from cloud.assembly import explained
+from cloud.recovery_log import USED_UP
+from common.datasets.dataset import Dataset
 from common.messages import EdgeGone, EdgeJoined, Fact, GradientApplied, GradientRefused, StageOpened
 from common.metrics import Metric
 from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.registry import noise_law
 from common.records.journal import Journal
-from common.records.log_format import Kind
-from common.records.recorder import MOST_REFUSALS
-from common.records.tally import Evaluation, Tally
+from common.records.recorder import MOST_REFUSALS, Recorder
+from common.records.rundir import RunDirectory
+from common.records.tally import EdgeTally, Evaluation, Tally
 from common.scenario.scenario import Scenario
-from mapa.recording import ENGINES, asked_of, noise_of, random_stream, warnings_of
-from mapa.verification.check import Check, claimed, failed, passed
-from mapa.verification.log_replay import USED_UP, Rerun
+from mapa.cloud_run import CloudRun
+from mapa.recording import ENGINES, network, summarise, write_manifest
+from mapa.verification.check import Check, claimed, failed, passed, unlike
+from mapa.verification.log_replay import LogReplay
 from mapa.verification.untrusted_files import EVENTS, MANIFEST, SUMMARY, RunFiles, UnreadableError
 
 _FACTS: dict[object, type[Fact]] = {
     "gradient_applied": GradientApplied,
+    "gradient_refused": GradientRefused,
     "stage_opened": StageOpened,
     "edge_joined": EdgeJoined,
     "edge_gone": EdgeGone,
-}  # lines that a log implies
+}
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
@@ -43,19 +50,71 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "float | None": (int, float, type(None)),
     "str | None": (str, type(None)),
 }
-_CLOCK = ("halted", "resumed", *_FACTS)  # an evaluation or a refusal may be written later than its time
+_LATE = ("evaluated", "gradient_refused", "diagnostic")  # may be written later than their time
 _LONG = 2**63  # sequences and versions lie below
+_CLOSE, _MOMENT = 1e-6, 1e-3  # of seconds: a cloud that resumes moves its clock, and rounds it
+_UNWRITTEN = "stranger"  # refusals that never have a line
+_OF_ORIGIN = ("versions", "machine", "started", "started_by", "samples", "data", "shard_sizes")
+DROPPED = frozenset(
+    ("gradient", "hello", "late-hello", "leave", "halt", "presence", "retained", "packet", "too-often")
+)  # kinds of messages
+
+
+class _Draft(RunDirectory):
+    """A run's directory that keeps its documents instead of writing them."""
+
+    def __init__(self, run: str) -> None:
+        self.run, self.path = run, Path()
+        self.documents: dict[str, dict[str, Any]] = {}
+
+    def _json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.documents[name] = json.loads(json.dumps(value))
+
+
+def _differences(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, str]:
+    """Return, for each key whose value is not the expected one, what is wrong."""
+    wrong = {key: f"unknown key {key!r:.200}" for key in stated if key not in expected}
+    for key, value in expected.items():
+        if key not in stated:
+            wrong[key] = f"{key} is missing; recomputed {value!r:.100}"
+        elif difference := unlike(stated[key], value, key):
+            wrong[key] = difference
+    return wrong
+
+
+# -- manifest.json -------------------------------------------------------------------------------------------
+
+
+def manifest_as_written(files: RunFiles, scenario: Scenario) -> Iterator[Check]:
+    """Check that the manifest is the one that this version writes for the scenario, but for the run's origin."""
+    stated = files.json(MANIFEST)
+    draft = _Draft(str(stated.get("run")))
+    unknown = cast(Dataset, SimpleNamespace(checksum="", shape=(), classes=0))
+    name, engine = str(stated.get("name")), str(stated.get("engine"))
+    write_manifest(draft, scenario, unknown, name=name, engine=engine, shard_sizes=())
+    origin = {key: stated[key] for key in _OF_ORIGIN if key in stated}
+    wrong = _differences(stated, draft.documents[MANIFEST] | origin)
+    yield from (failed("fields", MANIFEST, detail) for detail in wrong.values())
+    if not wrong:
+        yield passed("fields", MANIFEST, "as this version writes it for the scenario")
+    yield claimed(
+        "origin", MANIFEST, "versions, machine, start, and the data set's checksum: nothing can show them"
+    )
+
+
+# -- events.jsonl --------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Told:
-    """The lines of a run, counted; `take` says what is wrong with a line."""
+class RecordedEvents:
+    """The lines of a run, recorded again by a real recorder."""
 
     scenario: Scenario
     engine: str
-    tally: Tally = field(default_factory=Tally)
+    metrics: Sequence[Metric]
+    log: Iterator[Fact] | None = None  # facts that each have a line, in order; None: there is no log
+    recorder: Recorder = field(init=False)
     halts: list[tuple[object, object]] = field(default_factory=list)  # (t, reason)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)  # as summary.json has them
     sequences: dict[str, int] = field(default_factory=dict)  # edge id → the last that was used up
     laws: dict[str, EdgeJoined] = field(default_factory=dict)  # edge id → how it said that it noises
     times: list[float] = field(default_factory=list)  # of the first and of the last update
@@ -63,106 +122,121 @@ class Told:
     resumed: int = 0
     lines: int = 0
     refusals: Counter[str] = field(default_factory=Counter)  # lines by edge, as the recorder counts them
+    written: str = ""  # the last line of the recorder
     _time: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.recorder = Recorder(Journal(self))
+
+    def write(self, text: str, /) -> None:
+        """Take a line of the recorder."""
+        self.written = text
+
+    @property
+    def tally(self) -> Tally:
+        return self.recorder.tally
 
     @property
     def simulated(self) -> bool:
         return self.engine in ENGINES
-
-    def take(self, line: dict[str, Any]) -> tuple[str, Fact | None]:
-        """Count a line; return what is wrong with it, '' where nothing is, and the fact that it tells."""
-        self.lines += 1
-        event = line.get("event")
-        if event in _CLOCK and (wrong := self._clock(line)):
-            return wrong, None
-        match event:
-            case "evaluated":
-                ignored = ("event", "time", "t")
-                rest = {key: value for key, value in line.items() if key not in ignored}
-                self.evaluations.append({"updates": line.get("t"), **rest})
-            case "halted":
-                self.halts.append((line.get("t"), line.get("reason")))
-                if line.keys() - {"time"} != {"event", "t", "reason"}:
-                    return f"{line!r:.200} is not how a run says that it has ended", None
-            case "resumed":
-                return self._resumes(line), None
-            case "diagnostic" if self.simulated and self.scenario.records.diagnostics:
-                pass
-            case "gradient_refused":
-                refused = _fact(GradientRefused, line)
-                if refused is None:
-                    return f"{line!r:.200} is no refused gradient", None
-                self._refuse(refused)
-            case _ if event in _FACTS:
-                fact = _fact(_FACTS[event], line)
-                if fact is None:
-                    return f"{line!r:.200} is no {event}", None
-                wrong = self._follows(fact)
-                if not wrong:
-                    self.tally.observe(fact)
-                return wrong, fact
-            case _:
-                return f"{event!r:.80} is no event of a {'simulation' if self.simulated else 'cloud'}", None
-        return "", None
-
-    def _refuse(self, refused: GradientRefused) -> None:
-        self.tally.observe(refused)
-        self.refusals["" if refused.reason == "after-halt" else refused.edge_id] += 1
-        if refused.reason in USED_UP:
-            known = self.sequences.get(refused.edge_id, 0)
-            self.sequences[refused.edge_id] = max(known, refused.sequence)
 
     @property
     def some_not_written(self) -> bool:
         """Whether refusals may be missing: of one edge only the first are written line by line."""
         return any(count >= MOST_REFUSALS for count in self.refusals.values())
 
+    def take(self, line: dict[str, Any]) -> str:
+        """Record what a line says, or the log in its place; say how the line differs from the recorder's, '' if not."""
+        self.lines += 1
+        self.written = ""
+        try:
+            wrong = self._clock(line) or self._record(line)
+        except (KeyError, TypeError):
+            wrong = f"{line!r:.200} is no line of a {'simulation' if self.simulated else 'cloud'}"
+        if wrong:
+            return wrong
+        expected = json.loads(self.written) if self.written else "no line"
+        source = "the lines before" if self.log is None else "the log"
+        return "" if line == expected else f"{line!r:.200}; by {source} {expected!r:.200}"
+
+    def left_in_log(self) -> str:
+        """Record the facts of the log that are left; return the first line that is missing, '' if none is."""
+        self.written = ""
+        for fact in self.log or ():
+            self.recorder.fact(fact)
+            if self.written:
+                return self.written.strip()
+        return ""
+
+    def _record(self, line: dict[str, Any]) -> str:
+        recorder, event, time = self.recorder, line.get("event"), line.get("time")
+        match event:
+            case "evaluated":
+                recorder.evaluated(_evaluation({**line, "updates": line["t"]}, self.metrics), time)
+            case "halted":
+                self.halts.append((line["t"], line["reason"]))
+                recorder.halted(line["t"], line["reason"], time)
+            case "resumed" if not self.simulated:
+                self.resumed += 1
+                torn = line["torn_bytes"]
+                if type(torn) is not int or torn < 0:
+                    return f"torn_bytes = {torn!r:.40}: not a count"
+                recorder.resumed(self.tally.updates, torn, line["time"])
+            case "diagnostic" if self.simulated and self.scenario.records.diagnostics:
+                recorder.diagnosed(line["edge"], line["sequence"], line["gradient_norm"])
+            case _ if event in _FACTS:
+                return self._record_fact(_FACTS[event], line, time)
+            case _:
+                return f"{event!r:.80} is no event of a {'simulation' if self.simulated else 'cloud'}"
+        return ""
+
+    def _record_fact(self, kind: type[Fact], line: dict[str, Any], time: float | None) -> str:
+        fact = _fact(kind, line)
+        if fact is None:
+            return f"{line!r:.200} is no {line['event']}"
+        if isinstance(fact, GradientRefused):
+            self.refusals["" if fact.reason == "after-halt" else fact.edge_id] += 1
+        if self.log is not None and has_record(fact):
+            for logged in self.log:
+                self.recorder.fact(logged, time)
+                if self.written:  # only the first refusals of an edge are
+                    break
+        elif wrong := self._follows(fact):
+            return wrong
+        else:
+            self.recorder.fact(fact, time)
+        return ""
+
     def _clock(self, line: Mapping[str, Any]) -> str:
         """Take a line's time, which never goes back; a simulation may have none."""
-        time = line.get("time")
-        if time is None and self.simulated and "time" not in line:
+        event = line.get("event")
+        if event in _LATE or (self.simulated and "time" not in line):
             return ""
-        if isinstance(time, bool) or not isinstance(time, int | float) or not self._time <= time < math.inf:
+        time = line.get("time")
+        if not _is_number(time) or not self._time <= time < math.inf:
             return f"time = {time!r:.40} follows {self._time:g}"
-        if (
-            line.get("event") != "resumed"
-        ):  # a cloud that ends before it takes anything leaves no time to the next
+        if event != "resumed":  # a cloud that ends before it takes anything leaves no time to the next
             self._time = time
-        if line.get("event") == "gradient_applied":
+        if event == "gradient_applied":
             self.times = [*self.times[:1], time]
         return ""
 
-    def _resumes(self, line: Mapping[str, Any]) -> str:
-        """Take a `resumed`: a cloud goes on at the t that was reached."""
-        self.resumed += 1
-        torn = line.get("torn_bytes")
-        if (
-            self.simulated
-            or set(line) != {"event", "t", "torn_bytes", "time"}
-            or type(torn) is not int
-            or torn < 0
-        ):
-            return f"{dict(line)!r:.200} is not how a cloud says that it resumed"
-        if line.get("t") != self.tally.updates:
-            return f"resumed at t = {line.get('t')!r:.40}, behind {self.tally.updates} updates"
-        return ""
-
     def _follows(self, fact: Fact) -> str:
-        """Say where a fact contradicts those before it."""
-        tally = self.tally
+        """Say where a fact that no log shows contradicts those before it."""
+        known = self.tally.edges.get(fact.edge) if isinstance(fact, GradientApplied | EdgeGone) else None
         match fact:
+            case GradientApplied() | EdgeGone() if known is None or known.edge_id != fact.edge_id:
+                return f"edge {fact.edge}, {fact.edge_id!r:.80}, never joined"
             case GradientApplied():
-                edge, due = tally.edges.get(fact.edge), tally.updates + 1
+                due, last = self.tally.updates + 1, self.sequences.get(fact.edge_id, 0)
                 if fact.t != due:
                     return f"t = {fact.t} in the place of update {due}"
-                if edge is None or edge.edge_id != fact.edge_id:
-                    return f"edge {fact.edge}, {fact.edge_id!r:.80}, never joined"
-                if not self.sequences.get(fact.edge_id, 0) < fact.sequence < _LONG:
+                if not last < fact.sequence < _LONG:
                     return f"{fact.edge_id}: sequence {fact.sequence} was used before"
                 stale = 0 if self.engine == "synchronous" else fact.t - fact.version
                 if fact.staleness != stale or not 1 <= fact.version <= fact.t:
                     return f"staleness = {fact.staleness} of version {fact.version} at t = {fact.t}"
-                if self.simulated and fact.sequence != self.sequences.get(fact.edge_id, 0) + 1:
+                if self.simulated and fact.sequence != last + 1:
                     return f"{fact.edge_id}: sequence {fact.sequence} leaves one out"
                 self.sequences[fact.edge_id] = fact.sequence
                 self.last_edge = fact.edge
@@ -172,12 +246,9 @@ class Told:
                 if self.simulated and fact.edge_id != f"edge-{fact.edge}":
                     return f"{fact.edge_id!r:.80} is no edge of a simulation"
                 self.laws[fact.edge_id] = fact
-            case EdgeGone():
-                edge = tally.edges.get(fact.edge)
-                if edge is None or edge.edge_id != fact.edge_id:
-                    return f"edge {fact.edge}, {fact.edge_id!r:.80}, never joined"
-            case _:
-                pass
+            case GradientRefused() if fact.reason in USED_UP:
+                last = self.sequences.get(fact.edge_id, 0)
+                self.sequences[fact.edge_id] = max(last, fact.sequence)
         return ""
 
     def law(self, edge_id: str, index: int) -> NoiseLaw | None:
@@ -192,156 +263,78 @@ class Told:
         return noise_law(joined.noise, given)
 
 
-def _fact(made: type[Any], line: Mapping[str, Any]) -> Any:
-    """Return the fact that a line tells; None where it tells none of this kind."""
+def has_record(fact: Fact) -> bool:
+    """Tell whether a fact follows from the log: refusals that changed nothing are in no log."""
+    return not isinstance(fact, GradientRefused) or fact.reason in USED_UP
+
+
+def _fact(kind: type[Fact], line: Mapping[str, Any]) -> Fact | None:
+    """Return the fact that a line tells; None if it tells none of this kind."""
     values = {key: value for key, value in line.items() if key not in ("event", "time")}
     known: dict[str, Any] = {}
-    for one in fields(made):
-        if one.name == "parameters":
+    for key in fields(kind):
+        if key.name == "parameters":
             continue
-        if one.name not in values:
-            if one.default is MISSING:
+        if key.name not in values:
+            if key.default is MISSING:
                 return None
             continue
-        value = values.pop(one.name)
-        allowed = _TYPES[str(one.type)]
+        value, allowed = values.pop(key.name), _TYPES[str(key.type)]
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
             return None
-        known[one.name] = value
-    if made is EdgeJoined:
-        if not all(type(value) in (int, float) for value in values.values()):
-            return None
+        known[key.name] = value
+    if kind is EdgeJoined and all(type(value) in (int, float) for value in values.values()):
         return EdgeJoined(**known, parameters=values)
-    return None if values else made(**known)
+    return None if values else kind(**known)
 
 
-class _Sheet:
-    """Takes one line of a journal."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str, /) -> None:
-        self.text = text
+def _evaluation(row: Mapping[str, Any], metrics: Sequence[Metric]) -> Evaluation:
+    values = {metric: math.nan if row[metric.name] is None else row[metric.name] for metric in metrics}
+    return Evaluation(row["updates"], row["stage"], values)
 
 
-_SHEET = _Sheet()
-_JOURNAL = Journal(_SHEET)
+def metrics_of(model: Model | None, summary: Mapping[str, Any]) -> Sequence[Metric]:
+    """Return the model's metrics; where it cannot be made here, as the summary names them."""
+    if model is not None:
+        return model.metrics
+    try:
+        return [Metric.from_dict(row) for row in summary["metrics"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnreadableError(SUMMARY, f"metrics: {error!r:.100}") from error
 
 
-def line_of(fact: Fact) -> dict[str, Any]:
-    """Return a fact as its line of events.jsonl says it."""
-    _JOURNAL.fact(fact)
-    line: dict[str, Any] = json.loads(_SHEET.text)
-    return line
-
-
-def told_by(facts: list[Fact]) -> Iterator[dict[str, Any]]:
-    """Yield the lines that a log implies."""
-    return map(line_of, (fact for fact in facts if type(fact) in _FACTS.values()))
-
-
-_CLOSE, _MOMENT = 1e-6, 1e-3  # of seconds: a cloud that resumes moves its clock, and rounds it
-_OF_FACTS = ("updates", "staleness", "stages", "edges")  # keys of summary.json that facts decide
-_UNWRITTEN = "stranger"  # refusals that never have a line
-
-
-def log_by_itself(files: RunFiles) -> Iterator[Check]:
-    """Check that the records of the log are whole and in order, as far as that can be told without the algorithm."""
-    t, seconds, kinds = 1, 0.0, Counter[Kind]()
-    for segment, entry in files.entries():
-        if not seconds <= entry.time < math.inf:
-            raise UnreadableError(
-                segment, f"a record of {entry.time:g} s follows one of {seconds:g} s: time never goes back"
-            )
-        seconds = entry.time
-        if not t <= entry.t <= t + 1:
-            raise UnreadableError(segment, f"a record of t = {entry.t} follows one of t = {t}")
-        t = entry.t
-        kinds[entry.kind] += 1
-    counted = ", ".join(f"{kinds[kind]} {kind.name.lower()}" for kind in Kind if kinds[kind])
-    yield passed(
-        "log",
-        "log",
-        f"{len(files.segments)} segments, checksums right, t and times in order: {counted or 'empty'}",
-    )
-
-
-def continuity(rerun: Rerun) -> Iterator[Check]:
-    """Check t = 1, 2, … and that each (edge, sequence) was applied once, in rising order."""
-    applied = [fact for fact in rerun.facts if isinstance(fact, GradientApplied)]
-    gaps = [place for place, fact in enumerate(applied, start=1) if fact.t != place]
-    if gaps:
-        yield failed("continuity", "log", f"update {gaps[0]} is missing or doubled")
-    else:
-        yield passed("continuity", "log", f"t = 1 … {len(applied)} without gap or double")
-    last: dict[str, int] = {}
-    for fact in applied:
-        if fact.sequence <= last.get(fact.edge_id, 0):
-            yield failed("exactly once", "log", f"{fact.edge_id}: sequence {fact.sequence} was applied again")
+def check_events(files: RunFiles, events: RecordedEvents) -> Iterator[Check]:
+    """Check every line in order, and against the log where there is one."""
+    for line in files.lines():
+        if wrong := events.take(line):
+            yield failed("events", EVENTS, f"line {events.lines}: {wrong}")
             return
-        last[fact.edge_id] = fact.sequence
-    distinct = len({(fact.edge_id, fact.sequence) for fact in applied})
-    received = sum(rerun.received.values())
-    if not received >= len(applied) == distinct:
-        yield failed(
-            "exactly once", "log", f"received {received}, applied {len(applied)}, distinct {distinct}"
-        )
+    if missing := events.left_in_log():
+        yield failed("events", EVENTS, f"ends before {missing:.200}, which is in the log")
         return
-    yield passed(
-        "exactly once",
-        "log",
-        f"received {received} ≥ applied {len(applied)} = distinct; sequences rise on each of {len(last)} edges",
-    )
+    resumed = f", resumed {events.resumed} times" if events.resumed else ""
+    source = "follow from those before them" if events.log is None else "agree with the log"
+    yield passed("events", EVENTS, f"{events.lines} lines {source}{resumed}; times in order")
 
 
-def events_by_themselves(
-    files: RunFiles, scenario: Scenario, engine: str, rerun: Rerun | None, found: list[Told]
-) -> Iterator[Check]:
-    """Check every line in order, and against the log where there is one; `found` gets what the lines amount to."""
-    if not scenario.records.events:
-        if EVENTS in files and len(files.contents[EVENTS]):
-            yield failed("events", EVENTS, "has lines, but the scenario asks for none")
-        else:
-            yield passed("events", EVENTS, "the scenario asks for none, and there are none")
-        return
-    expected = None if rerun is None else told_by(rerun.facts)
-    told = Told(scenario, engine)
-    for number, line in enumerate(files.lines(), start=1):
-        wrong, fact = told.take(line)
-        if fact is not None and expected is not None and not wrong:
-            line.pop("time", None)
-            follows = next(expected, None)
-            if line != follows:
-                wrong = f"{line!r:.200}; by the log it is {follows!r:.200}"
-        if wrong:
-            yield failed("events", EVENTS, f"line {number}: {wrong}")
-            return
-    if expected is not None and (rest := next(expected, None)) is not None:
-        yield failed("events", EVENTS, f"ends before {rest!r:.200}, which is in the log")
-        return
-    found.append(told)
-    resumed = f", resumed {told.resumed} times" if told.resumed else ""
-    source = "follow from those before them" if rerun is None else "agree with the log"
-    yield passed("events", EVENTS, f"{told.lines} lines {source}{resumed}; times in order")
+# -- summary.json --------------------------------------------------------------------------------------------
 
 
-def end_of(
-    files: RunFiles, scenario: Scenario, engine: str, rerun: Rerun | None, told: Told | None
+def check_end(
+    files: RunFiles, scenario: Scenario, replay: LogReplay | None, events: RecordedEvents | None
 ) -> Iterator[Check]:
     """Check that log, events and summary say the same of the end, and that a run can have ended so."""
     summary = files.json(SUMMARY)
-    reason, updates = summary.get("reason"), summary.get("updates")
+    engine, reason, updates = summary.get("engine"), summary.get("reason"), summary.get("updates")
     wrong = []
-    if told is not None and told.halts != [(updates, reason)]:
+    if events is not None and events.halts != [(updates, reason)]:
         wrong.append(
-            f"{updates!r:.40} updates, {reason!r:.40}; events.jsonl has the halts {told.halts!r:.120}"
+            f"{updates!r:.40} updates, {reason!r:.40}; events.jsonl has the halts {events.halts!r:.120}"
         )
-    rows = summary.get("evaluations")
-    last = rows[-1] if isinstance(rows, list) and rows and isinstance(rows[-1], dict) else {}
+    last = (_rows(summary.get("evaluations")) or [{}])[-1]
     useless = "loss" in last and last["loss"] is None
-    if rerun is not None:
-        halted = None if rerun.server.halted is None else rerun.server.halted.reason
+    if replay is not None:
+        halted = None if replay.server.halted is None else replay.server.halted.reason
         if halted == "finished" and useless and engine not in ENGINES:
             halted = "diverged"  # x is finite, and its loss is not
         if halted != reason:
@@ -361,71 +354,176 @@ def end_of(
     }
     if not isinstance(reason, str) or not possible.get(reason, False):
         wrong.append(f"reason = {reason!r:.40} after {updates!r:.40} of {whole} updates: no run ends so")
-    for words in wrong:
-        yield failed("end", SUMMARY, words)
+    yield from (failed("end", SUMMARY, detail) for detail in wrong)
     if not wrong:
         yield passed("end", SUMMARY, f"{reason} after {updates} updates, told alike by all records")
 
 
-def summary_by_counts(
+def check_summary(
     files: RunFiles,
     scenario: Scenario,
-    rerun: Rerun | None,
-    told: Told | None,
-    metrics: Sequence[Metric] | None = None,
+    model: Model | None,
+    replay: LogReplay | None,
+    events: RecordedEvents | None,
 ) -> Iterator[Check]:
-    """Check what summary.json counts, by the log, by events.jsonl, or where neither is there by itself.
+    """Check that summary.json is what the recorder makes of the log, of events.jsonl, or of its own counts."""
+    manifest, stated = files.json(MANIFEST), files.json(SUMMARY)
+    engine, metrics = str(manifest.get("engine")), metrics_of(model, stated)
+    tally = _tally_of(stated, metrics) if events is None else events.tally
+    if events is None and replay is not None:
+        replay.tally.evaluations = tally.evaluations
+        tally = replay.tally
+    alone = replay is None and events is None
+    seconds, parameters = stated.get("seconds"), stated.get("parameters")
+    if not _is_number(seconds) or not 0 <= seconds < math.inf or not _is_number(parameters):
+        raise UnreadableError(SUMMARY, f"seconds = {seconds!r:.40}, parameters = {parameters!r:.40}")
+    sized = SimpleNamespace(dimension=parameters, first_layer=slice(None), metrics=metrics)
+    draft = _Draft(str(manifest.get("run")))
+    recorded = summarise(
+        scenario,
+        model or cast(Model, sized),
+        tally,
+        name=str(manifest.get("name")),
+        engine=engine,
+        directory=draft,
+        reason=str(stated.get("reason")),  # check_end judges it
+        seconds=seconds,
+    )
+    recorded["releases"] = stated.get("releases")  # these two the checks of privacy judge
+    recorded |= {key: stated[key] for key in ("privacy",) if key in stated}
+    if model is None:
+        recorded |= {key: stated[key] for key in ("rate",) if key in stated}
+        yield claimed("rate", SUMMARY, "rate: the run's model cannot be made here")
+    if engine in ENGINES:
+        recorded["virtual_seconds"] = stated.get("virtual_seconds")
+    else:
+        recorded["dropped"] = stated.get("dropped")
+        recorded["network"] = _network(stated, scenario, tally, replay)
+    recorded["refused"] = _refused(stated, tally, replay, events)
+    if alone:
+        recorded |= {key: stated.get(key) for key in ("staleness", "stages")}
+    draft.summary(recorded)
+    wrong = _differences(stated, draft.documents[SUMMARY])
+    times = replay.times if replay is not None else events.times if events is not None else None
+    wrong |= _impossible(stated, scenario, None if engine in ENGINES else times, alone=alone)
+    of_metrics = ("evaluations", "metrics", "final_", "best_")
+    for check, agree in (
+        ("summary", "updates, staleness, stages, edges, refusals and what the scenario decides"),
+        ("evaluations", f"{len(tally.evaluations)} evaluations, with the final and the best"),
+    ):
+        of_check = {key for key in wrong if key.startswith(of_metrics) == (check == "evaluations")}
+        yield from (failed(check, SUMMARY, wrong[key]) for key in of_check)
+        if not of_check:
+            source = "themselves" if alone else "events.jsonl" if replay is None else "the log"
+            yield passed(check, SUMMARY, f"{agree}, agree with {source}")
+    yield from _claims(stated, scenario, replay, events)
 
-    `metrics` are the model's; None: as the summary names them.
-    """
-    summary = files.json(SUMMARY)
-    simulated = summary.get("engine") in ENGINES
-    in_rounds = summary.get("engine") == "synchronous"  # whose evaluations are due at the end of a round
-    tally = rerun.tally if rerun is not None else told.tally if told is not None else None
-    source = "the log" if rerun is not None else "events.jsonl"
-    wrong = [] if tally is None else list(_counts(summary, tally, source))
-    wrong += _refusals(summary, rerun, told)
-    if summary.get("edges_configured") != scenario.workers:
-        wrong.append(
-            f"edges_configured = {summary.get('edges_configured')!r:.80}; by the scenario {scenario.workers}"
-        )
-    wrong += _network(summary, scenario, rerun)
-    times = rerun.times if rerun is not None else told.times if told is not None else None
-    if times is not None and not simulated:
-        wrong += _seconds(summary, times, source)
-    if tally is None:
-        wrong += _alone(summary, scenario)
-    for words in wrong:
-        yield failed("summary", SUMMARY, words)
-    if not wrong:
-        words = "agree among themselves" if tally is None else f"agree with {source}"
-        yield passed("summary", SUMMARY, f"updates, staleness, stages, edges and refusals {words}")
-    yield from _evaluations(summary, told, metrics, 1 if in_rounds else scenario.evaluate_every)
-    if tally is None and not scenario.records.events:
-        yield claimed(
-            "summary", SUMMARY, "updates, staleness, stages and edges: there is neither log nor events.jsonl"
-        )
-    yield from _claims(summary, told, rerun, simulated=simulated)
+
+def _tally_of(summary: Mapping[str, Any], metrics: Sequence[Metric]) -> Tally:
+    """Return what the summary itself counts; its staleness and stages nothing repeats."""
+    tally = Tally(updates=summary["updates"])
+    for row in summary["edges"]:
+        of_edge = {key: value for key, value in row.items() if key not in ("edge", "staleness_mean")}
+        sum_of_staleness = round((row["staleness_mean"] or 0) * row["applied"])
+        tally.edges[row["edge"]] = EdgeTally(**of_edge, staleness_sum=sum_of_staleness)
+    for row in summary["evaluations"]:
+        tally.evaluated(_evaluation(row, metrics))
+    return tally
+
+
+def _network(
+    stated: Mapping[str, Any], scenario: Scenario, tally: Tally, replay: LogReplay | None
+) -> list[dict[str, Any]]:
+    """Return the rows of the network with the round trips that are stated: nothing else shows them."""
+    edges: dict[Any, Any] = {
+        k: SimpleNamespace(index=k, edge_id=edge.edge_id, applied=edge.applied)
+        for k, edge in tally.edges.items()
+    }
+    server = SimpleNamespace(edges=edges) if replay is None else replay.server
+    service = SimpleNamespace(server=server, contacts={}, tally=tally)
+    rows = network(
+        cast(CloudRun, SimpleNamespace(setting=SimpleNamespace(scenario=scenario), service=service))
+    )
+    for row, of_run in zip(rows, _rows(stated.get("network")), strict=False):
+        row["round_trip_ms"] = of_run.get("round_trip_ms")
+    return rows
+
+
+def _refused(
+    stated: Mapping[str, Any], tally: Tally, replay: LogReplay | None, events: RecordedEvents | None
+) -> dict[str, int]:
+    """Return the refusals as counted; as stated, where further ones have neither a record nor a line."""
+    refused = stated.get("refused")
+    if not isinstance(refused, dict) or any(
+        type(count) is not int or count < 1 for count in refused.values()
+    ):
+        raise UnreadableError(SUMMARY, f"refused = {refused!r:.100}: not a count for each reason")
+    counted = {}
+    for reason in sorted({*refused, *tally.refused}):
+        least, count = tally.refused[reason], refused.get(reason, 0)
+        if replay is not None and reason in USED_UP:
+            count = least
+        elif reason != _UNWRITTEN and events is not None:
+            count = max(least, count) if events.some_not_written else least
+        if count:
+            counted[reason] = count
+    return counted
+
+
+def _impossible(
+    stated: Mapping[str, Any], scenario: Scenario, times: Sequence[float] | None, *, alone: bool
+) -> dict[str, str]:
+    """Return, by key, figures that the recorder writes as they come and that no run has."""
+    wrong = {}
+    dropped, virtual = stated.get("dropped", {}), stated.get("virtual_seconds")
+    if not isinstance(dropped, dict) or any(
+        key not in DROPPED or type(count) is not int or count < 0 for key, count in dropped.items()
+    ):
+        wrong["dropped"] = f"dropped = {dropped!r:.100}: not a count for each kind of message"
+    if virtual is not None and not (_is_number(virtual) and 0 <= virtual < math.inf):
+        wrong["virtual_seconds"] = f"virtual_seconds = {virtual!r:.40}: not a time"
+    if times is not None:
+        elapsed = times[-1] - times[0] if times else 0.0
+        if not math.isclose(stated["seconds"], elapsed, rel_tol=_CLOSE, abs_tol=_MOMENT):
+            wrong["seconds"] = f"seconds = {stated['seconds']!r:.40}; by the records {elapsed:g}"
+    edges, updates = _rows(stated.get("edges")), stated.get("updates")
+    if alone and not (
+        all(type(row[key]) is int for row in edges for key in ("edge", "applied", "last_sequence"))
+        and sum(row["applied"] for row in edges) == updates
+        and all(0 <= row["applied"] <= row["last_sequence"] for row in edges)
+        and all(0 <= row["edge"] < scenario.workers for row in edges)
+    ):
+        wrong["edges"] = f"updates = {updates!r:.40}: edges = {edges!r:.200} cannot have made them"
+    every = 1 if stated.get("engine") == "synchronous" else scenario.evaluate_every  # at the end of a round
+    at: list[Any] = [row.get("updates") for row in _rows(stated.get("evaluations"))]
+    rising = all(type(t) is int for t in (*at, updates)) and at == sorted(set(at))
+    if not rising or (at and not 0 <= at[0] <= at[-1] <= updates):
+        wrong["evaluations"] = f"evaluations after {at!r:.80} updates of {updates!r:.40}"
+    elif odd := [t for t in at if t != updates and (not every or t % every)]:
+        wrong["evaluations"] = f"evaluations after {odd!r:.80} updates: by the scenario every {every}"
+    return wrong
 
 
 def _claims(
-    summary: Mapping[str, Any], told: Told | None, rerun: Rerun | None, *, simulated: bool
+    stated: Mapping[str, Any], scenario: Scenario, replay: LogReplay | None, events: RecordedEvents | None
 ) -> Iterator[Check]:
-    refused = summary.get("refused")
-    counts = refused if isinstance(refused, dict) else {}
-    written = told is not None and not told.some_not_written
-    logged = USED_UP if rerun is not None else ()
-    if rest := [key for key in counts if (key == _UNWRITTEN or not written) and key not in logged]:
+    if replay is None and not scenario.records.events:
+        yield claimed(
+            "summary", SUMMARY, "updates, staleness, stages and edges: there is neither log nor events.jsonl"
+        )
+    written = events is not None and not events.some_not_written
+    logged = USED_UP if replay is not None else ()
+    if rest := [key for key in stated["refused"] if (key == _UNWRITTEN or not written) and key not in logged]:
         yield claimed(
             "refusals", SUMMARY, f"{', '.join(rest)}: refusals that changed nothing and have no line"
         )
-    if rows := summary.get("evaluations"):
+    if rows := stated.get("evaluations"):
         yield claimed(
             "metrics",
             SUMMARY,
             f"values of {len(rows)} evaluations: they need the data set; `mapa replay` has it",
         )
-    if simulated:
+    if stated.get("engine") in ENGINES:
         yield claimed("times", SUMMARY, "seconds that the simulation took, and its virtual seconds")
     else:
         yield claimed("times", SUMMARY, "when each event came, round_trip_ms and dropped messages")
@@ -433,280 +531,6 @@ def _claims(
 
 def _rows(value: object) -> list[dict[str, Any]]:
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
-
-
-def _counts(summary: Mapping[str, Any], tally: Tally, source: str) -> Iterator[str]:
-    counted = _plain(tally.summary())
-    for key in _OF_FACTS:
-        if summary.get(key) != counted[key]:
-            yield f"{key} = {_difference(summary.get(key), counted[key], source)}"
-
-
-def _alone(summary: Mapping[str, Any], scenario: Scenario) -> Iterator[str]:
-    """Say where counts that nothing else can show contradict each other."""
-    rows, updates = _rows(summary.get("edges")), summary.get("updates")
-    counts: list[tuple[Any, Any]] = [(row.get("applied"), row.get("last_sequence")) for row in rows]
-    if not all(type(one) is int for pair in (*counts, (updates,)) for one in pair):
-        yield "updates, edges: not counts"
-    elif sum(one for one, _ in counts) != updates or any(not 0 <= one <= last for one, last in counts):
-        yield f"updates = {updates}; its edges have {counts!r:.100} applied and as last sequence"
-    ids: list[Any] = [row.get("edge") for row in rows]
-    known = all(type(one) is int and 0 <= one < scenario.workers for one in ids)
-    if not known or ids != sorted(set(ids)):
-        yield f"edges = {ids!r:.100}: not the edges of {scenario.workers}"
-
-
-def _refusals(summary: Mapping[str, Any], rerun: Rerun | None, told: Told | None) -> Iterator[str]:
-    """Say which refusals are not as many as the log or the lines of events.jsonl."""
-    refused = summary.get("refused")
-    if not isinstance(refused, dict) or any(type(one) is not int or one < 1 for one in refused.values()):
-        yield f"refused = {refused!r:.100}: not a count for each reason"
-        return
-    if rerun is not None:
-        for reason in USED_UP:
-            if refused.get(reason, 0) != rerun.tally.refused[reason]:
-                yield f"refused.{reason} = {refused.get(reason, 0)}; by the log {rerun.tally.refused[reason]}"
-    if told is None:
-        return
-    lines = told.tally.refused
-    for reason in sorted({*refused, *lines} - {_UNWRITTEN}):
-        stated = refused.get(reason, 0)
-        if stated < lines[reason] or (stated > lines[reason] and not told.some_not_written):
-            yield f"refused.{reason} = {stated}; events.jsonl has {lines[reason]} of them"
-
-
-def _network(summary: Mapping[str, Any], scenario: Scenario, rerun: Rerun | None) -> Iterator[str]:
-    """Say where the rows of the network are of other edges, links or counts than the scenario and the edges' rows."""
-    rows = summary.get("network")
-    if summary.get("engine") in ENGINES:
-        return
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        yield "network: not a list of objects"
-        return
-    edges = {row.get("edge"): row for row in _rows(summary.get("edges"))}
-    known: list[tuple[int, Any, Any]]
-    if rerun is not None:
-        known = [(one.index, one.edge_id, one.applied) for one in rerun.server.edges.values()]
-    else:
-        known = [(k, row.get("edge_id"), row.get("applied")) for k, row in edges.items() if type(k) is int]
-    expected = [
-        {
-            "edge": index,
-            "edge_id": edge_id,
-            **asked_of(scenario, index),
-            "staleness_mean": edges.get(index, {}).get("staleness_mean"),
-            "applied": applied,
-        }
-        for index, edge_id, applied in sorted(known)
-    ]
-    stated = [{key: value for key, value in row.items() if key != "round_trip_ms"} for row in rows]
-    if stated != _plain(expected):
-        yield f"network = {_difference(stated, _plain(expected), 'the edges')}"
-
-
-def _seconds(summary: Mapping[str, Any], times: Sequence[float], source: str) -> Iterator[str]:
-    """Say where the run's seconds are not those from the first update to the last."""
-    stated, elapsed = summary.get("seconds"), times[-1] - times[0] if times else 0.0
-    if not isinstance(stated, int | float) or not math.isclose(
-        stated, elapsed, rel_tol=_CLOSE, abs_tol=_MOMENT
-    ):
-        yield f"seconds = {stated!r:.40}; by {source} {elapsed:g}"
-
-
-def _evaluations(
-    summary: Mapping[str, Any], told: Told | None, metrics: Sequence[Metric] | None, every: int
-) -> Iterator[Check]:
-    """Check that the evaluations in summary.json are those of events.jsonl, and its final and best figures theirs.
-
-    Each is due by the scenario: every `every` updates from x₁ on, or at the end. One may be left out by a busy cloud.
-    """
-    rows = summary.get("evaluations")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        yield failed("evaluations", SUMMARY, "evaluations: not a list of objects")
-        return
-    if told is not None and told.evaluations != rows:
-        yield failed(
-            "evaluations", SUMMARY, f"evaluations = {_difference(rows, told.evaluations, 'events.jsonl')}"
-        )
-        return
-    at, updates = [row.get("updates") for row in rows], summary.get("updates")
-    rising = all(type(one) is int for one in (*at, updates)) and at == sorted(set(at))
-    if not rising or (at and not 0 <= at[0] <= at[-1] <= updates):
-        yield failed("evaluations", SUMMARY, f"after {at!r:.80} updates of {updates!r:.40}")
-        return
-    if odd := [one for one in at if one != updates and (not every or one % every)]:
-        yield failed("evaluations", SUMMARY, f"after {odd!r:.80} updates: by the scenario every {every}")
-        return
-    try:
-        figures = _figures(rows, metrics or [Metric.from_dict(one) for one in summary["metrics"]])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        yield failed("evaluations", SUMMARY, f"metrics and evaluations do not fit: {error!r:.100}")
-        return
-    for key, value in figures.items():
-        if summary.get(key) != value:
-            yield failed("evaluations", SUMMARY, f"{key} = {summary.get(key)!r:.100}, not {value!r:.100}")
-            return
-    yield passed("evaluations", SUMMARY, f"{len(rows)} evaluations are told alike by all records")
-
-
-def _figures(rows: Sequence[Mapping[str, Any]], metrics: Sequence[Metric]) -> dict[str, Any]:
-    """Return what a summary says of these evaluations: its metrics, and the final and the best of them."""
-    tally = Tally()
-    for row in rows:
-        values = {metric: math.nan if (one := row[metric.name]) is None else one for metric in metrics}
-        tally.evaluated(Evaluation(row["updates"], row["stage"], values))
-    told = _plain(tally.summary(metrics))
-    return {key: told[key] for key in told if key == "metrics" or key.startswith(("final_", "best_"))}
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value))
-
-
-def _difference(stated: Any, expected: Any, source: str) -> str:
-    """Say where two values differ first."""
-    if isinstance(stated, dict) and isinstance(expected, dict):
-        for key in (*expected, *stated):
-            if stated.get(key) != expected.get(key):
-                return f"{key}: {_difference(stated.get(key), expected.get(key), source)}"
-    if isinstance(stated, list) and isinstance(expected, list) and len(stated) == len(expected):
-        for place, (one, other) in enumerate(zip(stated, expected, strict=True)):
-            if one != other:
-                return f"[{place}] {_difference(one, other, source)}"
-    return f"{stated!r:.100}; by {source} {expected!r:.100}"
-
-
-# Every key that any version has written; whoever adds one to the records adds it here.
-OF_MANIFEST = frozenset(
-    (
-        *(
-            "format",
-            "run",
-            "name",
-            "engine",
-            "scenario",
-            "scenario_sha256",
-            "seed",
-            "data",
-            "versions",
-            "started",
-        ),
-        *("samples", "machine", "random_stream", "shard_sizes", "started_by"),
-    )
-)
-OF_SUMMARY = frozenset(
-    (
-        *("run", "path", "name", "engine", "algorithm", "model", "data", "edges_configured", "iterations"),
-        *("batch_size", "parameters", "seed", "scenario_sha256", "reason", "updates", "metrics", "staleness"),
-        *("stages", "refused", "edges", "evaluations", "seconds", "iterations_per_second", "diagnostics"),
-        *("rate", "warning", "releases", "privacy", "noise"),
-    )
-)
-OF_SIMULATION = frozenset(("virtual_seconds",))  # beside those of every summary
-OF_NETWORK = frozenset(("dropped", "network"))
-OF_NETWORK_ROW = frozenset(
-    (
-        *("edge", "edge_id", "link", "device", "asked_delay_ms", "round_trip_ms"),
-        *("staleness_mean", "applied"),
-    )
-)
-DROPPED = frozenset(
-    ("gradient", "hello", "late-hello", "leave", "halt", "presence", "retained", "packet", "too-often")
-)  # kinds of messages
-_CLOSE = 1e-9  # relative, of a quotient that JSON has kept to the last digit
-
-
-def records_by_themselves(files: RunFiles) -> Iterator[Check]:
-    """Check what needs no log: the keys of both files, and what repeats or follows from another figure."""
-    manifest, summary = files.json(MANIFEST), files.json(SUMMARY)
-    wrong = 0
-    for part, words in (
-        *((MANIFEST, words) for words in _unknown("", manifest, OF_MANIFEST)),
-        *((SUMMARY, words) for words in (*_keys(manifest, summary), *_speed(summary))),
-    ):
-        wrong += 1
-        yield failed("fields", part, words)
-    if not wrong:
-        yield passed("fields", SUMMARY, "no unknown key; speed and dropped messages as they can be")
-
-
-def _keys(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> Iterator[str]:
-    known = OF_SUMMARY | (OF_SIMULATION if manifest.get("engine") in ENGINES else OF_NETWORK)
-    yield from _unknown("", summary, known | _of_metrics(summary))
-    rows = summary.get("network", [])
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        yield "network: not a list of objects"
-        return
-    for place, row in enumerate(rows):
-        yield from _unknown(f"network[{place}]", row, OF_NETWORK_ROW)
-    dropped = summary.get("dropped", {})
-    if not isinstance(dropped, dict) or any(type(one) is not int or one < 0 for one in dropped.values()):
-        yield f"dropped = {dropped!r:.100}: not a count for each kind of message"
-        return
-    yield from _unknown("dropped", dropped, DROPPED)
-
-
-def _of_metrics(summary: Mapping[str, Any]) -> set[str]:
-    rows = summary.get("metrics")
-    names = [row.get("name") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return {
-        *(f"final_{name}" for name in names),
-        *(f"best_{name}{end}" for name in names[:1] for end in ("", "_at")),
-    }
-
-
-def _unknown(place: str, values: Mapping[str, Any], known: frozenset[str] | set[str]) -> Iterator[str]:
-    if odd := sorted(values.keys() - known):
-        yield f"{place}{': ' if place else ''}unknown keys {odd!r:.200}"
-
-
-def _speed(summary: Mapping[str, Any]) -> Iterator[str]:
-    seconds, speed = summary.get("seconds"), summary.get("iterations_per_second")
-    updates = summary.get("updates")
-    if not _is_number(seconds) or not 0 <= seconds < math.inf or type(updates) is not int:
-        yield f"seconds = {seconds!r:.40}, updates = {updates!r:.40}: not a time and a count"
-    elif seconds == 0:
-        if speed is not None:
-            yield f"iterations_per_second = {speed!r:.40} in 0 seconds"
-    elif not _is_number(speed) or not math.isclose(speed, updates / seconds, rel_tol=_CLOSE):
-        yield f"iterations_per_second = {speed!r:.40}; {updates} updates in {seconds:g} s are {updates / seconds:g}"
-    virtual = summary.get("virtual_seconds")
-    if virtual is not None and not (_is_number(virtual) and 0 <= virtual < math.inf):
-        yield f"virtual_seconds = {virtual!r:.40}: not a time"
-
-
-def words_of_scenario(files: RunFiles, scenario: Scenario, model: Model | None) -> Iterator[Check]:
-    """Check what manifest and summary say in words and the scenario decides: stream, diagnostics, warning, rate."""
-    manifest, summary = files.json(MANIFEST), files.json(SUMMARY)
-    engine, updates = str(manifest.get("engine")), summary.get("updates")
-    warning = "; ".join(warnings_of(scenario, updates if type(updates) is int else 0, engine))
-    expected: list[tuple[str, str, object, object]] = [
-        (MANIFEST, "random_stream", manifest.get("random_stream"), random_stream(scenario, engine)),
-        (SUMMARY, "diagnostics", summary.get("diagnostics"), scenario.records.diagnostics),
-        (SUMMARY, "warning", summary.get("warning", ""), warning),
-        (SUMMARY, "path", summary.get("path"), "."),
-        (SUMMARY, "noise", summary.get("noise"), noise_of(scenario)),
-    ]
-    if model is not None:
-        expected += [
-            (SUMMARY, "rate", summary.get("rate", ""), explained(scenario, model)),
-            (SUMMARY, "parameters", summary.get("parameters"), model.dimension),
-        ]
-    elif "rate" in summary:
-        yield claimed("rate", SUMMARY, "rate: the run's model cannot be made here")
-    wrong = [
-        (part, f"{key} = {stated!r:.100}; by the scenario {value!r:.100}")
-        for part, key, stated, value in expected
-        if stated != value
-    ]
-    for part, words in wrong:
-        yield failed("words", part, words)
-    if not wrong:
-        keys = ", ".join(key for _, key, _, _ in expected)
-        yield passed("words", SUMMARY, f"{keys}: as the scenario has them")
-    yield claimed(
-        "origin", MANIFEST, "versions, machine, start, and the data set's checksum: nothing can show them"
-    )
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

@@ -1,4 +1,4 @@
-"""The gradients of a seeded run made again from seed, edge and sequence, at the x that each was made on."""
+"""Gradients of a seeded run made again, and what another algorithm would have made of the same arrivals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bits_are_meant(manifest: Mapping[str, Any]) -> bool:
 
 
 @dataclass(slots=True)
-class Makers:
+class GradientMakers:
     """The edges of a seeded run, able to make any of their gradients again."""
 
     world: World
@@ -57,10 +57,10 @@ class Makers:
 
 
 @dataclass(slots=True)
-class GradientsAgain:
+class GradientComparison:
     """Compares gradients of the log with those made again; `every` n-th of them."""
 
-    makers: Makers
+    makers: GradientMakers
     server: CloudServer
     every: int = 1
     same: int = 0  # bit for bit
@@ -125,16 +125,14 @@ def other_scenario(scenario: Scenario, algorithm: str, changes: Sequence[str]) -
 
 
 @dataclass
-class Otherwise:
+class Counterfactual:
     """The other algorithm, fed update by update while the log is taken again."""
 
     scenario: Scenario  # with the other algorithm
     server: CloudServer  # of the run itself
     x: Vector
-    makers: Makers | None = None  # None: gradients as logged
-    last_use: dict[int, int] | None = (
-        None  # version → t of the last update made on it, where gradients are made anew
-    )
+    makers: GradientMakers | None = None  # None: gradients as logged
+    last_use: dict[int, int] | None = None  # version → t of the last gradient made on it, to remake gradients
     algorithm: Algorithm | None = None
     moment: float = 0.0
 
@@ -173,7 +171,7 @@ class Otherwise:
         if self.last_use is not None:
             if t + 1 in self.last_use:
                 self._models[t + 1] = self.x, self.algorithm
-            for version in [one for one in self._models if self.last_use.get(one, 0) <= t]:
+            for version in [known for known in self._models if self.last_use.get(known, 0) <= t]:
                 del self._models[version]
 
     @property

@@ -1,4 +1,4 @@
-"""JSON from somebody else: bounded, finite, each key once; ValueError for anything else."""
+"""Read runs, bundle parts and ledgers of unknown origin: bounded, strict JSON, known file names only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
 from common.errors import ConfigurationError
+from common.quantities import Vector
 from common.records.log_format import (
     HEAD_BYTES,
     Entry,
@@ -23,6 +28,7 @@ from common.records.log_format import (
 from common.records.regular import (
     LONGEST_LINE,
     MOST_JSON,
+    MOST_MODEL,
     few_values,
     forget,
     lines_of,
@@ -34,11 +40,35 @@ from edge.account import Standing
 from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
 
+MANIFEST, EVENTS, SUMMARY, MODEL = "manifest.json", "events.jsonl", "summary.json", "model.safetensors"
+START = ("checkpoints/000001/state.json", "checkpoints/000001/arrays.safetensors")  # the cloud at t = 1
+START_OF_LOG = "log/000001.seg"
+LEDGERS = "ledgers"  # the folder in a bundle
+_SEGMENT = re.compile(r"log/\d{6}\.seg")
+FILES = re.compile("|".join([*map(re.escape, (MANIFEST, EVENTS, SUMMARY, MODEL, *START)), _SEGMENT.pattern]))
+_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what a run's id has behind its name on the broker
 _DEPTH = 32  # of lists and objects in each other; records need 6
+_KEPT = 1 << 24  # bytes of a segment in memory
+_HEADER = 1 << 24  # bytes of a model's header
+
+
+class UnreadableError(Exception):
+    """A part of a run that cannot be read as what it is; says which."""
+
+    def __init__(self, part: str, why: object) -> None:
+        self.part = part
+        super().__init__(f"{part}: {why}")
+
+
+class NotCheckedError(Exception):
+    """Something that cannot be checked here; says why, and what would be needed."""
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------
 
 
 def strict_json(content: bytes | memoryview, most: int) -> Any:
-    """Return the value; ValueError where it is longer than `most` bytes, not JSON, not finite or too deep."""
+    """Return the value; raise ValueError if it is longer than `most` bytes, not JSON, not finite or too deep."""
     if len(content) > most:
         raise ValueError(f"{len(content)} bytes, at most {most}")
     try:
@@ -46,17 +76,17 @@ def strict_json(content: bytes | memoryview, most: int) -> Any:
             few_values(bytes(content)).decode("utf-8"),
             parse_constant=_no_constant,
             parse_float=_finite,
-            object_pairs_hook=_once,
+            object_pairs_hook=_distinct,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if not _shallow(value, _DEPTH):
+    if not _is_shallow(value, _DEPTH):
         raise ValueError(f"nested more than {_DEPTH} deep")
     return value
 
 
 def strict_object(content: bytes | memoryview, most: int) -> dict[str, Any]:
-    """Return a JSON object; ValueError for any other value."""
+    """Return a JSON object; raise ValueError for any other value."""
     value = strict_json(content, most)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -80,136 +110,21 @@ def _finite(text: str) -> float:
     return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise ValueError("a key is there twice")
-    return found
+    return values
 
 
-def _shallow(value: Any, depth: int) -> bool:
+def _is_shallow(value: Any, depth: int) -> bool:
     if isinstance(value, dict):
         value = list(value.values())
-    return not isinstance(value, list) or (depth > 0 and all(_shallow(one, depth - 1) for one in value))
+    return not isinstance(value, list) or (depth > 0 and all(_is_shallow(item, depth - 1) for item in value))
 
 
-MANIFEST, EVENTS, SUMMARY, MODEL = "manifest.json", "events.jsonl", "summary.json", "model.safetensors"
-START = ("checkpoints/000001/state.json", "checkpoints/000001/arrays.safetensors")  # the cloud at t = 1
-START_OF_LOG = "log/000001.seg"
-_SEGMENT = re.compile(r"log/\d{6}\.seg")
-FILES = re.compile("|".join([*map(re.escape, (MANIFEST, EVENTS, SUMMARY, MODEL, *START)), _SEGMENT.pattern]))
+# -- ledgers -------------------------------------------------------------------------------------------------
 
-_KEPT = 1 << 24  # bytes of a segment in memory
-
-
-class UnreadableError(Exception):
-    """A part that cannot be read as what it is; says which."""
-
-    def __init__(self, part: str, why: object) -> None:
-        self.part = part
-        super().__init__(f"{part}: {why}")
-
-
-class NotCheckedError(Exception):
-    """Something that cannot be checked here; says why, and what would be needed."""
-
-
-@dataclass(slots=True)
-class RunFiles:
-    """What is there of a run."""
-
-    origin: str  # for a person
-    contents: dict[str, memoryview]
-    ledgers: list[LedgerStatement] = field(default_factory=list)
-    other_ledgers: dict[str, str] = field(default_factory=dict)  # file → edge: kept here, without this run
-    prefix: str = ""  # of these names in a bundle
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.contents
-
-    def json(self, name: str) -> dict[str, Any]:
-        """Return a JSON file of the run."""
-        content = self.contents.get(name)
-        if content is None:
-            raise UnreadableError(name, "missing")
-        try:
-            return strict_object(content, MOST_JSON)
-        except ValueError as error:
-            raise UnreadableError(name, error) from error
-
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of events.jsonl."""
-        content = self.contents.get(EVENTS)
-        if content is None:
-            raise UnreadableError(EVENTS, "missing")
-        number, lines = 1, lines_of(pieces_of(content))
-        try:
-            while line := next(lines, b""):
-                if not line.endswith(b"\n"):
-                    raise ValueError("cut off")
-                yield strict_object(line, LONGEST_LINE)
-                number += 1
-        except ValueError as error:
-            raise UnreadableError(EVENTS, f"line {number}: {error}") from error
-
-    @property
-    def segments(self) -> list[str]:
-        """Names of the log's segments, in order."""
-        return sorted(name for name in self.contents if _SEGMENT.fullmatch(name))
-
-    def head(self) -> SegmentHead:
-        """Return the head of the first segment."""
-        names = self.segments
-        if not names:
-            raise UnreadableError("log", "missing: this run did not keep its gradients")
-        return self._head(names[0])
-
-    def entries(self) -> Iterator[tuple[str, Entry]]:
-        """Yield each record of the log and its segment; UnreadableError at the first that is damaged or missing."""
-        first = self.head()
-        for number, name in enumerate(self.segments, start=1):
-            if name != f"log/{number:06d}.seg":
-                raise UnreadableError(f"log/{number:06d}.seg", "missing")
-            head = self._head(name)
-            if head.segment != number or head[1:] != first[1:]:
-                raise UnreadableError(name, f"says that it is segment {head.segment}, or is of another run")
-            yield from ((name, entry) for entry in self._records(name))
-
-    def _head(self, name: str) -> SegmentHead:
-        try:
-            return parse_head(bytes(self.contents[name][:HEAD_BYTES]))
-        except LogDamagedError as error:
-            raise UnreadableError(name, error) from error
-
-    def _records(self, name: str) -> Iterator[Entry]:
-        content, at, kept = self.contents[name], HEAD_BYTES, 0
-        while at < len(content):
-            try:
-                found = parse_record(content, at)
-            except LogDamagedError as error:
-                raise UnreadableError(name, f"byte {at}: {error}") from error
-            if found is None:
-                raise UnreadableError(name, f"byte {at}: no whole record with its checksum")
-            entry, at = found
-            yield entry
-            if at - kept > _KEPT:
-                forget(content)
-                kept = at
-
-
-def of_directory(path: Path) -> RunFiles:
-    """Return the files of a run's directory; ConfigurationError where one is a symbolic link or no regular file."""
-    found = [MANIFEST, EVENTS, SUMMARY, MODEL, *START]
-    found += [f"log/{one.name}" for one in sorted((path / "log").glob("*.seg"))]
-    names = [name for name in found if FILES.fullmatch(name) and os.path.lexists(path / name)]
-    try:
-        return RunFiles(str(path), {name: mapped(open_below(path, name)) for name in names})
-    except OSError as error:
-        raise ConfigurationError(f"{error.filename}: {error.strerror or error}") from error
-
-
-PART = "ledgers"  # the folder in a bundle
-_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what a run's id has behind its name on the broker
 _FIELDS = {
     "edge_id": str,
     "run": str,
@@ -225,7 +140,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class LedgerStatement:
-    """What an edge has released in a run, by its own account."""
+    """What an edge has released in a run, by its own ledger: counts and the mechanism, never the outbox."""
 
     part: str  # where it stands
     edge_id: str
@@ -259,7 +174,7 @@ class LedgerStatement:
 
     @classmethod
     def from_dict(cls, part: str, fields: Mapping[str, Any]) -> LedgerStatement:
-        """Read a statement; ValueError where it is none."""
+        """Read a statement; raise ValueError if it is none."""
         if fields.keys() != _FIELDS.keys() or any(
             type(fields[key]) is not kind for key, kind in _FIELDS.items()
         ):
@@ -271,7 +186,7 @@ class LedgerStatement:
 
 @dataclass(frozen=True, slots=True)
 class FoundLedgers:
-    """What is there of a run's ledgers."""
+    """The ledgers of a run that are here."""
 
     statements: list[LedgerStatement]
     others: dict[str, str] = field(default_factory=dict)  # file → edge: in RUN/state, without this run
@@ -288,29 +203,29 @@ def is_name_of(run: str, recorded: str) -> bool:
 def find_ledgers(path: Path, run: str, given: Iterable[Path]) -> FoundLedgers:
     """Return what the ledgers below these state directories, and those in the run's own, say of the run of this id.
 
-    ConfigurationError where a directory that was given has no ledger with this run, or one that cannot be read.
+    Raise ConfigurationError if a given directory has no ledger with this run, or one that cannot be read.
     """
-    found: dict[str, LedgerStatement] = {}
+    statements: dict[str, LedgerStatement] = {}
     others, faults = dict[str, str](), dict[str, str]()
     for ledger in _ledgers_below(path / "state"):
         try:
-            edge_id, told = _statements(ledger, run, below=path)
+            edge_id, of_run = _statements(ledger, run, below=path)
         except ConfigurationError as error:
             faults[str(ledger)] = str(error)
             continue
-        found |= {one.edge_id: one for one in told}
-        if not told:
+        statements |= {statement.edge_id: statement for statement in of_run}
+        if not of_run:
             others[str(ledger)] = edge_id
     for directory in given:
-        asked = [
-            one
+        of_run = [
+            statement
             for ledger in _ledgers_below(directory)
-            for one in _statements(ledger, run, below=directory)[1]
+            for statement in _statements(ledger, run, below=directory)[1]
         ]
-        if not asked:
+        if not of_run:
             raise ConfigurationError(f"--ledger {directory}: holds no ledger with an account of run {run}")
-        found |= {one.edge_id: one for one in asked}
-    return FoundLedgers([found[edge_id] for edge_id in sorted(found)], others, faults)
+        statements |= {statement.edge_id: statement for statement in of_run}
+    return FoundLedgers([statements[edge_id] for edge_id in sorted(statements)], others, faults)
 
 
 def _ledgers_below(directory: Path) -> list[Path]:
@@ -318,12 +233,127 @@ def _ledgers_below(directory: Path) -> list[Path]:
 
 
 def _statements(path: Path, run: str, *, below: Path) -> tuple[str, list[LedgerStatement]]:
-    """Return whose ledger it is, and what it says of the run."""
+    """Return the edge of a ledger, and what it says of the run."""
     with ledger_snapshot(path.parent, below) as ledger:
-        return str(ledger.edge_id), list(_of_run(str(path), ledger.standings(), run))
+        return str(ledger.edge_id), [
+            LedgerStatement.of(str(path), standing)
+            for standing in ledger.standings()
+            if is_name_of(str(standing.account.run), run)
+        ]
 
 
-def _of_run(part: str, standings: Iterable[Standing], run: str) -> Iterator[LedgerStatement]:
-    for standing in standings:
-        if is_name_of(str(standing.account.run), run):
-            yield LedgerStatement.of(part, standing)
+# -- runs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RunFiles:
+    """The files of a run, from its directory or from a bundle: bytes by name."""
+
+    contents: dict[str, memoryview]
+    ledgers: list[LedgerStatement] = field(default_factory=list)
+    other_ledgers: dict[str, str] = field(default_factory=dict)  # file → edge: kept here, without this run
+    prefix: str = ""  # of these names in a bundle
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.contents
+
+    def content(self, name: str, most: int) -> memoryview:
+        """Return a file's bytes; raise UnreadableError if it is missing or has more than `most`."""
+        content = self.contents.get(name)
+        if content is None:
+            raise UnreadableError(name, "missing")
+        if len(content) > most:
+            raise UnreadableError(name, f"{len(content)} bytes, at most {most}")
+        return content
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return a JSON file of the run."""
+        try:
+            return strict_object(self.content(name, MOST_JSON), MOST_JSON)
+        except ValueError as error:
+            raise UnreadableError(name, error) from error
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of events.jsonl."""
+        content = self.contents.get(EVENTS)
+        if content is None:
+            raise UnreadableError(EVENTS, "missing")
+        number, lines = 1, lines_of(pieces_of(content))
+        try:
+            while line := next(lines, b""):
+                if not line.endswith(b"\n"):
+                    raise ValueError("cut off")
+                yield strict_object(line, LONGEST_LINE)
+                number += 1
+        except ValueError as error:
+            raise UnreadableError(EVENTS, f"line {number}: {error}") from error
+
+    def model(self) -> tuple[dict[str, Vector], dict[str, object]]:
+        """Return the tensors of the final model, `x` among them, and its metadata."""
+        content = self.content(MODEL, MOST_MODEL)
+        try:
+            size = int.from_bytes(content[:8], "little")
+            header = strict_object(content[8 : 8 + min(size, _HEADER + 1)], _HEADER)
+            tensors = load(bytes(content))
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise UnreadableError(MODEL, f"not a model: {error}") from error
+        x = tensors.get("x")
+        if x is None or x.ndim != 1 or x.dtype != np.float32:
+            raise UnreadableError(MODEL, "no flat vector x in float32")
+        metadata = header.get("__metadata__")
+        return tensors, metadata if isinstance(metadata, dict) else {}
+
+    @property
+    def segments(self) -> list[str]:
+        """Names of the log's segments, in order."""
+        return sorted(name for name in self.contents if _SEGMENT.fullmatch(name))
+
+    def head(self) -> SegmentHead:
+        """Return the head of the first segment."""
+        names = self.segments
+        if not names:
+            raise UnreadableError("log", "missing: this run did not keep its gradients")
+        return self._head(names[0])
+
+    def entries(self) -> Iterator[tuple[str, Entry]]:
+        """Yield each record of the log and its segment; raise UnreadableError at the first damaged or missing one."""
+        first = self.head()
+        for number, name in enumerate(self.segments, start=1):
+            if name != f"log/{number:06d}.seg":
+                raise UnreadableError(f"log/{number:06d}.seg", "missing")
+            head = self._head(name)
+            if head.segment != number or head[1:] != first[1:]:
+                raise UnreadableError(name, f"says that it is segment {head.segment}, or is of another run")
+            yield from ((name, entry) for entry in self._records(name))
+
+    def _head(self, name: str) -> SegmentHead:
+        try:
+            return parse_head(bytes(self.contents[name][:HEAD_BYTES]))
+        except LogDamagedError as error:
+            raise UnreadableError(name, error) from error
+
+    def _records(self, name: str) -> Iterator[Entry]:
+        content, at, kept = self.contents[name], HEAD_BYTES, 0
+        while at < len(content):
+            try:
+                record = parse_record(content, at)
+            except LogDamagedError as error:
+                raise UnreadableError(name, f"byte {at}: {error}") from error
+            if record is None:
+                raise UnreadableError(name, f"byte {at}: no whole record with its checksum")
+            entry, at = record
+            yield entry
+            if at - kept > _KEPT:
+                forget(content)
+                kept = at
+
+
+def of_directory(path: Path) -> RunFiles:
+    """Return the files of a run's directory; raise ConfigurationError if one is a symbolic link or not regular."""
+    names = [MANIFEST, EVENTS, SUMMARY, MODEL, *START]
+    names += [f"log/{segment.name}" for segment in sorted((path / "log").glob("*.seg"))]
+    here = [name for name in names if FILES.fullmatch(name) and os.path.lexists(path / name)]
+    try:
+        return RunFiles({name: mapped(open_below(path, name)) for name in here})
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename}: {error.strerror or error}") from error

@@ -143,6 +143,12 @@ def zipped(parts: dict[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
+def test_the_bytes_of_a_zip_are_the_canonical_ones() -> None:
+    """Pinned: a bundle must be the same bytes with every version of Python's zipfile."""
+    digest = "b73fae9b8ad6c992502f8c732a205ad1fbec22ccaf8767785fde56e23c6c8350"
+    assert hashlib.sha256(zipped(PARTS)).hexdigest() == digest
+
+
 def test_every_bit_of_a_zip_is_checked() -> None:
     whole = zipped(PARTS)
     assert not read_zip(memoryview(whole), ANY).faults

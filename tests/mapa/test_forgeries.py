@@ -22,7 +22,7 @@ from mapa.simulation.world import World
 from mapa.verification.bundle import make_bundle
 from mapa.verification.check import Check, Status, is_verified
 from mapa.verification.checks_privacy import why_not_private
-from mapa.verification.log_replay import Rerun, start_of
+from mapa.verification.log_replay import LogReplay, start_of
 from mapa.verification.untrusted_files import RunFiles
 from mapa.verification.verify import Verification
 from tests.core_support import small_dataset, small_scenario
@@ -231,27 +231,27 @@ def cut_in_half(parts: Parts) -> None:
     run = {
         name.removeprefix("run/"): memoryview(one) for name, one in parts.items() if name.startswith("run/")
     }
-    files, scenario = RunFiles("forged", run), parse_scenario(value["scenario"])
+    files, scenario = RunFiles(run), parse_scenario(value["scenario"])
     start = start_of(files, scenario, ())
-    rerun = Rerun.of(files, start)
-    accounts = sorted(rerun.server.edges.values(), key=lambda account: account.index)
+    replay = LogReplay.of(files, start)
+    accounts = sorted(replay.server.edges.values(), key=lambda account: account.index)
     assert start.model is not None
-    seconds = rerun.times[1] - rerun.times[0]
+    seconds = replay.times[1] - replay.times[0]
     for key in [key for key in stated if key.startswith(("final_", "best_"))]:
         del stated[key]
     stated |= {
-        **rerun.tally.summary(start.model.metrics),
+        **replay.tally.summary(start.model.metrics),
         "reason": "interrupted",
         "seconds": seconds,
         "iterations_per_second": half / seconds if seconds else None,
-        "releases": [releases_of(one, rerun.lives, rerun.tally, begun=True)[1] for one in accounts],
+        "releases": [releases_of(one, replay.lives, replay.tally, begun=True)[1] for one in accounts],
     }
     for row, account in zip(stated["network"], accounts, strict=True):
         mean = next(edge["staleness_mean"] for edge in stated["edges"] if edge["edge"] == account.index)
         row |= {"applied": account.applied, "staleness_mean": mean}
     write(parts, SUMMARY, stated)
     restate(parts, lambda counts: counts)
-    result, layout = rerun.server.result, start.model.layout
+    result, layout = replay.server.result, start.model.layout
     remodel(
         parts,
         lambda tensors: tensors.update(
@@ -393,12 +393,12 @@ FORGERIES: dict[str, Forgery] = {
     ),
     "no halted line": Forgery("logged", events(drop("halted")), "end"),
     "no halted line, simulated": Forgery("simulated", events(drop("halted")), "end", allowed=True),
-    "any random_stream": Forgery("logged", manifest(lambda v: v.update(random_stream="quantum")), "words"),
+    "any random_stream": Forgery("logged", manifest(lambda v: v.update(random_stream="quantum")), "fields"),
     "secure stream of a seeded run": Forgery(
-        "seeded", manifest(lambda v: v.update(random_stream="secure")), "words"
+        "seeded", manifest(lambda v: v.update(random_stream="secure")), "fields"
     ),
-    "any text in rate": Forgery("logged", summary(lambda v: v.update(rate="proved optimal")), "words"),
-    "any warning": Forgery("logged", summary(lambda v: v.update(warning="audited by an authority")), "words"),
+    "any text in rate": Forgery("logged", summary(lambda v: v.update(rate="proved optimal")), "summary"),
+    "any warning": Forgery("logged", summary(lambda v: v.update(warning="audited by an authority")), "summary"),
     "format-1 downgrade": Forgery("logged", lambda _: None, "hashes", claims=(("format", "mapa-bundle-1"),)),
     "cut in half, ledgers keep the counts": Forgery("logged", cut_in_half, "ledgers"),
     "a ledger with 10⁹ releases": Forgery("logged", ledger(releases=10**9, charges=10**9), "ledgers"),
@@ -446,7 +446,7 @@ FORGERIES: dict[str, Forgery] = {
         "unlogged", summary(lambda v: v["network"][0].update(asked_delay_ms=250.0)), "summary", allowed=True
     ),
     "more parameters than the model": Forgery(
-        "simulated", summary(lambda v: v.update(parameters=10**6)), "words", allowed=True
+        "simulated", summary(lambda v: v.update(parameters=10**6)), "summary", allowed=True
     ),
     "infinite weights, unlogged": Forgery(
         "simulated",
