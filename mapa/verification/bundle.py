@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 from common.errors import ConfigurationError, RecordsError
 from common.records.regular import mapped, open_regular, pieces_of
 from common.records.rundir import run_of, versions
-from mapa.verification.check import Check, failed, passed
+from mapa.verification.check import Check, failed, passed, unlike
 from mapa.verification.checks_privacy import why_not_private
 from mapa.verification.untrusted_files import (
     FILES,
@@ -44,7 +44,6 @@ _LEDGER = re.compile(LEDGERS + r"/\d{6}\.json")
 NAMES = re.compile(f"{re.escape(MANIFEST)}|{_RUN}(?:{FILES.pattern})|{_LEDGER.pattern}")
 _MANIFEST_BYTES = 1 << 25
 _LEDGER_BYTES = 1 << 16
-_KEYS = {"format", "run", "private", "not_private", "scenario_sha256", "versions", "bundled_by", "parts"}
 LARGEST = (1 << 32) - 1  # bytes of a bundle
 LARGEST_PART = 2_000_000_000  # bytes: beyond, its header has extra fields
 MOST_PARTS = (1 << 16) - 2
@@ -190,23 +189,37 @@ def make_bundle(run: Path, out: Path, ledgers: Iterable[Path], *, not_private: b
     statements = _sound(find_ledgers(run, run_of(record), given), summary)
     parts = {f"{_RUN}{name}": content for name, content in files.contents.items()}
     for number, statement in enumerate(statements, start=1):
-        parts[f"{LEDGERS}/{number:06d}.json"] = memoryview(canonical_json(statement.as_dict()))
+        parts[f"{LEDGERS}/{number:06d}.json"] = memoryview(canonical_json(statement.model_dump()))
     check_size(parts)
-    manifest = {
+    manifest = _manifest_of(record, reasons, _rows(parts), versions()["mapa-testbed"])
+    _write(out, {MANIFEST: memoryview(canonical_json(manifest)), **dict(sorted(parts.items()))})
+    return manifest
+
+
+def _manifest_of(
+    record: Mapping[str, Any], reasons: list[str], rows: list[dict[str, Any]], bundled_by: object
+) -> dict[str, Any]:
+    return {
         "format": FORMAT,
         "run": run_of(record),
         "private": not reasons,
         "not_private": reasons,
         "scenario_sha256": record.get("scenario_sha256"),
         "versions": record.get("versions"),
-        "bundled_by": versions()["mapa-testbed"],
-        "parts": [
-            {"name": name, "size": len(parts[name]), "sha256": _sha256(parts[name])} for name in sorted(parts)
-        ],
+        "bundled_by": bundled_by,
+        "parts": rows,
     }
-    whole = {MANIFEST: memoryview(canonical_json(manifest)), **{name: parts[name] for name in sorted(parts)}}
-    _write(out, whole)
-    return manifest
+
+
+def _rows(parts: Mapping[str, memoryview]) -> list[dict[str, Any]]:
+    """Return name, size and SHA-256 of each part."""
+    rows = []
+    for name, content in sorted(parts.items()):
+        digest = hashlib.sha256()
+        for piece in pieces_of(content):
+            digest.update(piece)
+        rows.append({"name": name, "size": len(content), "sha256": digest.hexdigest()})
+    return rows
 
 
 def _check_place(out: Path, kept: Iterable[Path]) -> None:
@@ -273,8 +286,8 @@ def read_bundle(path: Path) -> Bundle:
         )
     manifest: dict[str, Any] = {}
     try:
-        manifest = _manifest(zipped.parts.get(MANIFEST))
-        checks += _hashes(manifest, zipped.parts)
+        manifest = _manifest(zipped.parts)
+        checks += _check_hashes(manifest["parts"], zipped.parts)
     except ValueError as error:
         checks.append(failed("hashes", MANIFEST, str(error)))
     of_run = {name.removeprefix(_RUN): part for name, part in zipped.parts.items() if name.startswith(_RUN)}
@@ -283,70 +296,45 @@ def read_bundle(path: Path) -> Bundle:
         if _LEDGER.fullmatch(name):
             try:
                 fields = strict_object(content, _LEDGER_BYTES)
-                files.ledgers.append(LedgerStatement.from_dict(name, fields))
+                if "part" in fields:
+                    raise ValueError("part: unknown key")
+                files.ledgers.append(LedgerStatement.model_validate({**fields, "part": name}))
             except ValueError as error:
-                checks.append(failed("ledgers", name, str(error)))
+                checks.append(failed("ledgers", name, f"not the statement of a ledger: {error!s:.200}"))
     return Bundle(files, manifest, checks)
 
 
-def _manifest(content: memoryview | None) -> dict[str, Any]:
-    if content is None:
+def _manifest(parts: Mapping[str, memoryview]) -> dict[str, Any]:
+    if MANIFEST not in parts:
         raise ValueError("missing")
-    manifest = strict_object(content, _MANIFEST_BYTES)
+    manifest = strict_object(parts[MANIFEST], _MANIFEST_BYTES)
     if manifest.get("format") != FORMAT:
         raise ValueError(f"format = {manifest.get('format')!r:.40}: this version reads {FORMAT!r} alone")
-    if manifest.keys() != _KEYS:
-        raise ValueError(f"keys {sorted(manifest.keys() ^ _KEYS)!r:.200} are missing or unknown")
-    if canonical_json(manifest) != bytes(content):
-        raise ValueError("not in its canonical form")
-    rows = manifest["parts"]
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("parts: not a list of objects")
-    for row in rows:
-        types = {"name": str, "size": int, "sha256": str}
-        if row.keys() != types.keys() or any(type(row[key]) is not kind for key, kind in types.items()):
-            raise ValueError(f"parts: {row!r:.200} is not name, size and sha256")
+    if canonical_json(manifest) != bytes(parts[MANIFEST]) or not isinstance(manifest.get("parts"), list):
+        raise ValueError("not in its canonical form, or without a list of parts")
     return manifest
 
 
-def _sha256(content: memoryview) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces_of(content):
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def _hashes(manifest: dict[str, Any], parts: dict[str, memoryview]) -> Iterator[Check]:
-    rows: list[dict[str, Any]] = manifest["parts"]
-    listed = [row["name"] for row in rows]
-    if [MANIFEST, *listed] != list(parts) or listed != sorted(set(listed)):
-        odd = sorted({*listed} ^ ({*parts} - {MANIFEST}))
-        yield failed(
-            "hashes", odd[0] if odd else MANIFEST, "parts and manifest do not list the same in one order"
-        )
-    wrong = 0
-    for row in rows:
-        content = parts.get(row["name"])
-        if content is not None and (len(content) != row["size"] or _sha256(content) != row["sha256"]):
-            wrong += 1
-            yield failed("hashes", row["name"], "not the bytes that the manifest states")
-    if not wrong:
+def _check_hashes(stated: list[Any], parts: dict[str, memoryview]) -> Iterator[Check]:
+    """Check that the manifest lists these parts, with their sizes and hashes, in the order in which they are here."""
+    rows = _rows({name: content for name, content in parts.items() if name != MANIFEST})
+    listed = {str(row.get("name")): row for row in stated if isinstance(row, dict)}
+    odd = [row["name"] for row in rows if listed.get(row["name"]) != row]
+    if not odd and (stated != rows or list(parts) != [MANIFEST, *(row["name"] for row in rows)]):
+        odd = [MANIFEST]
+    yield from (
+        failed("hashes", name, "not the bytes and the order that the manifest states") for name in odd
+    )
+    if not odd:
         yield passed("hashes", MANIFEST, f"size and SHA-256 of {len(rows)} parts")
 
 
 def check_claims(bundle: Bundle) -> Iterator[Check]:
     """Check what the manifest of a bundle says of the run, and whether it is private."""
-    record = bundle.files.json(MANIFEST)
+    record, stated = bundle.files.json(MANIFEST), bundle.manifest
     reasons = why_not_private(record, bundle.files.json(SUMMARY))
-    expected = {
-        "private": not reasons,
-        "not_private": reasons,
-        **{key: record.get(key) for key in ("run", "scenario_sha256", "versions")},
-    }
-    wrong = {key: value for key, value in expected.items() if bundle.manifest.get(key) != value}
-    for key, value in wrong.items():
-        stated = bundle.manifest.get(key)
-        yield failed("manifest", MANIFEST, f"{key} = {stated!r:.200}; by its parts {value!r:.200}")
-    if not wrong:
+    if wrong := unlike(stated, _manifest_of(record, reasons, stated["parts"], stated.get("bundled_by"))):
+        yield failed("manifest", MANIFEST, f"by its parts it is another: {wrong.lstrip('.')}")
+    else:
         privacy = "private" if not reasons else f"not private: {'; '.join(reasons)}"
         yield passed("manifest", MANIFEST, f"says what its parts say; {privacy}")

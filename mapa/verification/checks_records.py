@@ -11,10 +11,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeGuard, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from cloud.recovery_log import USED_UP
 from common.datasets.dataset import Dataset
@@ -34,21 +36,10 @@ from mapa.verification.check import Check, claimed, failed, passed, unlike
 from mapa.verification.log_replay import LogReplay
 from mapa.verification.untrusted_files import EVENTS, MANIFEST, SUMMARY, RunFiles, UnreadableError
 
-_FACTS: dict[object, type[Fact]] = {
-    "gradient_applied": GradientApplied,
-    "gradient_refused": GradientRefused,
-    "stage_opened": StageOpened,
-    "edge_joined": EdgeJoined,
-    "edge_gone": EdgeGone,
-}
-_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "EdgeId": (str,),
-    "bool": (bool,),
-    "float | None": (int, float, type(None)),
-    "str | None": (str, type(None)),
+_KINDS = (GradientApplied, GradientRefused, StageOpened, EdgeJoined, EdgeGone)
+_NAMES = ("gradient_applied", "gradient_refused", "stage_opened", "edge_joined", "edge_gone")
+_FACTS: dict[object, TypeAdapter[Fact]] = {
+    name: TypeAdapter(kind) for name, kind in zip(_NAMES, _KINDS, strict=True)
 }
 _LATE = ("evaluated", "gradient_refused", "diagnostic")  # may be written later than their time
 _LONG = 2**63  # sequences and versions lie below
@@ -185,13 +176,13 @@ class RecordedEvents:
             case "diagnostic" if self.simulated and self.scenario.records.diagnostics:
                 recorder.diagnosed(line["edge"], line["sequence"], line["gradient_norm"])
             case _ if event in _FACTS:
-                return self._record_fact(_FACTS[event], line, time)
+                return self._record_fact(line, time)
             case _:
                 return f"{event!r:.80} is no event of a {'simulation' if self.simulated else 'cloud'}"
         return ""
 
-    def _record_fact(self, kind: type[Fact], line: dict[str, Any], time: float | None) -> str:
-        fact = _fact(kind, line)
+    def _record_fact(self, line: dict[str, Any], time: float | None) -> str:
+        fact = _fact(line)
         if fact is None:
             return f"{line!r:.200} is no {line['event']}"
         if isinstance(fact, GradientRefused):
@@ -268,24 +259,16 @@ def has_record(fact: Fact) -> bool:
     return not isinstance(fact, GradientRefused) or fact.reason in USED_UP
 
 
-def _fact(kind: type[Fact], line: Mapping[str, Any]) -> Fact | None:
-    """Return the fact that a line tells; None if it tells none of this kind."""
+def _fact(line: Mapping[str, Any]) -> Fact | None:
+    """Return the fact that a line tells; None if it tells none. A key too many the recorder does not write."""
     values = {key: value for key, value in line.items() if key not in ("event", "time")}
-    known: dict[str, Any] = {}
-    for key in fields(kind):
-        if key.name == "parameters":
-            continue
-        if key.name not in values:
-            if key.default is MISSING:
-                return None
-            continue
-        value, allowed = values.pop(key.name), _TYPES[str(key.type)]
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            return None
-        known[key.name] = value
-    if kind is EdgeJoined and all(type(value) in (int, float) for value in values.values()):
-        return EdgeJoined(**known, parameters=values)
-    return None if values else kind(**known)
+    if line["event"] == "edge_joined":  # keys beside its own are parameters of its law
+        own = {key.name for key in fields(EdgeJoined)}
+        values["parameters"] = {key: values.pop(key) for key in set(values) - own}
+    try:
+        return _FACTS[line["event"]].validate_json(json.dumps(values), strict=True)
+    except ValidationError:
+        return None
 
 
 def _evaluation(row: Mapping[str, Any], metrics: Sequence[Metric]) -> Evaluation:

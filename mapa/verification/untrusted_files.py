@@ -6,12 +6,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
@@ -125,63 +126,38 @@ def _is_shallow(value: Any, depth: int) -> bool:
 
 # -- ledgers -------------------------------------------------------------------------------------------------
 
-_FIELDS = {
-    "edge_id": str,
-    "run": str,
-    "shard": int,
-    "releases": int,
-    "charges": int,
-    "kind": dict,
-    "dataset": str,
-    "partition": str,
-    "reproducible": bool,
-}
 
-
-@dataclass(frozen=True, slots=True)
-class LedgerStatement:
+class LedgerStatement(BaseModel):
     """What an edge has released in a run, by its own ledger: counts and the mechanism, never the outbox."""
 
-    part: str  # where it stands
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    part: str = Field(exclude=True)  # where it stands
     edge_id: str
     run: str  # its name on the broker
-    shard: int
-    releases: int
-    charges: int
-    kind: Mapping[str, Any]  # law, mechanism and n_k
+    shard: int = Field(ge=0)
+    releases: int = Field(ge=0)
+    charges: int = Field(ge=0)
+    kind: dict[str, Any]  # law, mechanism and n_k
     dataset: str  # its checksum
     partition: str  # the cut that the shard is of
     reproducible: bool  # seeded noise
-
-    def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "part"}
 
     @classmethod
     def of(cls, part: str, standing: Standing) -> LedgerStatement:
         account = standing.account
         return cls(
-            part,
-            str(standing.edge_id),
-            str(account.run),
-            account.shard.index,
-            standing.releases,
-            standing.charges,
-            account.kind.fields(),
-            account.shard.dataset,
-            account.shard.partition,
-            account.reproducible,
+            part=part,
+            edge_id=str(standing.edge_id),
+            run=str(account.run),
+            shard=account.shard.index,
+            releases=standing.releases,
+            charges=standing.charges,
+            kind=dict(account.kind.fields()),
+            dataset=account.shard.dataset,
+            partition=account.shard.partition,
+            reproducible=account.reproducible,
         )
-
-    @classmethod
-    def from_dict(cls, part: str, fields: Mapping[str, Any]) -> LedgerStatement:
-        """Read a statement; raise ValueError if it is none."""
-        if fields.keys() != _FIELDS.keys() or any(
-            type(fields[key]) is not kind for key, kind in _FIELDS.items()
-        ):
-            raise ValueError("not the statement of a ledger")
-        if min(fields["shard"], fields["releases"], fields["charges"]) < 0:
-            raise ValueError("a negative count")
-        return cls(part, **fields)
 
 
 @dataclass(frozen=True, slots=True)

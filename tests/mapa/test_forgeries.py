@@ -398,7 +398,9 @@ FORGERIES: dict[str, Forgery] = {
         "seeded", manifest(lambda v: v.update(random_stream="secure")), "fields"
     ),
     "any text in rate": Forgery("logged", summary(lambda v: v.update(rate="proved optimal")), "summary"),
-    "any warning": Forgery("logged", summary(lambda v: v.update(warning="audited by an authority")), "summary"),
+    "any warning": Forgery(
+        "logged", summary(lambda v: v.update(warning="audited by an authority")), "summary"
+    ),
     "format-1 downgrade": Forgery("logged", lambda _: None, "hashes", claims=(("format", "mapa-bundle-1"),)),
     "cut in half, ledgers keep the counts": Forgery("logged", cut_in_half, "ledgers"),
     "a ledger with 10⁹ releases": Forgery("logged", ledger(releases=10**9, charges=10**9), "ledgers"),
