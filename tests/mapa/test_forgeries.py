@@ -410,6 +410,9 @@ FORGERIES: dict[str, Forgery] = {
     "seven updates more in the summary, unlogged": Forgery(
         "unlogged", seven_updates, "summary", allowed=True
     ),
+    "keys of a cloud in a simulation": Forgery(
+        "simulated", in_summary(lambda v: v.update(network=[])), "summary", allowed=True
+    ),
     "staleness told smaller": Forgery(
         "simulated", in_summary(lambda v: v["staleness"].update(max=0)), "summary", allowed=True
     ),
