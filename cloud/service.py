@@ -12,10 +12,10 @@ from typing import assert_never
 from cloud.contacts import Allowance, Contacts
 from cloud.evaluation import Evaluator
 from cloud.evaluations import Evaluations
-from cloud.history import History
 from cloud.lives import Lives
 from cloud.notices import Notices
 from cloud.owed import Owed
+from cloud.recovery_log import History
 from cloud.server import CloudServer
 from common.errors import RemoteProtocolError
 from common.messages import (
@@ -90,7 +90,6 @@ class CloudService:
     contacts: Contacts = field(default_factory=Contacts)
     lives: Lives = field(default_factory=Lives)
     nonce: str = field(default_factory=new_nonce)
-    replaying: bool = False  # it takes events of the log
     revived: bool = False  # it goes on with a run that another process began
     first_update: float | None = None
     last_update: float | None = None
@@ -124,7 +123,7 @@ class CloudService:
     def start(self) -> None:
         """Subscribe and announce.
 
-        Where the service goes on with a run, `revive` has come before.
+        Where the service goes on with a run, `resume_service` has come before.
         """
         if not self.revived:
             self.records.began = self.loop.now()
@@ -363,8 +362,6 @@ class CloudService:
             self.say("further messages of this kind are not shown")
 
     def _on_halt(self, halt: Halt) -> None:
-        if self.replaying:
-            return  # `go_on` ends a run that had ended
         if self.halted is not None:
             return  # it is retained; and whoever asks by a hello is told by a refuse
         self.notices.tell_halt(halt)

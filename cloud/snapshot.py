@@ -1,7 +1,7 @@
-"""The cloud's whole state as plain values and arrays, and back; pure.
+"""Snapshot of the cloud's state as plain values and arrays, and its restoration; pure.
 
-What a fresh server has from its scenario (terms, constants, x₁'s shape) is not repeated. A value is None, a bool, a
-number, a text, a list, a dict with text keys, or an array; all else is said in these by an object with the key "$".
+What a fresh server has from its scenario (terms, constants, x₁'s shape) is left out. A plain value is None, a bool, a
+number, a text, a list, a dict with text keys or an array; any other is an object with the key "$".
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from common.messages import Halt
 from common.noise.law import NoiseLaw
 from common.noise.registry import noise_law
 from common.problem import Problem, SensitivityRule
-from common.quantities import EdgeId
 
 _KNOWN: tuple[type, ...] = (Problem, Stage, SensitivityRule, WithAverage, WithWeights)
 _PLAIN = (bool, int, float, str)
@@ -150,44 +149,16 @@ def restore_server(server: CloudServer, state: Mapping[str, Any], made: type[Alg
 
 
 def _account(account: EdgeAccount) -> dict[str, Any]:
+    fields = dataclasses.fields(account)
     return {
-        "edge_id": account.edge_id,
-        "index": account.index,
-        "last_sequence": account.last_sequence,
-        "announced": account.announced,
-        "earlier": account.earlier,
-        "applied": account.applied,
-        "present": account.present,
-        "left": account.left,
-        "nonce": account.nonce,
-        "number": account.number,
-        "preparing": account.preparing,
+        **{field.name: getattr(account, field.name) for field in fields if field.name != "reach"},
         "former": [list(pair) for pair in account.former.items()],
-        "moment": account.moment,
         "law": plain_law(account.law),
-        "reopenings": account.reopenings,
         "openings": account.openings.plain(),
     }
 
 
 def _account_from(state: Mapping[str, Any], server: CloudServer) -> EdgeAccount:
     law = law_from(state["law"])
-    return EdgeAccount(
-        edge_id=EdgeId(state["edge_id"]),
-        index=state["index"],
-        last_sequence=state["last_sequence"],
-        announced=state["announced"],
-        earlier=state["earlier"],
-        applied=state["applied"],
-        present=state["present"],
-        left=state["left"],
-        nonce=state["nonce"],
-        number=state["number"],
-        preparing=state["preparing"],
-        former=dict(state["former"]),
-        reach=server.terms.reach(law),
-        moment=state["moment"],
-        law=law,
-        reopenings=state["reopenings"],
-        openings=Openings.from_plain(state["openings"]),
-    )
+    own = {"former": dict(state["former"]), "law": law, "openings": Openings.from_plain(state["openings"])}
+    return EdgeAccount(**{**state, **own, "reach": server.terms.reach(law)})

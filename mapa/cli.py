@@ -38,7 +38,7 @@ COMMANDS = {
     "compare": "mapa.commands.compare:compare_command",
     "dashboard": "mapa.commands.dashboard:dashboard_command",
     "export": "mapa.commands.export:export_command",
-    "replay": "mapa.commands.replay:replay_command",
+    "replay": "mapa.commands.verify:replay_command",
     "bundle": "mapa.commands.verify:bundle_command",
     "verify": "mapa.commands.verify:verify_command",
     "scenarios": "mapa.commands.scenarios:scenarios_command",

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from cloud.assembly import algorithm_for, begun, explained, server_for
-from cloud.history import History
 from cloud.probe import SizeProbe
 from cloud.readings import EVERY, SECONDS, read_cloud
-from cloud.revival import begin_history, revive
+from cloud.recovery_log import History
+from cloud.resume import begin_history, resume_service
 from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from cloud.snapshot import ValueCodec
@@ -298,7 +298,7 @@ def open_cloud(
         _ask_for_others(inquiry, loop, view.say)
         _probe_size(SizeProbe(run, nonce, channel, setting.probe_bytes), channel, loop, view.say)
         if history is not None:
-            go_on = begin_history if incarnation is None else revive
+            go_on = begin_history if incarnation is None else resume_service
             go_on(service, history, type(algorithm_for(scenario)), directory)
             cloud.undelivered = service.halted is not None  # it ended before, and goes on to tell the edges
             cloud.remember()

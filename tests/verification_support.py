@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from cloud.assembly import algorithm_for
-from cloud.history import History
-from cloud.revival import begin_history
+from cloud.recovery_log import History
+from cloud.resume import begin_history
 from common.datasets.dataset import Dataset
 from common.messages import GradientArrived
 from common.models.linear import Softmax
@@ -26,9 +26,8 @@ from edge.sqlite_ledger import SqliteLedger
 from mapa.cloud_run import CloudRun
 from mapa.recording import open_records, record_cloud, write_manifest
 from mapa.simulation.world import World
-from mapa.verification.bundle import NAMES
-from mapa.verification.canonical_zip import read_zip, write_zip
-from mapa.verification.strict_json import canonical_json
+from mapa.verification.bundle import NAMES, read_zip, write_zip
+from mapa.verification.untrusted_files import canonical_json
 from tests.core_support import small_dataset, small_scenario
 from tests.mapa.test_conversation import Talk
 
@@ -178,10 +177,54 @@ def nudged(entry: Entry) -> Entry:
     return entry._replace(body=encode_gradient(other))
 
 
-def edit_json(parts: dict[str, bytes], name: str, change: Callable[[dict[str, Any]], None]) -> None:
-    value = json.loads(parts[name])
-    change(value)
-    parts[name] = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+Parts = dict[str, bytes]
+Change = Callable[[Parts], None]
+MANIFEST, SUMMARY, EVENTS = "run/manifest.json", "run/summary.json", "run/events.jsonl"
+MODEL, SEGMENT, LEDGER = "run/model.safetensors", "run/log/000001.seg", "ledgers/000001.json"
+
+
+def in_json(name: str, change: Callable[[dict[str, Any]], object]) -> Change:
+    """Return the change of a JSON part."""
+
+    def edit(parts: Parts) -> None:
+        value = json.loads(parts[name])
+        change(value)
+        parts[name] = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+    return edit
+
+
+def in_manifest(change: Callable[[dict[str, Any]], object]) -> Change:
+    return in_json(MANIFEST, change)
+
+
+def in_summary(change: Callable[[dict[str, Any]], object]) -> Change:
+    return in_json(SUMMARY, change)
+
+
+def in_ledger(**changes: object) -> Change:
+    return in_json(LEDGER, lambda value: value.update(changes))
+
+
+def in_log(change: Callable[[list[Entry]], list[Entry] | None]) -> Change:
+    """Return the change of the first segment's records, which may be made in place."""
+
+    def edit(parts: Parts) -> None:
+        entries = entries_of(parts[SEGMENT])
+        changed = change(entries)
+        parts[SEGMENT] = with_entries(parts[SEGMENT], entries if changed is None else changed)
+
+    return edit
+
+
+def without(*prefixes: str) -> Change:
+    """Return the change that drops every part whose name begins so."""
+
+    def drop(parts: Parts) -> None:
+        for name in [name for name in parts if name.startswith(prefixes)]:
+            del parts[name]
+
+    return drop
 
 
 def failures(document: Mapping[str, Any]) -> dict[str, str]:

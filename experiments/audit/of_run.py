@@ -11,8 +11,8 @@ from typing import Any
 from common.errors import ConfigurationError, RecordsError
 from common.scenario.scenario import Scenario
 from mapa.runs import read_object
-from mapa.verification.run_files import UnreadableError
-from mapa.verification.start import NotCheckedError, scenario_of
+from mapa.verification.log_replay import scenario_of
+from mapa.verification.untrusted_files import NotCheckedError, UnreadableError
 
 AUDIT = "audit.json"  # mapa/dashboard shows it, mapa runs rm removes it with the run
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from cloud.history import EVERY_BYTES
+from cloud.recovery_log import EVERY_BYTES
 from common.errors import ConfigurationError, MapaError
 from experiments.bench.soak_slope import BLOCKS, Slope, fit_slope, last_part
 from mapa.brokers import private_mosquitto

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from cloud.recovery_log import USED_UP
 from common.errors import ConfigurationError, MapaError
 from common.quantities import RunId
 from common.records.gradient_log import Kind, LogReader
@@ -25,8 +26,7 @@ from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, every_edge
 from common.wire.v1 import HEADER, HEADER_BYTES, MODEL_MARK
 from mapa.verification.check import Check
-from mapa.verification.ledgers import LedgerStatement, find_ledgers
-from mapa.verification.rerun import USED_UP
+from mapa.verification.untrusted_files import LedgerStatement, find_ledgers
 from mapa.verification.verify import Verification
 
 # checks of `mapa verify` that must have passed: "not checked" is not enough

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from cloud.assembly import algorithm_for, begun, check_own_edges, server_for
-from cloud.history import History
+from cloud.recovery_log import History
 from cloud.snapshot import server_state
 from common.errors import ConfigurationError
 from common.messages import (

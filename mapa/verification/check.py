@@ -1,14 +1,14 @@
-"""One row of what `mapa verify` prints."""
+"""One row of what `mapa verify` prints, and the comparison of two JSON values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from mapa.verification.run_files import UnreadableError
-from mapa.verification.start import NotCheckedError
+from mapa.verification.untrusted_files import NotCheckedError, UnreadableError
 
 
 class Status(Enum):
@@ -20,7 +20,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was checked, of which part, and what came of it."""
+    """What was checked, of which part, and the result."""
 
     name: str
     status: Status
@@ -49,18 +49,35 @@ def claimed(name: str, part: str, detail: str) -> Check:
 
 def is_verified(checks: Iterable[Check]) -> bool:
     """Tell whether every check was made, and none failed."""
-    return all(one.status in (Status.PASSED, Status.CLAIMED) for one in checks)
+    return all(check.status in (Status.PASSED, Status.CLAIMED) for check in checks)
 
 
 def guarded(name: str, part: str, make: Callable[[], Iterable[Check]]) -> Iterator[Check]:
-    """Yield a check's rows; a part that cannot be read is a failure, what cannot be checked here is said."""
+    """Yield the rows of a check, with one for a part that cannot be read and one for what cannot be checked here."""
     try:
         yield from make()
     except UnreadableError as error:
         yield failed(name, error.part, str(error).removeprefix(f"{error.part}: "))
     except NotCheckedError as error:
         yield not_checked(name, part, str(error))
-    except (
-        Exception
-    ) as error:  # records of somebody else at the border: whatever is raised, they are at fault
+    except Exception as error:  # untrusted records: whatever is raised, they are at fault
         yield failed(name, part, f"cannot be checked: {type(error).__name__}: {error!s:.200}")
+
+
+def unlike(stated: Any, expected: Any, place: str = "", tolerance: float = 0.0) -> str:
+    """Say where two JSON values differ first; '' if they are alike, numbers to a relative tolerance."""
+    if isinstance(stated, dict) and isinstance(expected, dict):
+        if odd := sorted(stated.keys() ^ expected.keys()):
+            return f"{place}: keys {odd!r:.100} are missing or extra"
+        pairs = [(stated[key], expected[key], f"{place}.{key}") for key in expected]
+    elif isinstance(stated, list) and isinstance(expected, list):
+        if len(stated) != len(expected):
+            return f"{place}: {len(stated)} entries, recomputed {len(expected)}"
+        both = enumerate(zip(stated, expected, strict=True))
+        pairs = [(value, other, f"{place}[{n}]") for n, (value, other) in both]
+    else:
+        numbers = type(stated) in (int, float) and type(expected) in (int, float)
+        close = numbers and tolerance > 0 and math.isclose(stated, expected, rel_tol=tolerance)
+        alike = (close or stated == expected) and isinstance(stated, bool) == isinstance(expected, bool)
+        return "" if alike else f"{place} = {stated!r:.200}; recomputed {expected!r:.200}"
+    return next((wrong for pair in pairs if (wrong := unlike(*pair, tolerance))), "")

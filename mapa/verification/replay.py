@@ -1,4 +1,4 @@
-"""The final model from the log, a seeded run's gradients from the seed, another algorithm on the same arrivals."""
+"""`mapa replay`: the final model from the log, a seeded run's gradients from the seed, another algorithm's model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,28 @@ import numpy as np
 
 from cloud.assembly import settled
 from common.errors import ConfigurationError, DataUnavailableError
-from common.messages import GradientApplied, GradientArrived
+from common.messages import GradientApplied, GradientArrived, SendModel
 from common.quantities import Vector, is_finite
 from common.records.gradient_log import Kind
 from common.scenario.scenario import Scenario
 from mapa.simulation.world import World
-from mapa.verification.gradients import TOLERANCE, GradientsAgain, Makers, bits_are_meant
-from mapa.verification.of_model import difference, final_model
-from mapa.verification.otherwise import Otherwise, other_scenario
-from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import MANIFEST, SUMMARY, RunFiles, UnreadableError, of_directory
-from mapa.verification.start import NotCheckedError, Start, allow, scenario_of, start_of
+from mapa.verification.counterfactual import (
+    TOLERANCE,
+    Counterfactual,
+    GradientComparison,
+    GradientMakers,
+    bits_are_meant,
+    other_scenario,
+)
+from mapa.verification.log_replay import LogReplay, RunStart, allow, difference, scenario_of, start_of
+from mapa.verification.untrusted_files import (
+    MANIFEST,
+    SUMMARY,
+    NotCheckedError,
+    RunFiles,
+    UnreadableError,
+    of_directory,
+)
 
 AS_LOGGED = (
     "Gradients as logged: each was made on the run's own x, and clipped and noised with the ΔS that the run's own"
@@ -35,22 +46,8 @@ REMADE = (
 )
 
 
-@dataclass(slots=True)
-class Replay:
-    """What came of a replay."""
-
-    same: bool  # bit for bit
-    words: list[str]
-    figures: dict[str, Any] = field(default_factory=dict)
-    wrong: bool = False  # a gradient is not the seed's, or a figure not that of the data
-
-    @property
-    def exit_code(self) -> int:
-        return 0 if self.same and not self.wrong else 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ReplayQuestion:
     """What a replay is asked."""
 
     gradients: bool = True  # make a seeded run's gradients again
@@ -61,8 +58,21 @@ class Question:
     allowed: Collection[str] = ()
 
 
-def replay(path: Path, data_dir: Path, question: Question) -> Replay:
-    """Replay a run; ConfigurationError where that cannot be done."""
+@dataclass(slots=True)
+class ReplayReport:
+    """The answer."""
+
+    words: list[str] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    wrong: bool = False  # another model, a gradient that is not the seed's, or a figure not that of the data
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.wrong)
+
+
+def replay(path: Path, data_dir: Path, question: ReplayQuestion) -> ReplayReport:
+    """Replay a run; raise ConfigurationError if that cannot be done."""
     files = of_directory(path)
     try:
         return _replay(files, data_dir, question)
@@ -70,55 +80,63 @@ def replay(path: Path, data_dir: Path, question: Question) -> Replay:
         raise ConfigurationError(f"{path}: cannot be replayed: {error}") from error
 
 
-def _replay(files: RunFiles, data_dir: Path, question: Question) -> Replay:
+def _replay(files: RunFiles, data_dir: Path, question: ReplayQuestion) -> ReplayReport:
     if not files.segments:
         raise NotCheckedError("this run did not keep its gradients (records.keep_gradients)")
     manifest = files.json(MANIFEST)
     scenario = scenario_of(manifest, question.allowed)
     start = start_of(files, scenario, question.allowed)
-    other = None
-    if question.algorithm is not None:
-        other = other_scenario(scenario, question.algorithm, question.changes)
-        other = other if start.model is None else settled(other, start.model)
-    elif question.changes or question.remake:
-        raise ConfigurationError("--set and --remake: only with --algorithm")
-    if question.remake and scenario.seed is None:
-        raise ConfigurationError("--remake: only in a seeded run can gradients be made again")
+    other = _other(scenario, start, question)
     world, missing = _world(scenario, manifest, data_dir, question)
     if question.remake and world is None:
         raise ConfigurationError(f"--remake: {missing}")
-    rerun = Rerun(start.server())
-    again = None
+    log = LogReplay(start.server())
+    gradients = counterfactual = None
     if scenario.seed is not None and question.gradients and world is not None:
-        again = GradientsAgain(Makers(world), rerun.server, question.every)
-    otherwise = (
-        None if other is None else _otherwise(other, files, start, rerun, world if question.remake else None)
-    )
+        gradients = GradientComparison(GradientMakers(world), log.server, question.every)
+    if other is not None:
+        counterfactual = Counterfactual(other, log.server, start.x)
+        if question.remake and world is not None:
+            counterfactual.makers, counterfactual.last_use = GradientMakers(world), _last_use(files)
+    for event, effects in log.steps(files):
+        for effect in effects:
+            if isinstance(effect, GradientApplied) and isinstance(event, GradientArrived):
+                if gradients is not None:
+                    gradients.applied(event, effect)
+                if counterfactual is not None:
+                    counterfactual.applied(event, effect)
+            elif isinstance(effect, SendModel) and gradients is not None:
+                gradients.sent(effect)
+    report = ReplayReport()
+    _report_model(report, files, log)
+    _report_data(report, files, log, world, missing)
+    if gradients is not None:
+        _report_gradients(report, gradients, bits=bits_are_meant(manifest))
+    elif scenario.seed is not None:
+        why = missing if question.gradients else "not asked for"
+        report.words.append(f"Gradients were not made again: {why}.")
+    if counterfactual is not None:
+        report.words.append(REMADE if question.remake else AS_LOGGED)
+        _report_both(report, log, counterfactual, world, missing, scenario)
+    return report
 
-    def applied(arrived: GradientArrived, fact: GradientApplied) -> None:
-        if again is not None:
-            again.applied(arrived, fact)
-        if otherwise is not None:
-            otherwise.applied(arrived, fact)
 
-    rerun.on_applied = applied
-    rerun.on_sent = None if again is None else again.sent
-    for _ in rerun.steps(files):
-        pass
-    result = _of_model(files, rerun)
-    _of_data(result, files, rerun, world, missing)
-    if scenario.seed is not None:
-        _of_gradients(result, again, question, missing, bits=bits_are_meant(manifest))
-    if otherwise is not None:
-        result.words.append(REMADE if question.remake else AS_LOGGED)
-        _of_both(result, rerun, otherwise, world, missing, scenario)
-    return result
+def _other(scenario: Scenario, start: RunStart, question: ReplayQuestion) -> Scenario | None:
+    """Return the scenario with the other algorithm that is asked for; None if none is."""
+    if question.algorithm is None:
+        if question.changes or question.remake:
+            raise ConfigurationError("--set and --remake: only with --algorithm")
+        return None
+    other = other_scenario(scenario, question.algorithm, question.changes)
+    if question.remake and scenario.seed is None:
+        raise ConfigurationError("--remake: only in a seeded run can gradients be made again")
+    return other if start.model is None else settled(other, start.model)
 
 
 def _world(
-    scenario: Scenario, manifest: dict[str, Any], data_dir: Path, question: Question
+    scenario: Scenario, manifest: dict[str, Any], data_dir: Path, question: ReplayQuestion
 ) -> tuple[World | None, str]:
-    """Return the run's world with its data; None, and why, where they are not here."""
+    """Return the run's world with its data; None, and why, if they are not here."""
     try:
         allow(scenario.data.set, "data.set", question.allowed)
         allow(scenario.model.name, "model.name", question.allowed)
@@ -130,125 +148,112 @@ def _world(
     return world, ""
 
 
-def _otherwise(
-    other: Scenario, files: RunFiles, start: Start, rerun: Rerun, world: World | None
-) -> Otherwise:
-    if world is None:
-        return Otherwise(other, rerun.server, start.x)
-    last_use: dict[int, int] = {}
-    for _, entry in files.entries():  # those refused are counted too: a model is kept a little longer
-        if entry.kind is Kind.GRADIENT:
-            last_use[entry.arrived.version] = entry.t
-    return Otherwise(other, rerun.server, start.x, Makers(world), last_use)
+def _last_use(files: RunFiles) -> dict[int, int]:
+    """Return, for each version, the t of the last gradient made on it; refused ones count, too."""
+    gradients = (entry for _, entry in files.entries() if entry.kind is Kind.GRADIENT)
+    return {entry.arrived.version: entry.t for entry in gradients}
 
 
-def _of_model(files: RunFiles, rerun: Rerun) -> Replay:
-    tensors, _ = final_model(files)
-    words = difference(tensors["x"], rerun.server.result)
-    updates = rerun.server.updates
-    figures = {"updates": updates, "same_model": not words}
-    if words:
-        return Replay(
-            False, [f"{updates} updates replayed: another model than model.safetensors: {words}."], figures
-        )
-    return Replay(
-        True, [f"{updates} updates replayed: the same model as model.safetensors, bit for bit."], figures
+def _report_model(report: ReplayReport, files: RunFiles, log: LogReplay) -> None:
+    tensors, _ = files.model()
+    unequal, updates = difference(tensors["x"], log.server.result), log.server.updates
+    report.wrong |= bool(unequal)
+    report.figures |= {"updates": updates, "same_model": not unequal}
+    same = "the same model as model.safetensors, bit for bit"
+    report.words.append(
+        f"{updates} updates replayed: {f'another model than model.safetensors: {unequal}' if unequal else same}."
     )
 
 
-def _of_data(result: Replay, files: RunFiles, rerun: Rerun, world: World | None, missing: str) -> None:
+def _metrics(world: World | None, log: LogReplay, x: Vector) -> dict[str, float | None]:
+    """Return the metrics of a model on the test set; none if that is not here."""
+    evaluator = None if world is None else world.evaluator
+    if evaluator is None:
+        return {}
+    return evaluator.evaluate(x, log.server.updates, log.server.stage).named()
+
+
+def _report_data(
+    report: ReplayReport, files: RunFiles, log: LogReplay, world: World | None, missing: str
+) -> None:
     """Compare n_k and the final metrics with what the data set gives."""
     if world is None:
-        result.words.append(f"Shard sizes and metrics were not checked: {missing}.")
+        report.words.append(f"Shard sizes and metrics were not checked: {missing}.")
         return
-    manifest, summary = files.json(MANIFEST), files.json(SUMMARY)
-    server, stated = rerun.server, manifest.get("shard_sizes")
-    evaluator = world.evaluator
-    found = (
-        {} if evaluator is None else evaluator.evaluate(server.result, server.updates, server.stage).named()
-    )
-    metrics = {name: (summary.get(f"final_{name}"), value) for name, value in found.items()}
-    others = [
-        f"final_{name} = {one}, and not {two}" for name, (one, two) in metrics.items() if not _near(one, two)
+    summary, sizes = files.json(SUMMARY), files.json(MANIFEST).get("shard_sizes")
+    wrong = [
+        f"final_{name} = {summary.get(f'final_{name}')}, and not {value}"
+        for name, value in _metrics(world, log, log.server.result).items()
+        if not _is_near(summary.get(f"final_{name}"), value)
     ]
-    if stated != world.shard_sizes:
-        others.append(f"shard_sizes = {stated!r:.100}, and not {world.shard_sizes!r:.100}")
-    result.figures["agrees_with_data"] = not others
-    if others:
-        result.wrong = True
-        result.words.append(f"By the data set the records are wrong: {'; '.join(others)}.")
+    if sizes != world.shard_sizes:
+        wrong.append(f"shard_sizes = {sizes!r:.100}, and not {world.shard_sizes!r:.100}")
+    report.figures["agrees_with_data"] = not wrong
+    report.wrong |= bool(wrong)
+    if wrong:
+        report.words.append(f"By the data set the records are wrong: {'; '.join(wrong)}.")
     else:
-        result.words.append("Shard sizes and final metrics are those that the data set gives.")
+        report.words.append("Shard sizes and final metrics are those that the data set gives.")
 
 
-def _near(stated: object, again: float | None) -> bool:
+def _is_near(stated: object, again: float | None) -> bool:
     if stated is None or again is None:
         return stated is again
     return isinstance(stated, float | int) and math.isclose(stated, again, rel_tol=1e-5, abs_tol=1e-9)
 
 
-def _of_gradients(
-    result: Replay, again: GradientsAgain | None, question: Question, missing: str, *, bits: bool
-) -> None:
-    if again is None:
-        why = "not asked for" if not question.gradients else missing
-        result.words.append(f"Gradients were not made again: {why}.")
-        return
-    result.figures["gradients"] = {
-        "made": again.made,
-        "of": again.seen,
-        "same": again.same,
-        "within_tolerance": again.near,
-        "other": again.other,
+def _report_gradients(report: ReplayReport, gradients: GradientComparison, *, bits: bool) -> None:
+    report.figures["gradients"] = {
+        "made": gradients.made,
+        "of": gradients.seen,
+        "same": gradients.same,
+        "within_tolerance": gradients.near,
+        "other": gradients.other,
         "tolerance": TOLERANCE,
         "bits_meant": bits,
     }
-    result.wrong |= bool(again.other or (bits and again.near))
+    report.wrong |= bool(gradients.other or (bits and gradients.near))
     demand = (
         "every bit must be the same on this machine type"
         if bits
         else f"another machine type or BLAS: equal to {TOLERANCE:g} of the largest coordinate"
     )
-    result.words.append(
-        f"{again.made} of {again.seen} gradients made again from the seed ({demand}): {again.same} the same bit for"
-        f" bit, {again.near} within the tolerance, {again.other} others."
+    report.words.append(
+        f"{gradients.made} of {gradients.seen} gradients made again from the seed ({demand}): {gradients.same} the"
+        f" same bit for bit, {gradients.near} within the tolerance, {gradients.other} others."
     )
-    if again.first_other:
-        result.words.append(f"First: {again.first_other}.")
+    if gradients.first_other:
+        report.words.append(f"First: {gradients.first_other}.")
 
 
-def _of_both(
-    result: Replay,
-    rerun: Rerun,
-    otherwise: Otherwise,
+def _report_both(
+    report: ReplayReport,
+    log: LogReplay,
+    counterfactual: Counterfactual,
     world: World | None,
     missing: str,
     scenario: Scenario,
 ) -> None:
     """Say what the two models are worth, and how far apart they are."""
-    server = rerun.server
-    names = (scenario.algorithm.name, otherwise.scenario.algorithm.name)
-    result.figures["diverged"] = not is_finite(otherwise.result)
-    if result.figures["diverged"]:
-        result.figures["distance"] = None
-        result.words.append(f"{names[1]}: diverged: its model is not finite, and nothing is compared.")
+    own, other = log.server.result, counterfactual.result
+    names = (scenario.algorithm.name, counterfactual.scenario.algorithm.name)
+    report.figures |= {"diverged": not is_finite(other), "distance": None}
+    if not is_finite(other):
+        report.words.append(f"{names[1]}: diverged: its model is not finite, and nothing is compared.")
         return
-    distance = float(np.linalg.norm(server.result.astype(np.float64) - otherwise.result))
-    result.figures["distance"] = distance
-    evaluator = None if world is None else world.evaluator
-    if evaluator is None:
+    distance = float(np.linalg.norm(own.astype(np.float64) - other))
+    report.figures["distance"] = distance
+    both = [_metrics(world, log, x) for x in (own, other)]
+    if not both[0]:
         why = missing if world is None else "the run has no test data"
-        result.words.append(f"Not evaluated: {why}. ‖x − x'‖ = {distance:.6g}.")
+        report.words.append(f"Not evaluated: {why}. ‖x − x'‖ = {distance:.6g}.")
         return
-
-    def values(x: Vector) -> dict[str, float | None]:
-        return evaluator.evaluate(x, server.updates, server.stage).named()
-
-    found = [values(server.result), values(otherwise.result)]
-    result.figures["metrics"] = [{"algorithm": name, **one} for name, one in zip(names, found, strict=True)]
-    for name, one in zip(names, found, strict=True):
-        told = ", ".join(
-            f"{key} {'–' if value is None else format(value, '.4g')}" for key, value in one.items()
+    report.figures["metrics"] = [
+        {"algorithm": name, **of_model} for name, of_model in zip(names, both, strict=True)
+    ]
+    for name, of_model in zip(names, both, strict=True):
+        values = (
+            f"{key} {'–' if value is None else format(value, '.4g')}" for key, value in of_model.items()
         )
-        result.words.append(f"{name}: {told}")
-    result.words.append(f"‖x − x'‖ = {distance:.6g}.")
+        report.words.append(f"{name}: {', '.join(values)}")
+    report.words.append(f"‖x − x'‖ = {distance:.6g}.")

@@ -8,9 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from cloud import history as history_module
+from cloud import recovery_log as history_module
 from cloud import service
-from cloud.history import History
+from cloud.recovery_log import History
 from cloud.server import CloudServer
 from common.messages import Effect, GradientArrived
 from common.records.gradient_log import Entry, Kind, LogWriter, pack_record
@@ -72,7 +72,7 @@ def twice() -> None:
 
 
 def killed() -> None:
-    """Die at a step of cloud/history.py's, or in the midst of a record (`torn`): the first of a file, which loses it.
+    """Die at a step of cloud/recovery_log.py's, or in the midst of a record (`torn`): the first of a file, which loses it.
 
     Checkpoints come often, lest one waits for them.
     """

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cloud.history import History
 from cloud.readings import (
     DROPPED,
     DROPS,
@@ -26,6 +25,7 @@ from cloud.readings import (
     UPDATES,
     read_cloud,
 )
+from cloud.recovery_log import History
 from cloud.service import CloudService
 from common.messages import GradientRefused
 from common.records.events import Journal

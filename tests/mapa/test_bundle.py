@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.ledger_file import FILE_NAME
-from mapa.verification.canonical_zip import NoBundleError, read_zip, write_zip
+from mapa.verification.bundle import NoBundleError, read_zip, write_zip
 from tests.program_support import Mapa
 from tests.verification_support import PRIVATE, logged_run, parts_of
 
@@ -141,6 +141,12 @@ def zipped(parts: dict[str, bytes]) -> bytes:
     stream = io.BytesIO()
     write_zip(stream, {name: memoryview(content) for name, content in parts.items()})
     return stream.getvalue()
+
+
+def test_the_bytes_of_a_zip_are_the_canonical_ones() -> None:
+    """Pinned: a bundle must be the same bytes with every version of Python's zipfile."""
+    digest = "b73fae9b8ad6c992502f8c732a205ad1fbec22ccaf8767785fde56e23c6c8350"
+    assert hashlib.sha256(zipped(PARTS)).hexdigest() == digest
 
 
 def test_every_bit_of_a_zip_is_checked() -> None:

@@ -32,8 +32,7 @@ from mapa.export.tables import Curves, write_csv
 from mapa.run_result import read_result
 from mapa.scenario_files import load_scenario
 from mapa.verification.check import Check
-from mapa.verification.run_files import of_directory
-from mapa.verification.strict_json import strict_json
+from mapa.verification.untrusted_files import of_directory, strict_json
 from mapa.verification.verify import Verification
 from tests.program_support import Mapa
 from tests.verification_support import logged_run

@@ -21,27 +21,34 @@ from mapa.recording import privacy_of, record_simulation, releases_of
 from mapa.simulation.world import World
 from mapa.verification.bundle import make_bundle
 from mapa.verification.check import Check, Status, is_verified
-from mapa.verification.of_privacy import why_not_private
-from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import RunFiles
-from mapa.verification.start import start_of
+from mapa.verification.checks_privacy import why_not_private
+from mapa.verification.log_replay import LogReplay, start_of
+from mapa.verification.untrusted_files import RunFiles
 from mapa.verification.verify import Verification
 from tests.core_support import small_dataset, small_scenario
 from tests.verification_support import (
+    EVENTS,
+    MANIFEST,
+    MODEL,
     PRIVATE,
+    SEGMENT,
+    SUMMARY,
+    Parts,
     entries_of,
     gradients_in,
+    in_ledger,
+    in_log,
+    in_manifest,
+    in_summary,
     logged_run,
     parts_of,
     rewritten,
     with_entries,
+    without,
 )
 
-MANIFEST, SUMMARY, EVENTS = "run/manifest.json", "run/summary.json", "run/events.jsonl"
-MODEL, SEGMENT = "run/model.safetensors", "run/log/000001.seg"
 UNLOGGED = {"keep_gradients": False}
 SHUFFLED = {**PRIVATE, "data": {"sampler": "shuffled"}}
-Parts = dict[str, bytes]
 
 
 def _simulated(runs: Path, **changes: Any) -> Path:
@@ -83,27 +90,6 @@ def read(parts: Parts, name: str) -> dict[str, Any]:
 
 def write(parts: Parts, name: str, value: dict[str, Any]) -> None:
     parts[name] = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def of_json(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Parts], None]:
-    def forge(parts: Parts) -> None:
-        value = read(parts, name)
-        change(value)
-        write(parts, name, value)
-
-    return forge
-
-
-def summary(change: Callable[[dict[str, Any]], object]) -> Callable[[Parts], None]:
-    return of_json(SUMMARY, change)
-
-
-def manifest(change: Callable[[dict[str, Any]], object]) -> Callable[[Parts], None]:
-    return of_json(MANIFEST, change)
-
-
-def ledger(**changes: Any) -> Callable[[Parts], None]:
-    return of_json("ledgers/000001.json", lambda value: value.update(changes))
 
 
 def events(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Callable[[Parts], None]:
@@ -177,14 +163,8 @@ def scale(value: Any, factor: float) -> Any:
     return [scale(one, factor) for one in value] if isinstance(value, list) else value
 
 
-def no_log(parts: Parts) -> None:
-    for name in [name for name in parts if name.startswith(("run/log/", "run/checkpoints/"))]:
-        del parts[name]
-
-
-def no_ledgers(parts: Parts) -> None:
-    for name in [name for name in parts if name.startswith("ledgers/")]:
-        del parts[name]
+no_log = without("run/log/", "run/checkpoints/")
+no_ledgers = without("ledgers/")
 
 
 def relabel(parts: Parts) -> None:
@@ -232,27 +212,27 @@ def cut_in_half(parts: Parts) -> None:
     run = {
         name.removeprefix("run/"): memoryview(one) for name, one in parts.items() if name.startswith("run/")
     }
-    files, scenario = RunFiles("forged", run), parse_scenario(value["scenario"])
+    files, scenario = RunFiles(run), parse_scenario(value["scenario"])
     start = start_of(files, scenario, ())
-    rerun = Rerun.of(files, start)
-    accounts = sorted(rerun.server.edges.values(), key=lambda account: account.index)
+    replay = LogReplay.of(files, start)
+    accounts = sorted(replay.server.edges.values(), key=lambda account: account.index)
     assert start.model is not None
-    seconds = rerun.times[1] - rerun.times[0]
+    seconds = replay.times[1] - replay.times[0]
     for key in [key for key in stated if key.startswith(("final_", "best_"))]:
         del stated[key]
     stated |= {
-        **rerun.tally.summary(start.model.metrics),
+        **replay.tally.summary(start.model.metrics),
         "reason": "interrupted",
         "seconds": seconds,
         "iterations_per_second": half / seconds if seconds else None,
-        "releases": [releases_of(one, rerun.lives, rerun.tally, begun=True)[1] for one in accounts],
+        "releases": [releases_of(one, replay.lives, replay.tally, begun=True)[1] for one in accounts],
     }
     for row, account in zip(stated["network"], accounts, strict=True):
         mean = next(edge["staleness_mean"] for edge in stated["edges"] if edge["edge"] == account.index)
         row |= {"applied": account.applied, "staleness_mean": mean}
     write(parts, SUMMARY, stated)
     restate(parts, lambda counts: counts)
-    result, layout = rerun.server.result, start.model.layout
+    result, layout = replay.server.result, start.model.layout
     remodel(
         parts,
         lambda tensors: tensors.update(
@@ -264,13 +244,6 @@ def cut_in_half(parts: Parts) -> None:
 def stretch(entries: list[Entry]) -> list[Entry]:
     """Let a second pass between two records of the log."""
     return [entry._replace(time=entry.time + place) for place, entry in enumerate(entries)]
-
-
-def in_log(change: Callable[[list[Entry]], list[Entry]]) -> Callable[[Parts], None]:
-    def forge(parts: Parts) -> None:
-        parts[SEGMENT] = with_entries(parts[SEGMENT], change(entries_of(parts[SEGMENT])))
-
-    return forge
 
 
 def weaker_noise(parts: Parts) -> None:
@@ -295,11 +268,11 @@ def an_evaluation_of_its_own(parts: Parts) -> None:
         row = value["evaluations"][-1]
         value["evaluations"].insert(-1, row | {"updates": row["updates"] - 1})
 
-    both(events(told), summary(summed))(parts)
+    both(events(told), in_summary(summed))(parts)
 
 
 def larger_shards(parts: Parts) -> None:
-    manifest(lambda value: value.update(shard_sizes=[10 * size for size in value["shard_sizes"]]))(parts)
+    in_manifest(lambda value: value.update(shard_sizes=[10 * size for size in value["shard_sizes"]]))(parts)
     restate(parts, lambda counts: counts)
 
 
@@ -332,7 +305,7 @@ def seven_updates(parts: Parts) -> None:
         value["network"][0]["applied"] += 7
         value["iterations_per_second"] = value["updates"] / value["seconds"] if value["seconds"] else None
 
-    summary(change)(parts)
+    in_summary(change)(parts)
     remodel(parts, lambda _: None)
 
 
@@ -346,15 +319,15 @@ class Forgery:
 
 
 def stated_epsilon(factor: float) -> Callable[[Parts], None]:
-    return summary(lambda value: value.update(privacy=scale(value["privacy"], factor)))
+    return in_summary(lambda value: value.update(privacy=scale(value["privacy"], factor)))
 
 
-ZERO = summary(
+ZERO = in_summary(
     lambda value: value["privacy"].update(
         epsilon=0.0, delta=0.0, words=["Each record of an edge's shard is protected with (ε = 0, δ = 0)-DP."]
     )
 )
-NOTHING = summary(lambda value: value.update(privacy={"words": ["Nothing was released."], "edges": []}))
+NOTHING = in_summary(lambda value: value.update(privacy={"words": ["Nothing was released."], "edges": []}))
 
 FORGERIES: dict[str, Forgery] = {
     # B.2: ε where there is no log
@@ -364,7 +337,10 @@ FORGERIES: dict[str, Forgery] = {
     "ε = 0, δ = 0, simulated": Forgery("simulated", ZERO, "ε", allowed=True),
     "ε = 0, δ = 0, unlogged": Forgery("unlogged", ZERO, "ε", allowed=True),
     "releases all 1 beside the statement": Forgery(
-        "simulated", summary(lambda v: v.update(releases=[1] * len(v["releases"]))), "releases", allowed=True
+        "simulated",
+        in_summary(lambda v: v.update(releases=[1] * len(v["releases"]))),
+        "releases",
+        allowed=True,
     ),
     "releases all 1, and the statement's": Forgery(
         "simulated", lambda parts: restate(parts, lambda c: [1] * len(c)), "releases", allowed=True
@@ -376,42 +352,46 @@ FORGERIES: dict[str, Forgery] = {
     "log dropped with the scenario's word, weights 7": Forgery("logged", unlog, "log"),
     "log dropped without it": Forgery("logged", no_log, "log", allowed=True),
     # B.3: ledgers that contradict the statement
-    "shuffled: a charge for each release in a ledger": Forgery("shuffled", ledger(charges=10), "ledgers"),
-    "shuffled: one charge in a ledger": Forgery("shuffled", ledger(charges=1), "ledgers"),
+    "shuffled: a charge for each release in a ledger": Forgery("shuffled", in_ledger(charges=10), "ledgers"),
+    "shuffled: one charge in a ledger": Forgery("shuffled", in_ledger(charges=1), "ledgers"),
     "shuffled: one charge in the statement": Forgery(
-        "shuffled", summary(lambda v: [row.update(charges=1) for row in v["privacy"]["edges"]]), "ε"
+        "shuffled", in_summary(lambda v: [row.update(charges=1) for row in v["privacy"]["edges"]]), "ε"
     ),
     # B.14
     "halted interrupted in events": Forgery("logged", events(other_ends(reason="interrupted")), "end"),
     "halted interrupted in the summary": Forgery(
-        "logged", summary(lambda v: v.update(reason="interrupted")), "end"
+        "logged", in_summary(lambda v: v.update(reason="interrupted")), "end"
     ),
     "halted interrupted in both, unlogged": Forgery(
         "unlogged",
-        both(events(other_ends(reason="interrupted")), summary(lambda v: v.update(reason="interrupted"))),
+        both(events(other_ends(reason="interrupted")), in_summary(lambda v: v.update(reason="interrupted"))),
         "end",
         allowed=True,
     ),
     "no halted line": Forgery("logged", events(drop("halted")), "end"),
     "no halted line, simulated": Forgery("simulated", events(drop("halted")), "end", allowed=True),
-    "any random_stream": Forgery("logged", manifest(lambda v: v.update(random_stream="quantum")), "words"),
-    "secure stream of a seeded run": Forgery(
-        "seeded", manifest(lambda v: v.update(random_stream="secure")), "words"
+    "any random_stream": Forgery(
+        "logged", in_manifest(lambda v: v.update(random_stream="quantum")), "fields"
     ),
-    "any text in rate": Forgery("logged", summary(lambda v: v.update(rate="proved optimal")), "words"),
-    "any warning": Forgery("logged", summary(lambda v: v.update(warning="audited by an authority")), "words"),
+    "secure stream of a seeded run": Forgery(
+        "seeded", in_manifest(lambda v: v.update(random_stream="secure")), "fields"
+    ),
+    "any text in rate": Forgery("logged", in_summary(lambda v: v.update(rate="proved optimal")), "summary"),
+    "any warning": Forgery(
+        "logged", in_summary(lambda v: v.update(warning="audited by an authority")), "summary"
+    ),
     "format-1 downgrade": Forgery("logged", lambda _: None, "hashes", claims=(("format", "mapa-bundle-1"),)),
     "cut in half, ledgers keep the counts": Forgery("logged", cut_in_half, "ledgers"),
-    "a ledger with 10⁹ releases": Forgery("logged", ledger(releases=10**9, charges=10**9), "ledgers"),
+    "a ledger with 10⁹ releases": Forgery("logged", in_ledger(releases=10**9, charges=10**9), "ledgers"),
     "a ledger with 10⁹ releases, unlogged": Forgery(
-        "unlogged", ledger(releases=10**9, charges=10**9), "ledgers", allowed=True
+        "unlogged", in_ledger(releases=10**9, charges=10**9), "ledgers", allowed=True
     ),
     # D.5
     "a refusal more in the summary": Forgery("seeded", one_more_refusal, "summary"),
     "a refusal line dropped": Forgery("seeded", events(drop("gradient_refused")), "summary"),
     # others
     "nothing was released": Forgery("simulated", NOTHING, "ε", allowed=True),
-    "no statement at all": Forgery("simulated", summary(lambda v: v.pop("privacy")), "ε", allowed=True),
+    "no statement at all": Forgery("simulated", in_summary(lambda v: v.pop("privacy")), "ε", allowed=True),
     "one release under way left out": Forgery(
         "logged", lambda parts: restate(parts, lambda c: [c[0] - 1, *c[1:]]), "releases"
     ),
@@ -430,24 +410,30 @@ FORGERIES: dict[str, Forgery] = {
     "seven updates more in the summary, unlogged": Forgery(
         "unlogged", seven_updates, "summary", allowed=True
     ),
+    "keys of a cloud in a simulation": Forgery(
+        "simulated", in_summary(lambda v: v.update(network=[])), "summary", allowed=True
+    ),
     "staleness told smaller": Forgery(
-        "simulated", summary(lambda v: v["staleness"].update(max=0)), "summary", allowed=True
+        "simulated", in_summary(lambda v: v["staleness"].update(max=0)), "summary", allowed=True
     ),
     "an evaluation of its own": Forgery("logged", an_evaluation_of_its_own, "evaluations"),
     "final accuracy of its own": Forgery(
-        "simulated", summary(lambda v: v.update(final_accuracy=0.99)), "evaluations", allowed=True
+        "simulated", in_summary(lambda v: v.update(final_accuracy=0.99)), "evaluations", allowed=True
     ),
     "seconds of its own": Forgery(
         "unlogged",
-        summary(lambda v: v.update(seconds=5.0, iterations_per_second=v["updates"] / 5.0)),
+        in_summary(lambda v: v.update(seconds=5.0, iterations_per_second=v["updates"] / 5.0)),
         "summary",
         allowed=True,
     ),
     "a link that the scenario does not give": Forgery(
-        "unlogged", summary(lambda v: v["network"][0].update(asked_delay_ms=250.0)), "summary", allowed=True
+        "unlogged",
+        in_summary(lambda v: v["network"][0].update(asked_delay_ms=250.0)),
+        "summary",
+        allowed=True,
     ),
     "more parameters than the model": Forgery(
-        "simulated", summary(lambda v: v.update(parameters=10**6)), "words", allowed=True
+        "simulated", in_summary(lambda v: v.update(parameters=10**6)), "summary", allowed=True
     ),
     "infinite weights, unlogged": Forgery(
         "simulated",
@@ -467,7 +453,9 @@ FORGERIES: dict[str, Forgery] = {
     "a simulation's log dropped": Forgery("simulated, logged", no_log, "log", allowed=True),
     "an engine that is none": Forgery(
         "logged",
-        both(manifest(lambda v: v.update(engine="oracle")), summary(lambda v: v.update(engine="oracle"))),
+        both(
+            in_manifest(lambda v: v.update(engine="oracle")), in_summary(lambda v: v.update(engine="oracle"))
+        ),
         "scenario",
     ),
     "another clock in the log": Forgery("logged", in_log(stretch), "summary"),

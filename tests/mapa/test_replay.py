@@ -15,12 +15,10 @@ from cloud.algorithm import Update
 from cloud.assembly import begin
 from common.messages import GradientApplied, GradientArrived
 from common.quantities import Vector
-from common.records.gradient_log import Kind
-from mapa.verification.otherwise import other_scenario
+from mapa.verification.counterfactual import other_scenario
+from mapa.verification.log_replay import LogReplay, scenario_of, start_of
 from mapa.verification.replay import AS_LOGGED, REMADE
-from mapa.verification.rerun import Rerun
-from mapa.verification.run_files import MANIFEST, of_directory
-from mapa.verification.start import scenario_of, start_of
+from mapa.verification.untrusted_files import MANIFEST, of_directory
 from tests.program_support import Mapa
 from tests.verification_support import (
     BLOBS,
@@ -186,10 +184,15 @@ def test_without_the_data_it_says_what_was_not_checked(mapa: Mapa, copy: Path) -
 def logged_arrivals(path: Path) -> tuple[Any, list[tuple[GradientArrived, GradientApplied]]]:
     files = of_directory(path)
     scenario = scenario_of(files.json(MANIFEST), {BLOBS})
-    rerun, found = Rerun(start_of(files, scenario, {BLOBS}).server()), []
-    rerun.on_applied = lambda arrived, fact: found.append((arrived, fact))
-    assert sum(entry.kind is Kind.GRADIENT for entry in rerun.steps(files)) >= 60
-    return scenario, found
+    steps = LogReplay(start_of(files, scenario, {BLOBS}).server()).steps(files)
+    applied = [
+        (event, effect)
+        for event, effects in steps
+        for effect in effects
+        if isinstance(event, GradientArrived) and isinstance(effect, GradientApplied)
+    ]
+    assert len(applied) >= 60
+    return scenario, applied
 
 
 def test_another_algorithm_on_the_logged_gradients_is_that_algorithm_and_nothing_else(

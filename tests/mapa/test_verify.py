@@ -21,33 +21,34 @@ from safetensors.numpy import load, save
 from common.records.checkpoint import pack, unpack
 from common.records.directory import ordered
 from edge.ledger_file import FILE_NAME
-from mapa.recording import record_simulation
-from mapa.simulation.world import World
 from mapa.verification.bundle import make_bundle, read_bundle
 from mapa.verification.check import Status
 from mapa.verification.verify import Verification
-from tests.core_support import small_dataset, small_scenario
 from tests.program_support import Mapa
 from tests.verification_support import (
+    EVENTS,
+    LEDGER,
+    MANIFEST,
+    MODEL,
     OWN_MODEL,
     PRIVATE,
-    edit_json,
-    entries_of,
+    SEGMENT,
+    SUMMARY,
+    Change,
+    Parts,
     failures,
     gradients_in,
+    in_json,
+    in_ledger,
+    in_log,
+    in_manifest,
+    in_summary,
     logged_run,
     nudged,
     parts_of,
     rewritten,
-    with_entries,
 )
 
-SEGMENT, SUMMARY, EVENTS, MODEL = (
-    "run/log/000001.seg",
-    "run/summary.json",
-    "run/events.jsonl",
-    "run/model.safetensors",
-)
 STATE, ARRAYS = "run/checkpoints/000001/state.json", "run/checkpoints/000001/arrays.safetensors"
 
 
@@ -92,7 +93,7 @@ def test_what_nobody_has_changed_passes(mapa: Mapa, subject: str, request: pytes
     assert document["verified"]
     names = of_status(document, "passed")
     assert names >= {"scenario", "log", "replay", "continuity", "exactly once", "events", "summary"}
-    assert names >= {"evaluations", "ledgers", "releases", "ε", "model"}
+    assert names >= {"fields", "evaluations", "ledgers", "releases", "ε", "model"}
     assert ({"zip", "hashes", "manifest"} <= names) == ("bundle" in subject)
     assert not of_status(document, "not checked")
     assert {claim["name"] for claim in document["claimed"]} == {"origin", "metrics", "times", "shard sizes"}
@@ -126,29 +127,22 @@ def test_one_bit_flipped_in_each_part_is_found_and_the_part_named(
 
 
 @pytest.mark.slow
-def test_one_bit_flipped_anywhere_is_found_and_the_part_named(bundle: Path, tmp_path: Path) -> None:
+def test_one_bit_flipped_anywhere_is_found_and_a_changed_part_named(bundle: Path, tmp_path: Path) -> None:
     """The file's own checks alone: every 97th byte, and all of the first header and of the directory."""
     whole, parts = bundle.read_bytes(), parts_of(bundle)
-    owner, at = [], 0
+    owner: list[str] = []
     for name, content in parts.items():
-        size = 30 + len(name) + len(content)
-        owner += [name] * size
-        at += size
-    for name in parts:
-        owner += [name] * (46 + len(name))
-    owner += ["zip directory"] * (len(whole) - len(owner))
-    assert len(owner) == len(whole)
+        owner += [""] * (30 + len(name)) + [name] * len(content)
+    at = len(owner)
+    owner += [""] * (len(whole) - at)
     path = tmp_path / "flipped.zip"
     for place in {*range(0, len(whole), 97), *range(60), *range(at, len(whole))}:
         flipped = bytearray(whole)
         flipped[place] ^= 1 << place % 8
         path.write_bytes(flipped)
         named = [check.part for check in read_bundle(path).checks if check.status is Status.FAILED]
-        assert any(part.startswith(owner[place]) or f"'{owner[place]}'" in part for part in named), (
-            place,
-            owner[place],
-            named,
-        )
+        assert named, place
+        assert not owner[place] or owner[place] in named, (place, owner[place], named)
 
 
 @pytest.mark.parametrize("cut", [1, 22, 500, 0.5])
@@ -174,17 +168,6 @@ def test_what_is_neither_bundle_nor_run_exits_with_2(mapa: Mapa, tmp_path: Path)
 
 
 # -- changes by somebody who makes the hashes right again ---------------------------------------------------
-
-Change = Callable[[dict[str, bytes]], None]
-
-
-def change_log(change: Callable[[list[Any]], None]) -> Change:
-    def edit(parts: dict[str, bytes]) -> None:
-        entries = entries_of(parts[SEGMENT])
-        change(entries)
-        parts[SEGMENT] = with_entries(parts[SEGMENT], entries)
-
-    return edit
 
 
 def nudge_a_gradient(entries: list[Any]) -> None:
@@ -235,15 +218,11 @@ def end_in_eternity(entries: list[Any]) -> None:
     entries[-1] = entries[-1]._replace(time=math.inf)
 
 
-def in_manifest(change: Callable[[dict[str, Any]], object]) -> Change:
-    return lambda parts: edit_json(parts, "run/manifest.json", lambda value: change(value) and None)
-
-
 def forget_a_hello(entries: list[Any]) -> None:
     del entries[0]
 
 
-def change_the_model(parts: dict[str, bytes]) -> None:
+def change_the_model(parts: Parts) -> None:
     tensors = {name: np.array(tensor) for name, tensor in load(parts[MODEL]).items()}
     for tensor in tensors.values():
         tensor.reshape(-1)[0] += 1e-3
@@ -252,7 +231,7 @@ def change_the_model(parts: dict[str, bytes]) -> None:
     parts[MODEL] = ordered(save(tensors, metadata=metadata))
 
 
-def change_a_block(parts: dict[str, bytes]) -> None:
+def change_a_block(parts: Parts) -> None:
     content = bytearray(parts[MODEL])
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
@@ -261,99 +240,62 @@ def change_a_block(parts: dict[str, bytes]) -> None:
     parts[MODEL] = bytes(content)
 
 
-def in_summary(change: Callable[[dict[str, Any]], object]) -> Change:
-    return lambda parts: edit_json(parts, SUMMARY, lambda value: change(value) and None)
-
-
 def in_events(old: bytes, new: bytes) -> Change:
-    def edit(parts: dict[str, bytes]) -> None:
+    def edit(parts: Parts) -> None:
         assert old in parts[EVENTS]
         parts[EVENTS] = parts[EVENTS].replace(old, new, 1)
 
     return edit
 
 
-def drop_a_segment(parts: dict[str, bytes]) -> None:
-    del parts[SEGMENT]
-
-
-def shrink_a_ledger(parts: dict[str, bytes]) -> None:
-    edit_json(parts, "ledgers/000001.json", lambda value: value.update(releases=value["releases"] - 3))
-
-
-def rename_a_ledger(parts: dict[str, bytes]) -> None:
-    edit_json(parts, "ledgers/000001.json", lambda value: value.update(edge_id="e" * 32))
-
-
-def in_a_ledger(**changes: object) -> Change:
-    return lambda parts: edit_json(parts, "ledgers/000001.json", lambda value: value.update(changes))
-
-
-def double_a_ledger(parts: dict[str, bytes]) -> None:
-    parts["ledgers/000009.json"] = parts["ledgers/000001.json"]
-
-
-def drop_the_log(parts: dict[str, bytes]) -> None:
-    """Leave nothing that could be replayed, as if the run had not kept it."""
-    for name in [name for name in parts if name.startswith("run/log/")]:
-        del parts[name]
+def double_a_ledger(parts: Parts) -> None:
+    parts["ledgers/000009.json"] = parts[LEDGER]
 
 
 def one_more_line(line: bytes) -> Change:
     return lambda parts: parts.update({EVENTS: parts[EVENTS] + line + b"\n"})
 
 
-def begin_elsewhere(parts: dict[str, bytes]) -> None:
+def begin_elsewhere(parts: Parts) -> None:
     """Let the run begin at another x₁, with the checkpoint's own checksums right."""
     state = unpack(parts[STATE], parts[ARRAYS])
     state["server"]["model"] = state["server"]["model"] + np.float32(1)
     parts[STATE], parts[ARRAYS] = pack(state)
 
 
-def begin_with_an_edge(parts: dict[str, bytes]) -> None:
+def begin_with_an_edge(parts: Parts) -> None:
     state = unpack(parts[STATE], parts[ARRAYS])
     state["server"]["t"] = 2
     parts[STATE], parts[ARRAYS] = pack(state)
 
 
-def forget_the_seed(parts: dict[str, bytes]) -> None:
-    edit_json(parts, "run/manifest.json", lambda value: value["scenario"].update(seed=None))
-
-
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        (change_log(nudge_a_gradient), MODEL),
-        (change_log(drop_a_record), SEGMENT),
-        (change_log(drop_the_last), SUMMARY),
-        (change_log(double_a_record), SEGMENT),
-        (change_log(swap_two), SEGMENT),
-        (change_log(swap_two_and_their_t), EVENTS),
-        (change_log(forget_a_hello), SEGMENT),
+        (in_log(nudge_a_gradient), MODEL),
+        (in_log(drop_a_record), SEGMENT),
+        (in_log(drop_the_last), SUMMARY),
+        (in_log(double_a_record), SEGMENT),
+        (in_log(swap_two), SEGMENT),
+        (in_log(swap_two_and_their_t), EVENTS),
+        (in_log(forget_a_hello), SEGMENT),
         (change_the_model, MODEL),
         (change_a_block, MODEL),
         (in_summary(lambda s: s.update(updates=s["updates"] + 1)), SUMMARY),
         (in_summary(lambda s: s["edges"][0].update(applied=1)), SUMMARY),
-        (in_summary(lambda s: s["staleness"].update(max=0)), SUMMARY),
         (in_summary(lambda s: s["stages"][0].update(learning_rate=1.0)), SUMMARY),
-        (in_summary(lambda s: s["releases"].__setitem__(0, 1)), SUMMARY),
-        (in_summary(lambda s: s.update(final_accuracy=0.999)), SUMMARY),
         (in_summary(lambda s: s["evaluations"][-1].update(accuracy=0.999)), SUMMARY),
         (in_summary(lambda s: s.update(seed=8)), SUMMARY),
         (in_summary(lambda s: s["refused"].update(norm=3)), SUMMARY),
         (in_events(b'"staleness": 2', b'"staleness": 1'), EVENTS),
         (in_events(b'"event": "edge_joined"', b'"event": "edge_jumped"'), EVENTS),
         (in_summary(lambda s: s.update(best_accuracy=0.999)), SUMMARY),
-        (in_summary(lambda s: s.update(best_accuracy_at=1)), SUMMARY),
-        (in_summary(lambda s: s.pop("final_accuracy")), SUMMARY),
         (in_summary(lambda s: s["metrics"][1].update(better="higher")), SUMMARY),
         (in_summary(lambda s: s.update(metrics=[])), SUMMARY),
         (in_summary(lambda s: s.update(diagnostics=True)), SUMMARY),
-        (in_summary(lambda s: s["noise"].update(law="none")), SUMMARY),
         (in_summary(lambda s: s["noise"].update(noise_multiplier=[99.0])), SUMMARY),
         (in_summary(lambda s: s.update(blessed=True)), SUMMARY),
         (in_summary(lambda s: s.update(virtual_seconds=1.0)), SUMMARY),
-        (in_summary(lambda s: s.update(seconds=s["seconds"] / 2)), SUMMARY),
         (
             in_summary(
                 lambda s: s.update(
@@ -367,43 +309,38 @@ def forget_the_seed(parts: dict[str, bytes]) -> None:
         (in_summary(lambda s: s["dropped"].update(hello=-1)), SUMMARY),
         (in_summary(lambda s: s["network"][0].update(blessed=1)), SUMMARY),
         (in_summary(lambda s: s["network"][0].update(applied=1)), SUMMARY),
-        (in_summary(lambda s: s["network"][0].update(staleness_mean=0.0)), SUMMARY),
-        (in_summary(lambda s: s["network"][0].update(edge_id="e" * 32)), SUMMARY),
-        (in_summary(lambda s: s["network"][0].update(edge=7)), SUMMARY),
         (in_summary(lambda s: s["network"].pop()), SUMMARY),
-        (in_manifest(lambda m: m.update(blessed=True)), "run/manifest.json"),
+        (in_manifest(lambda m: m.update(blessed=True)), MANIFEST),
         (lambda parts: parts.pop(STATE), "checkpoints/000001/state.json"),
         (lambda parts: parts.pop(ARRAYS), "checkpoints/000001/arrays.safetensors"),
         (lambda parts: parts.update({STATE: b'{"a":' * 50_000}), STATE),
         (lambda parts: parts.update({ARRAYS: b"\0" * 40}), ARRAYS),
         (one_more_line(b'{"event": "blessed"}'), EVENTS),
-        (change_log(turn_time_back), SEGMENT),
-        (change_log(end_in_eternity), SEGMENT),
+        (in_log(turn_time_back), SEGMENT),
+        (in_log(end_in_eternity), SEGMENT),
         (one_more_line(b'{"event": "resumed", "t": 3, "torn_bytes": 0, "time": 1e6}'), EVENTS),
         (one_more_line(b'{"event": "resumed", "t": 60, "torn_bytes": -1, "time": 1e6}'), EVENTS),
         (one_more_line(b'{"event": "halted", "t": 60, "reason": "finished", "time": 0.0}'), EVENTS),
         (in_events(b'"time": ', b'"time": 9'), EVENTS),
-        (in_manifest(lambda m: m["versions"].pop("numpy")), "run/manifest.json"),
-        (in_manifest(lambda m: m["versions"].update(numpy=2)), "run/manifest.json"),
-        (in_manifest(lambda m: m.update(versions="all")), "run/manifest.json"),
-        (in_manifest(lambda m: m.update(format=2)), "run/manifest.json"),
+        (in_manifest(lambda m: m["versions"].pop("numpy")), MANIFEST),
+        (in_manifest(lambda m: m["versions"].update(numpy=2)), MANIFEST),
+        (in_manifest(lambda m: m.update(versions="all")), MANIFEST),
+        (in_manifest(lambda m: m.update(format=2)), MANIFEST),
         (one_more_line(b'{"event": "gradient_refused", "reason": "norm"}'), EVENTS),
-        (drop_the_log, "log"),
-        (in_a_ledger(charges=0), "ledgers/000001.json"),
-        (in_a_ledger(charges=10**30), "ledgers/000001.json"),
-        (in_a_ledger(shard=7), "ledgers/000001.json"),
-        (in_a_ledger(run="other"), "ledgers/000001.json"),
-        (in_a_ledger(dataset="x"), "ledgers/000001.json"),
-        (in_a_ledger(partition="iid K=9 seed=0"), "ledgers/000001.json"),
-        (in_a_ledger(reproducible=False), "ledgers/000001.json"),
-        (in_manifest(lambda m: m.update(data=dict.fromkeys(m["data"], "1" * 64))), "ledgers/000001.json"),
-        (in_manifest(lambda m: m.update(run=None)), "run/manifest.json"),
-        (double_a_ledger, "ledgers/000001.json"),
-        (shrink_a_ledger, "ledgers/000001.json"),
-        (rename_a_ledger, "ledgers/000001.json"),
+        (in_ledger(charges=0), LEDGER),
+        (in_ledger(shard=7), LEDGER),
+        (in_ledger(run="other"), LEDGER),
+        (in_ledger(dataset="x"), LEDGER),
+        (in_ledger(partition="iid K=9 seed=0"), LEDGER),
+        (in_ledger(reproducible=False), LEDGER),
+        (in_manifest(lambda m: m.update(data=dict.fromkeys(m["data"], "1" * 64))), LEDGER),
+        (in_manifest(lambda m: m.update(run=None)), MANIFEST),
+        (double_a_ledger, LEDGER),
+        (in_json(LEDGER, lambda ledger: ledger.update(releases=ledger["releases"] - 3)), LEDGER),
+        (in_ledger(edge_id="e" * 32), LEDGER),
         (begin_elsewhere, ARRAYS),
         (begin_with_an_edge, STATE),
-        (forget_the_seed, "run/manifest.json"),
+        (in_manifest(lambda m: m["scenario"].update(seed=None)), MANIFEST),
     ],
 )
 def test_a_change_with_right_hashes_is_found_by_what_the_parts_say(
@@ -436,12 +373,16 @@ def test_an_epsilon_that_the_releases_do_not_have_is_found(
     assert failures(document)[SUMMARY].startswith("ε: privacy")
 
 
-def test_a_bundle_of_a_run_that_is_not_private_cannot_say_that_it_is(mapa: Mapa, bundle: Path) -> None:
+@pytest.mark.parametrize(
+    "claims", [{"private": True, "not_private": []}, {"versions": {"numpy": "1"}}, {"blessed": True}]
+)
+def test_a_bundle_says_of_its_run_what_its_parts_say(
+    mapa: Mapa, bundle: Path, claims: dict[str, Any]
+) -> None:
     assert b'"private": false' in parts_of(bundle)["manifest.json"]
-    edited = rewritten(bundle, lambda _: None, private=True, not_private=[])
-    code, document = verified(mapa, edited)
+    code, document = verified(mapa, rewritten(bundle, lambda _: None, **claims))
     assert code == 1
-    assert "manifest.json" in failures(document)
+    assert next(iter(claims)) in failures(document)["manifest.json"]
 
 
 # -- other people's bundles ---------------------------------------------------------------------------------
@@ -456,11 +397,7 @@ def test_code_that_a_bundle_names_is_imported_only_where_it_is_allowed(
     for table, key in (("algorithm", "name"), ("privacy", "noise"), ("model", "name"), ("data", "set")):
         edited = rewritten(
             bundle,
-            lambda parts, table=table, key=key: edit_json(  # type: ignore[misc]
-                parts,
-                "run/manifest.json",
-                lambda value: value["scenario"][table].update({key: "planted:Any"}),
-            ),
+            in_manifest(lambda value, t=table, k=key: value["scenario"][t].update({k: "planted:Any"})),  # type: ignore[misc]
         )
         verified(mapa, edited)
         assert not (tmp_path / "imported").exists(), (table, key)
@@ -493,23 +430,6 @@ def test_a_model_of_one_s_own_is_replayed_without_its_code(mapa: Mapa, tmp_path:
     assert "blocks" not in {claim["name"] for claim in document["claimed"]}
 
 
-@pytest.mark.parametrize("engine", ["events", "vectorised", "block", "synchronous"])
-def test_a_simulated_run_has_the_fields_of_its_engine_and_no_other(
-    mapa: Mapa, tmp_path: Path, engine: str
-) -> None:
-    delays = {"kind": "exponential"} if engine == "synchronous" else {"kind": "cyclic"}
-    world = World.on(small_scenario(delays=delays, **PRIVATE), small_dataset())
-    path = Path(record_simulation(world, name="one", runs=tmp_path, engine=engine)["path"])
-    code, document = verified(mapa, path, "--allow-unlogged")
-    assert code == 0, failures(document)
-    assert "fields" in of_status(document, "passed")
-    summary = json.loads((path / "summary.json").read_text())
-    (path / "summary.json").write_text(json.dumps({**summary, "network": []}))
-    code, document = verified(mapa, path)
-    assert code == 1
-    assert "unknown keys ['network']" in failures(document)["summary.json"]
-
-
 @pytest.mark.parametrize("left", [False, True])
 def test_a_run_without_its_log_says_what_was_not_checked(mapa: Mapa, tmp_path: Path, left: bool) -> None:
     """A cloud that was killed at the very end leaves the last segments of a log that is not kept."""
@@ -530,27 +450,21 @@ def test_a_run_without_its_log_says_what_was_not_checked(mapa: Mapa, tmp_path: P
     assert {"ε", "releases", "end", "events", "summary", "ledgers"} <= of_status(document, "passed")
 
 
-def test_versions_that_are_not_the_run_s_are_found(mapa: Mapa, bundle: Path) -> None:
-    code, document = verified(mapa, rewritten(bundle, lambda _: None, versions={"numpy": "1"}))
-    assert code == 1
-    assert "versions" in failures(document)["manifest.json"]
-
-
 def test_releases_that_the_statement_does_not_count_are_found(mapa: Mapa, bundle: Path) -> None:
     """They may be of a later run of the name, which has the same account: then this ledger proves nothing here."""
 
     def more(value: dict[str, Any]) -> None:
         value.update(releases=value["releases"] + 5, charges=value["charges"] + 5)
 
-    path = rewritten(bundle, lambda parts: edit_json(parts, "ledgers/000001.json", more))
+    path = rewritten(bundle, in_json(LEDGER, more))
     code, document = verified(mapa, path)
     assert code == 1
-    assert "of a later run of the name" in failures(document)["ledgers/000001.json"]
+    assert "of a later run of the name" in failures(document)[LEDGER]
 
 
 def test_ledgers_that_stayed_on_their_edges_are_named(mapa: Mapa, bundle: Path) -> None:
-    def keep_one(parts: dict[str, bytes]) -> None:
-        del parts["ledgers/000001.json"], parts["ledgers/000002.json"]
+    def keep_one(parts: Parts) -> None:
+        del parts[LEDGER], parts["ledgers/000002.json"]
 
     code, document = verified(mapa, rewritten(bundle, keep_one))
     assert code == 0
@@ -582,16 +496,7 @@ def test_a_run_that_was_moved_is_still_itself(mapa: Mapa, moved: Path, tmp_path:
     assert "ledgers" in of_status(document, "passed")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "last_sequence = 2, charges = 2",
-        "run = 'other'",
-        "reproducible = 1",
-        "dataset = 'x'",
-        "partition = 'iid K=9 seed=0'",
-    ],
-)
+@pytest.mark.parametrize("change", ["last_sequence = 2, charges = 2", "run = 'other'", "reproducible = 1"])
 def test_a_ledger_that_contradicts_the_run_is_named(mapa: Mapa, moved: Path, change: str) -> None:
     in_account(moved, 0, change)
     code, document = verified(mapa, moved)
@@ -641,9 +546,9 @@ VALUES = st.one_of(
 @settings(max_examples=60)
 @given(data=st.data())
 def test_nothing_in_a_record_of_somebody_else_raises(bundle: Path, data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from(["run/manifest.json", SUMMARY, "ledgers/000001.json"]))
+    name = data.draw(st.sampled_from([MANIFEST, SUMMARY, LEDGER]))
 
-    def edit(parts: dict[str, bytes]) -> None:
+    def edit(parts: Parts) -> None:
         value = whole = json.loads(parts[name])
         for _ in range(4):
             key = data.draw(st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value))))
@@ -674,7 +579,7 @@ def test_nothing_in_a_record_of_somebody_else_raises(bundle: Path, data: st.Data
         b"",
     ],
 )
-@pytest.mark.parametrize("name", ["run/manifest.json", SUMMARY, EVENTS])
+@pytest.mark.parametrize("name", [MANIFEST, SUMMARY, EVENTS])
 def test_json_that_is_none_is_named(mapa: Mapa, bundle: Path, content: bytes, name: str) -> None:
     if name == EVENTS and not content:
         content = b"\n"
@@ -687,7 +592,7 @@ def test_json_that_is_none_is_named(mapa: Mapa, bundle: Path, content: bytes, na
 def test_a_cloud_that_was_resumed_twice_before_it_took_anything_is_no_fault(mapa: Mapa, bundle: Path) -> None:
     """The run's clock goes on at the last record of the log: of what came behind it the next cloud knows nothing."""
 
-    def resume_twice(parts: dict[str, bytes]) -> None:
+    def resume_twice(parts: Parts) -> None:
         updates = json.loads(parts[SUMMARY])["updates"]
         for time in (2e6, 1e6):
             line = {"event": "resumed", "t": updates, "torn_bytes": 0, "time": time}

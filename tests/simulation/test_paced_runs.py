@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from mapa.simulation.simulator import Outcome, check_world, simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import check_vectorised
 from mapa.simulation.world import World
-from mapa.verification.of_summary import words_of_scenario
-from mapa.verification.run_files import of_directory
+from mapa.verification.checks_records import check_summary
+from mapa.verification.untrusted_files import of_directory
 from tests.core_support import small_dataset, small_scenario, small_world
 from tests.program_support import Mapa
 
@@ -184,18 +183,8 @@ def test_a_tail_that_never_began_is_warned_of_and_the_records_stand(
         f" {made}; the result is the last model"
     )
     files = of_directory(Path(summary["path"]))
-    told = list(words_of_scenario(files, world.scenario, world.model))
+    told = list(check_summary(files, world.scenario, world.model, None, None))
     assert {check.status.value for check in told} == {"passed", "claimed"}
-
-
-def test_a_warning_that_the_scenario_does_not_explain_is_found(tmp_path: Path) -> None:
-    world = small_world()
-    summary = record_simulation(world, name="plain", runs=tmp_path)
-    assert "warning" not in summary
-    path = Path(summary["path"]) / "summary.json"
-    path.write_text(json.dumps({**summary, "warning": "algorithm.average = 'tail' averaged nothing: so"}))
-    checks = list(words_of_scenario(of_directory(path.parent), world.scenario, world.model))
-    assert "failed" in {check.status.value for check in checks}
 
 
 def test_a_plan_that_passes_the_budget_is_refused() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mapa.verification.ledgers import find_ledgers
+from mapa.verification.untrusted_files import find_ledgers
 from tests.program_support import run_mapa
 from tests.stack.compose_support import MARKS, Compose, assert_applied_exactly_once, compose
 

@@ -1,54 +1,41 @@
-"""A cloud brought back: its last checkpoint, and every event since through the very code that took them first."""
+"""Resume a killed cloud: restore its last checkpoint and replay every event logged since."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from cloud.algorithm import Algorithm
 from cloud.contacts import Contact
-from cloud.history import History
 from cloud.lives import Life
+from cloud.recovery_log import History, Replayer
 from cloud.service import CloudService
 from cloud.snapshot import restore_server, server_state
-from common.errors import LocalProtocolError, RecordsError
-from common.messages import EvaluationDue
+from common.errors import RecordsError
+from common.messages import (
+    EdgeGone,
+    EdgeJoined,
+    Effect,
+    EvaluationDue,
+    Event,
+    GradientApplied,
+    GradientArrived,
+    GradientRefused,
+    Halt,
+    Hello,
+    Refuse,
+    SendModel,
+    StageOpened,
+    Welcome,
+)
 from common.quantities import EdgeId
 from common.records.directory import RunDirectory
-from common.records.gradient_log import Entry, Kind, LogDamagedError, LogReader, segment_name
-from common.transport.routing import OnMessage
-from common.wire.codec import decode_hello, decode_leave
+from common.records.gradient_log import LogDamagedError, LogReader, segment_name
 from common.wire.topics import EdgeTopic, edge_topic
 
 
-class Mute:
-    """A channel for events that were answered before: nobody hears anything."""
-
-    connected = True
-    closed = False
-
-    def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:  # noqa: ARG002
-        return True
-
-    def subscribe(
-        self,
-        topic_filter: str,
-        callback: OnMessage,  # noqa: ARG002
-        *,
-        qos: int = 0,  # noqa: ARG002
-        retained: bool = False,  # noqa: ARG002
-    ) -> None:
-        raise LocalProtocolError(f"a replay subscribes to nothing, not to {topic_filter!r}")
-
-    def allow(self, max_packet: int) -> None: ...
-
-    def hasten(self) -> None: ...
-
-    def close(self, timeout: float = 5.0) -> None: ...
-
-
 def service_state(service: CloudService, made: type[Algorithm], directory: RunDirectory) -> dict[str, Any]:
-    """Return all that another process needs to go on, at a moment between two events; events.jsonl is written first."""
+    """Return all that another process needs to resume, between two events; events.jsonl is written first."""
     service.release()
     records = service.records.plain()
     if service.scenario.records.durability == "power":
@@ -85,8 +72,9 @@ def service_state(service: CloudService, made: type[Algorithm], directory: RunDi
     }
 
 
-def restore_service(service: CloudService, state: Mapping[str, Any], made: type[Algorithm]) -> None:
-    """Bring a service that has not started to a state; its clock is the run's own until `revive` ends."""
+def _restore(service: CloudService, state: Mapping[str, Any], made: type[Algorithm]) -> None:
+    """Bring a service that has not started to a state; its clock is the run's own until it has resumed."""
+    service.gather = state["gather"]
     restore_server(service.server, state["server"], made)
     service.records.restore(state["records"])
     service.records.began = 0.0
@@ -102,55 +90,67 @@ def restore_service(service: CloudService, state: Mapping[str, Any], made: type[
         service.evaluations.evaluate(EvaluationDue(**due))
 
 
-def replay(service: CloudService, entry: Entry) -> None:
-    """Let the service take an event of the log; nothing is sent."""
-    server = service.server
-    if entry.t != server.t:
-        raise LogDamagedError(f"gradient log: a record of t = {entry.t} follows t = {server.t}")
-    match entry.kind:
-        case Kind.GRADIENT | Kind.REPEAT:
-            service.take_gradient(entry.arrived, entry.time)
-        case Kind.HELLO:
-            service.take_hello(decode_hello(entry.edge_id, entry.body), entry.time)
-        case Kind.LEAVE:
-            service.answer(server.receive(decode_leave(entry.edge_id, entry.body)), entry.time)
-        case Kind.BEGIN:
-            service.answer(server.begin_with_those_here(), entry.time)
-        case Kind.HALT:
-            service.answer(server.halt(entry.body.decode()), entry.time)
+def _recount(service: CloudService, now: float, event: Event | None, effects: list[Effect]) -> None:
+    """Count and record what a replayed event did at `now`, as the process that took it first did; send nothing."""
+    records, contacts = service.records, service.contacts
+    if isinstance(event, GradientArrived) and (contact := contacts.get(event.edge_id)) is not None:
+        contact.seen = now
+        if contact.sent:
+            contact.turnarounds += 1
+            contact.turnaround_sum += now - contact.sent
+            contact.sent = 0.0
+    for effect in effects:
+        match effect:
+            case SendModel():
+                if (contact := contacts.get(effect.edge_id)) is not None:
+                    contact.sent = now
+            case GradientApplied() | StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
+                records.facts.append((now, effect))
+                if isinstance(effect, GradientApplied):
+                    service.last_update = now
+                    service.first_update = now if service.first_update is None else service.first_update
+            case EvaluationDue():
+                service.evaluations.evaluate_in_time(effect)
+            case Welcome():
+                assert isinstance(event, Hello)
+                topic = edge_topic(service.run, effect.edge_id, EdgeTopic.MODEL)
+                contacts.welcomed(effect.edge_id, event.nonce, now, topic)
+            case Refuse() | Halt():
+                pass  # an end that came before is told by `go_on`
+            case _:
+                assert_never(effect)
 
 
 def begin_history(
     service: CloudService, history: History, made: type[Algorithm], directory: RunDirectory
 ) -> None:
-    """Let a new run be remembered from its first event on."""
+    """Start the recovery log of a new run, before its first event."""
     history.state = lambda: service_state(service, made, directory)
     service.records.began = service.loop.now()
     service.history = history
     history.begin()
 
 
-def revive(service: CloudService, history: History, made: type[Algorithm], directory: RunDirectory) -> None:
-    """Bring the run to where it was, and go on remembering it. Before the service starts, which then serves it."""
-    checkpoint, state = _to_begin_with(history, directory, service.say)
-    channel, say, gather = service.channel, service.say, state["gather"]
-    service.channel, service.say, service.gather, service.replaying = Mute(), _nothing, None, True
+def resume_service(
+    service: CloudService, history: History, made: type[Algorithm], directory: RunDirectory
+) -> None:
+    """Bring a service that has not started to where the run was, and continue the run's recovery log."""
+    say = service.say
+    checkpoint, state = _checkpoint_to_restore(history, directory, say)
     reader = LogReader(history.run, first=checkpoint)
-    try:
-        restore_service(service, state, made)
-        written = directory.events_bytes
-        told = service.records.leave_out(directory.events_behind(state["events_bytes"]))
-        if (cut := written - directory.events_bytes) > 0:
-            say(
-                f"{directory.path}/events.jsonl: {cut} bytes from a broken line on are written again from the log"
-            )
-        # evaluations and refusals are in no log, and may have come after its last record
-        seconds, count = max(state["time"], told), 0
-        for entry in reader:
-            replay(service, entry)
-            seconds, count = max(seconds, entry.time), count + 1
-    finally:
-        service.channel, service.say, service.gather, service.replaying = channel, say, gather, False
+    _restore(service, state, made)
+    written = directory.events_bytes
+    latest = service.records.leave_out(directory.events_behind(state["events_bytes"]))
+    if (cut := written - directory.events_bytes) > 0:
+        say(
+            f"{directory.path}/events.jsonl: {cut} bytes from a broken line on are written again from the log"
+        )
+    # evaluations and refusals are in no log, and may have come after its last record
+    seconds, count = max(state["time"], latest), 0
+    replayer = Replayer(service.server, service.lives)
+    for entry in reader:
+        _recount(service, entry.time, *replayer.take(entry))
+        seconds, count = max(seconds, entry.time), count + 1
     if reader.head is not None and reader.head.incarnation != service.server.incarnation:
         raise RecordsError(f"{reader.folder}: the log of another life of the run")
     service.records.write()
@@ -172,10 +172,10 @@ def revive(service: CloudService, history: History, made: type[Algorithm], direc
     say(f"resumed at t = {service.server.t}: checkpoint {checkpoint} and {count} events of the log")
 
 
-def _to_begin_with(
+def _checkpoint_to_restore(
     history: History, directory: RunDirectory, say: Callable[[str], None]
 ) -> tuple[int, dict[str, Any]]:
-    """Return the newest checkpoint; the first, where events.jsonl has lost lines that only the whole log can tell."""
+    """Return the newest checkpoint; the first, where only the whole log can restore lost lines of events.jsonl."""
     checkpoint, state = history.checkpoints.newest(say)
     lost = state["events_bytes"] - directory.events_bytes
     if lost <= 0:
@@ -205,7 +205,7 @@ def _to_begin_with(
 
 
 def _move_clock(service: CloudService, seconds: float) -> None:
-    """Let the run's clock go on at so many seconds: the time that no cloud was there does not count."""
+    """Continue the run's clock at this many seconds: the time without a cloud does not count."""
     now = service.loop.now()
     service.records.write()
     service.records.count_left_out()
@@ -216,6 +216,3 @@ def _move_clock(service: CloudService, seconds: float) -> None:
         service.last_update += began
     for contact in service.contacts.values():
         contact.seen, contact.sent = now, 0.0
-
-
-def _nothing(_text: str) -> None: ...

@@ -1,4 +1,4 @@
-"""What the cloud writes so that another process can go on: the log of what changed its state, and checkpoints.
+"""Recovery log of the cloud: log every event that changes its state, write checkpoints, replay the log.
 
 The order is log → apply → reply. A record is in the kernel's hands before its event is applied, so a SIGKILL at any
 instant loses nothing that was answered; with durability = "power" replies wait for the disk as well.
@@ -10,22 +10,26 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
+from cloud.lives import Lives
 from cloud.server import CloudServer
-from common.errors import ConfigurationError, LocalProtocolError, RecordsError
-from common.messages import GradientArrived, Hello, Leave
+from common.errors import ConfigurationError, LocalProtocolError, RecordsError, RemoteProtocolError
+from common.messages import Effect, Event, GradientArrived, GradientRefused, Hello, Leave, Welcome
 from common.quantities import EdgeId
 from common.records.checkpoint import Checkpoints
-from common.records.gradient_log import Entry, Kind, LogReader, LogWriter
-from common.wire.codec import encode_leave
+from common.records.gradient_log import Entry, Kind, LogDamagedError, LogReader, LogWriter
+from common.wire.codec import decode_hello, decode_leave, encode_leave
 from common.wire.v1 import HEADER_BYTES
 
 EVERY_BYTES = 1 << 27  # of log between two checkpoints
 EVERY_SECONDS = 30.0  # between two checkpoints, where something happened
 _SHARE = 50  # checkpoints take at most one part in so many of the time, unless twice EVERY_BYTES wait
-_NOBODY = EdgeId("")
+USED_UP = ("cap", "future", "no-such-model", "sensitivity", "norm")  # refusals that use up a sequence
+_NO_EDGE = EdgeId("")
+_REASON = 64  # bytes of a halt's reason, at most
 
 
 def no_fault(point: str) -> None:
@@ -33,7 +37,7 @@ def no_fault(point: str) -> None:
 
 
 class History:
-    """The log and the checkpoints of one run, as its cloud writes them."""
+    """Writes the log and the checkpoints of one run."""
 
     at: Callable[[str], None] = staticmethod(no_fault)
 
@@ -56,9 +60,7 @@ class History:
         self._last = self._not_before = 0.0  # time of the last checkpoint; when the next may be
         self.checkpointed: float | None = None  # Unix time of the last checkpoint
         self._stuck = False  # the algorithm's state fits into no checkpoint
-        self._finished = (
-            False  # the records are written: what still arrives while the connection ends is not logged
-        )
+        self._finished = False  # the records are written: later arrivals are not logged
 
     @property
     def log_bytes(self) -> int:
@@ -179,7 +181,7 @@ class History:
             self._append(Kind.HALT, server, seconds, reason.encode())
 
     def _append(
-        self, kind: Kind, server: CloudServer, seconds: float, body: bytes, edge_id: EdgeId = _NOBODY
+        self, kind: Kind, server: CloudServer, seconds: float, body: bytes, edge_id: EdgeId = _NO_EDGE
     ) -> None:
         if self._finished:
             return
@@ -189,3 +191,64 @@ class History:
 
 def _no_state() -> dict[str, Any]:
     raise LocalProtocolError("history without a state to write")
+
+
+@dataclass(slots=True)
+class Replayer:
+    """Takes the entries of a log through a CloudServer again; nothing is sent. Serves resume and verification."""
+
+    server: CloudServer
+    lives: Lives = field(default_factory=Lives)
+
+    def take(self, entry: Entry) -> tuple[Event | None, list[Effect]]:
+        """Return the event of an entry, if it is of one, and its effects.
+
+        Raise LogDamagedError if no cloud can have logged it after the entries before.
+        """
+        try:
+            if entry.t != self.server.t:
+                raise ValueError(
+                    f"the cloud was at t = {self.server.t}: a record is missing, doubled or misplaced"
+                )
+            return self._take(entry)
+        except (RemoteProtocolError, ValueError) as error:
+            raise LogDamagedError(f"log record of t = {entry.t}: {error}") from error
+
+    def _take(self, entry: Entry) -> tuple[Event | None, list[Effect]]:
+        server, kind = self.server, entry.kind
+        event: Event
+        match kind:
+            case Kind.GRADIENT | Kind.REPEAT:
+                event = entry.arrived
+                expected = server.model.size if kind is Kind.GRADIENT else 0
+                if event.gradient.size != expected:
+                    raise ValueError(f"{event.gradient.size} numbers, N = {expected}")
+                effects = server.receive(event)
+                refused = next((one.reason for one in effects if isinstance(one, GradientRefused)), "new")
+                new = refused in ("new", *USED_UP, "full")
+                if new is not (kind is Kind.GRADIENT):
+                    raise ValueError(
+                        f"a {kind.name} of {event.edge_id}, {event.sequence}, which is {refused}"
+                    )
+            case Kind.HELLO:
+                event = decode_hello(entry.edge_id, entry.body)
+                effects = server.receive(event)
+                if not any(isinstance(effect, Welcome) for effect in effects):
+                    raise ValueError(f"a hello of {entry.edge_id} that no cloud would have welcomed")
+                self.lives.welcomed(entry.edge_id, event.nonce, event.last_sequence)
+            case Kind.LEAVE:
+                event = decode_leave(entry.edge_id, entry.body)
+                effects = server.receive(event)
+                if not effects:
+                    raise ValueError(f"a leave of {entry.edge_id}, which was not there")
+            case Kind.BEGIN:
+                if entry.body or server.schedule is not None:
+                    raise ValueError("a beginning after the beginning")
+                return None, server.begin_with_those_here()
+            case Kind.HALT:
+                if server.halted is not None or not 0 < len(entry.body) <= _REASON:
+                    raise ValueError("a halt after the halt, or without a reason")
+                return None, server.halt(entry.body.decode("ascii"))
+            case _:
+                assert_never(kind)
+        return event, effects

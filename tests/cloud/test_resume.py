@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloud import history as history_module
+from cloud import recovery_log as history_module
 from cloud.assembly import algorithm_for, server_for
 from cloud.evaluation import Evaluator
-from cloud.history import History
-from cloud.revival import begin_history, revive, service_state
+from cloud.recovery_log import History
+from cloud.resume import begin_history, resume_service, service_state
 from cloud.service import CloudService
 from common.errors import RecordsError
 from common.messages import GradientArrived, Hello, Leave
@@ -60,7 +60,7 @@ class Cloud:
             say=self.said.append,
         )
         channel.connect()
-        (revive if again else begin_history)(self.service, self.history, MADE, directory)
+        (resume_service if again else begin_history)(self.service, self.history, MADE, directory)
         self.service.start()
 
     def state(self) -> tuple[bytes, bytes]:

@@ -1,0 +1,375 @@
+"""Check releases against the edges' ledgers, and ε against an accounting done again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from common.accounting.releases import ReleaseKind
+from common.datasets.source import LOCAL
+from common.messages import GradientApplied
+from common.noise.law import NoiseLaw
+from common.noise.mechanism import Sampling
+from common.quantities import EdgeId
+from common.scenario.parts import least_records
+from common.scenario.scenario import Scenario
+from edge.preparation import cut_of
+from mapa.recording import EARLIER, ENGINES, Starts, privacy_of, releases_of
+from mapa.verification.check import Check, claimed, failed, not_checked, passed, unlike
+from mapa.verification.checks_records import RecordedEvents
+from mapa.verification.log_replay import LogReplay
+from mapa.verification.untrusted_files import (
+    LEDGERS,
+    MANIFEST,
+    SUMMARY,
+    LedgerStatement,
+    NotCheckedError,
+    RunFiles,
+    UnreadableError,
+    is_name_of,
+)
+
+_GROUPS = "GROUPS"  # in the place of a fingerprint of groups, which needs the data set
+TOLERANCE = 1e-6  # relative, of ε: numerical libraries of other versions may round otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """An edge, and what something else than the statement says of its releases."""
+
+    index: int  # k
+    edge_id: str
+    law: NoiseLaw | None
+    applied: int
+    last: int  # sequence that was applied
+    least: int  # messages
+    most: int
+    sure: bool = True  # False: it may have released more, which only a log or its ledger can show
+
+
+def releases_shown(
+    files: RunFiles, scenario: Scenario, engine: str, replay: LogReplay | None, events: RecordedEvents | None
+) -> list[Released]:
+    """Return what the log proves of every edge; without one, what events.jsonl or else the summary's rows say."""
+    summary = files.json(SUMMARY)
+    last_edge: int | None = None
+    if replay is not None:
+        edges = replay.tally.edges
+        applied = (fact.edge for fact in reversed(replay.facts) if isinstance(fact, GradientApplied))
+        last_edge = next(applied, None)
+        shown = [
+            Released(
+                account.index,
+                str(account.edge_id),
+                account.law,
+                account.applied,
+                edges[account.index].last_sequence,
+                account.last_sequence,
+                account.last_sequence,
+            )
+            for account in sorted(replay.server.edges.values(), key=lambda account: account.index)
+        ]
+    elif events is not None:
+        last_edge = events.last_edge
+        shown = []
+        for k, row in sorted(events.tally.edges.items()):
+            used = events.sequences.get(row.edge_id, 0)
+            law = events.law(row.edge_id, k)
+            shown.append(Released(k, row.edge_id, law, row.applied, row.last_sequence, used, used))
+    else:
+        shown = []
+        for of_edge in summary["edges"]:
+            k, last = of_edge["edge"], of_edge["last_sequence"]
+            law = scenario.law(k)
+            shown.append(Released(k, of_edge["edge_id"], law, of_edge["applied"], last, last, last))
+    if engine in ENGINES:
+        return [_simulated(edge, scenario, engine, last_edge, summary) for edge in shown]
+    if replay is not None:
+        return [_logged(edge, scenario, engine, replay) for edge in shown]
+    ledgers = {ledger.edge_id: ledger.releases for ledger in files.ledgers}
+    return [
+        replace(edge, most=max(ledgers.get(edge.edge_id, 0), edge.least) + 1, sure=edge.edge_id in ledgers)
+        for edge in shown
+    ]
+
+
+def _logged(edge: Released, scenario: Scenario, engine: str, replay: LogReplay) -> Released:
+    """Return exactly how many releases the log proves, but for a budget that ends in the last one."""
+    account, begun = replay.server.edges[EdgeId(edge.edge_id)], replay.server.schedule is not None
+    known, most = releases_of(account, replay.lives, replay.tally, begun=begun)
+    budget = engine == "processes" and scenario.private and scenario.privacy.total_epsilon is not None
+    return replace(edge, least=known if budget else most, most=most)
+
+
+def _simulated(
+    edge: Released, scenario: Scenario, engine: str, last_edge: int | None, summary: Mapping[str, Any]
+) -> Released:
+    """Return what a simulated edge released: those applied, and one that was under way at the end."""
+    reason, gone = summary.get("reason"), {row["edge"]: row["gone"] for row in summary["edges"]}
+    if engine == "synchronous":
+        more = reason == "time-limit"
+    else:
+        told_to_end = edge.index == last_edge and reason in ("finished", "diverged")
+        more = reason != "no-gradients" and not gone.get(edge.index) and not told_to_end
+    away = any(profile.availability is not None for profile in scenario.profiles)
+    unknown = away or last_edge is None  # whether it was there at the end, or made the last of all
+    return replace(edge, least=edge.least + (more and not unknown), most=edge.most + (more or unknown))
+
+
+def check_ledgers(
+    files: RunFiles, scenario: Scenario, released: Sequence[Released], replay: LogReplay | None
+) -> Iterator[Check]:
+    """Check that no ledger says more, or less, than the run states; edges whose ledgers are not here are named."""
+    ledgers = {ledger.edge_id: ledger for ledger in files.ledgers}
+    manifest, summary = files.json(MANIFEST), files.json(SUMMARY)
+    wrong = [*_strange_ledgers(files, released, str(manifest.get("run")))]
+    sizes, own = shard_sizes(manifest, scenario)
+    stated = summary.get("releases")
+    rows = stated if isinstance(stated, list) and len(stated) == len(released) else [None] * len(released)
+    for edge, count in zip(released, rows, strict=True):
+        ledger = ledgers.get(edge.edge_id)
+        if ledger is None:
+            continue
+        kind = ReleaseKind(edge.law, scenario.mechanism, sizes[edge.index])
+        size = ledger.kind.get("shard_size")
+        if own and type(size) is int and size >= kind.shard_size:
+            kind = replace(kind, shard_size=size)  # an edge's own records may be more than the run's bound
+        details = [
+            *_miscounted(ledger, edge, count, replay),
+            *_other_records(ledger, manifest, scenario),
+            *_mischarged(ledger, kind, replay, summary),
+        ]
+        if not own and ledger.shard != edge.index:
+            details.append(f"of shard {ledger.shard}; by the run {edge.index}")
+        if ledger.kind != json.loads(json.dumps(kind.fields())):
+            details.append("released in another way than the run states")
+        wrong += ((ledger.part, f"{edge.edge_id}: {detail}") for detail in details)
+    yield from (failed("ledgers", part, detail) for part, detail in wrong)
+    here = sum(edge.edge_id in ledgers for edge in released)
+    if here and not wrong:
+        yield passed("ledgers", LEDGERS, f"stated ≥ released ≥ applied on {here} edges, charged alike")
+    if here < len(released) and manifest.get("engine") not in ENGINES:
+        yield claimed(
+            "ledgers",
+            LEDGERS,
+            f"nothing is known of {len(released) - here} edges' ledgers: they are not here",
+        )
+
+
+def _strange_ledgers(files: RunFiles, released: Sequence[Released], run: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts that are ledgers of no edge of the run, or a second one of it, and why."""
+    applied, seen = {edge.edge_id: edge.applied for edge in released}, set()
+    for ledger in reversed(files.ledgers):
+        if ledger.edge_id in seen:
+            yield ledger.part, f"{ledger.edge_id}: another part is of this edge, too"
+        seen.add(ledger.edge_id)
+        if not is_name_of(ledger.run, run):
+            yield ledger.part, f"{ledger.edge_id}: of run {ledger.run!r:.80}"
+        if ledger.edge_id not in applied:
+            yield ledger.part, f"{ledger.edge_id}: no such edge in the run"
+    for part, edge_id in files.other_ledgers.items():
+        if applied.get(edge_id, 0) or (any(applied.values()) and not files.ledgers):
+            yield part, f"{edge_id}: no account of this run, which has gradients of it"
+
+
+def _miscounted(
+    ledger: LedgerStatement, edge: Released, stated: object, replay: LogReplay | None
+) -> Iterator[str]:
+    """Say where a ledger has not applied ≤ released ≤ stated."""
+    known = edge.last  # what was refused for good may be of anybody who can write to the edge's topic
+    if replay is not None:
+        known = max(known, replay.lives.known(EdgeId(edge.edge_id)))
+    if not ledger.releases >= max(known, edge.applied):
+        yield f"released {ledger.releases}; the run applied {edge.applied}, up to its gradient {known}"
+    if type(stated) is not int or ledger.releases > stated:
+        yield (
+            f"released {ledger.releases}, and the run's ε counts {stated!r:.40}: of a later run of the name, or charged"
+            " by its operator; a run is bundled before the next of its name begins"
+        )
+
+
+def _mischarged(
+    ledger: LedgerStatement, kind: ReleaseKind, replay: LogReplay | None, summary: Mapping[str, Any]
+) -> Iterator[str]:
+    """Say where a ledger's charges are not those of its releases; with the shuffled sampler each restart adds some."""
+    fewest = most = kind.charges(ledger.releases)
+    if kind.mechanism.sampling is Sampling.SHUFFLED:
+        if replay is not None:
+            most = replay.lives.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
+        else:
+            most = max(fewest, _stated_charges(summary).get(ledger.edge_id, 0))
+    if not fewest <= ledger.charges <= most:
+        yield f"{ledger.charges} charges for {ledger.releases} releases; by the run {fewest} to {most}"
+
+
+def _stated_charges(summary: Mapping[str, Any]) -> dict[str, int]:
+    """Return the charges of each edge that the statement has."""
+    edges = _table(summary, "privacy").get("edges")
+    rows = [row for row in edges if isinstance(row, dict)] if isinstance(edges, list) else []
+    return {str(row.get("edge_id")): row["charges"] for row in rows if type(row.get("charges")) is int}
+
+
+def _other_records(ledger: LedgerStatement, manifest: Mapping[str, Any], scenario: Scenario) -> Iterator[str]:
+    """Say in what a ledger is of other records than the run's, or of a run that was seeded otherwise."""
+    stated: object = "its edge's own"
+    cut = LOCAL
+    same = ledger.dataset.startswith(f"{LOCAL}:")
+    if least_records(scenario) is None:
+        stated, cut = (
+            _table(manifest, "data").get(scenario.data.set),
+            cut_of(scenario, scenario.workers, _GROUPS),
+        )
+        same = ledger.dataset == stated
+    if not same:
+        yield f"on data set {ledger.dataset!r:.80}; the manifest has {stated!r:.80}"
+    if not re.fullmatch(re.escape(cut).replace(_GROUPS, "[0-9a-f]{16}"), ledger.partition):
+        yield f"on a shard of {ledger.partition!r:.80}; by the scenario {cut!r:.80}"
+    seeded = scenario.seed is not None
+    if ledger.reproducible is not seeded:
+        yield f"reproducible = {ledger.reproducible}; by the scenario {seeded}"
+
+
+class _StatedStarts:
+    """The starts of edges where no log has their hellos: as charged by the statement, which their ledgers confirm."""
+
+    def __init__(self, charges: Mapping[str, int], words: object) -> None:
+        self._charges = charges
+        self._earlier = isinstance(words, list) and EARLIER in words
+
+    def earlier(self, _edge_id: EdgeId) -> int:
+        return int(self._earlier)
+
+    def charges(self, edge_id: EdgeId, kind: ReleaseKind, messages: int) -> int:
+        return max(
+            kind.charges(messages), min(self._charges.get(edge_id, 0), messages * kind.mechanism.steps)
+        )
+
+
+def check_statement(
+    files: RunFiles, scenario: Scenario, released: Sequence[Released], replay: LogReplay | None
+) -> Iterator[Check]:
+    """Account the releases again, from the scenario and what else shows their number, and compare the statement."""
+    summary, manifest = files.json(SUMMARY), files.json(MANIFEST)
+    stated, simulated = summary.get("privacy"), manifest.get("engine") in ENGINES
+    if not isinstance(stated, dict):
+        raise NotCheckedError("the run states no guarantee: its accounting was interrupted")
+    counts = summary.get("releases")
+    sizes, own = shard_sizes(manifest, scenario)
+    if not isinstance(counts, list) or len(counts) != len(released):
+        yield failed(
+            "releases", SUMMARY, f"releases = {counts!r:.100}: must be one for each of {len(released)} edges"
+        )
+        return
+    if simulated and (odd := [edge.edge_id for edge in released if edge.law != scenario.law(edge.index)]):
+        named = ", ".join(odd)[:200]
+        yield failed(
+            "ε", SUMMARY, f"{named}: noised otherwise than the scenario says, which simulated edges cannot"
+        )
+        return
+    unknown = []
+    for edge, count in zip(released, counts, strict=True):
+        if type(count) is not int or count < edge.least or (count > edge.most and edge.sure):
+            shown = f"{edge.edge_id}: {count!r:.40} releases; by the records {edge.least} to {edge.most}"
+            yield failed("releases", SUMMARY, shown)
+            return
+        if count > edge.most:
+            unknown.append(edge.edge_id)
+    if unknown:
+        yield not_checked(
+            "releases", SUMMARY, f"of {', '.join(unknown)[:200]}: only a log or their ledgers can show them"
+        )
+    else:
+        source = "the log proves" if replay is not None else "the records show"
+        yield passed(
+            "releases", SUMMARY, f"as many as {source}, with what may have been under way at the end"
+        )
+    starts: Starts | None = None if simulated or replay is None else replay.lives
+    if not simulated and replay is None and scenario.mechanism.sampling is Sampling.SHUFFLED:
+        starts = _StatedStarts(_stated_charges(summary), stated.get("words"))
+        here = {ledger.edge_id for ledger in files.ledgers}
+        if missing := [edge.edge_id for edge in released if edge.edge_id not in here]:
+            yield not_checked(
+                "charges",
+                SUMMARY,
+                f"of {', '.join(missing)[:200]}: each restart begins an epoch, and only a log or --ledger shows it",
+            )
+    again = privacy_of(
+        scenario,
+        [
+            (edge.index, edge.edge_id, edge.law, sizes[edge.index], count)
+            for edge, count in zip(released, counts, strict=True)
+        ],
+        starts,
+        least_records(scenario) if own else None,
+    )
+    if wrong := unlike(stated, json.loads(json.dumps(again)), "privacy", TOLERANCE):
+        yield failed("ε", SUMMARY, wrong)
+    else:
+        figure = again.get("epsilon")
+        epsilon = "ε = ∞" if figure is None else f"ε = {figure:.6g} at δ = {again['delta']:g}"
+        yield passed("ε", SUMMARY, f"{epsilon}: accounted again, to {TOLERANCE:g}")
+        total = scenario.privacy.total_epsilon
+        if total is not None and (figure is None or figure > total * (1 + TOLERANCE)):
+            yield claimed(
+                "budget",
+                MANIFEST,
+                f"privacy.total_epsilon = {total:g}: {epsilon} is above it; a budget is kept by each edge's own ledger",
+            )
+    if not simulated and replay is None and not all(edge.sure for edge in released):
+        yield claimed(
+            "releases", SUMMARY, "whether a last gradient was under way: neither log nor ledger shows it"
+        )
+    if not own:
+        yield claimed(
+            "shard sizes",
+            MANIFEST,
+            "n_k: they follow from the data set, which is not here; `mapa replay` has it",
+        )
+
+
+def why_not_private(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    """Return every reason for which this run's records are not differentially private; empty if they are.
+
+    Closed by default: a run that states no ε counts as not private. No code is imported for it.
+    """
+    reasons = []
+    scenario, privacy = _table(manifest, "scenario"), _table(summary, "privacy")
+    if scenario.get("seed") is not None:
+        reasons.append("seeded: whoever knows the seed can take the noise off")
+    if _table(scenario, "records").get("diagnostics") is not False:
+        reasons.append("diagnostics: the records hold gradient norms before noise")
+    if privacy.get("words") == ["Nothing was released."]:
+        return reasons
+    edges = privacy.get("edges")
+    rows = [row for row in edges if isinstance(row, dict)] if isinstance(edges, list) else []
+    bare = [row for row in (privacy, *rows) if not isinstance(row.get("epsilon"), int | float)]
+    if bare:
+        why = next((str(row["reason"]) for row in bare if row.get("reason")), None)
+        reasons.append("no ε is stated" if why is None else f"ε = ∞: {why}")
+    return reasons
+
+
+def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    table = values.get(key)
+    return table if isinstance(table, dict) else {}
+
+
+def shard_sizes(manifest: Mapping[str, Any], scenario: Scenario) -> tuple[list[int], bool]:
+    """Return n_k as the manifest states them, or the least that takes part where only the edges know (True)."""
+    sizes, least = manifest.get("shard_sizes"), least_records(scenario)
+    if least is not None and manifest.get("engine") not in ENGINES:
+        if sizes != []:
+            raise UnreadableError(
+                MANIFEST, f"shard_sizes = {sizes!r:.80}: a cloud does not know its edges' numbers"
+            )
+        return [least] * scenario.workers, True
+    if (
+        not isinstance(sizes, list)
+        or len(sizes) != scenario.workers
+        or any(type(size) is not int or size < 1 for size in sizes)
+    ):
+        raise UnreadableError(MANIFEST, f"shard_sizes: must be {scenario.workers} counts")
+    return sizes, False
