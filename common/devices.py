@@ -1,16 +1,182 @@
-"""The device that an edge runs on: how much slower its gradients are, and when it is there. Pure."""
+"""When an edge is there: windows that repeat, or churn; in seconds since it began. Pure but for its draws."""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
-from common.availability import Availability, Churn, Windows
 from common.errors import ConfigurationError
+from common.randomness import CounterStreams, Purpose
+
+# A scenario, and with it a welcome, may say when an edge is there: these keep it from making an edge spin or vanish.
+LEAST_SPAN = 0.1  # seconds, of being there and of being away
+LONGEST_SPAN = 31_536_000.0  # seconds: a year
+MOST_WINDOWS = 500  # of one edge: a welcome has room for them
+MOST_ROWS = 200_000  # of a file
+_MOST_BYTES = 16 << 20  # of a file
+_TICK = 1e-6  # seconds: a moment computed as the beginning of a window lies in it, however it was rounded
+_FAR_DRAW = 10.0  # times its mean that an exponential span almost never exceeds: once in 22,000
+
+Span = tuple[float, float]  # start, end
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """There within the windows, away outside; the whole repeats after `period` seconds."""
+
+    windows: tuple[Span, ...]
+    period: float
+
+    def __post_init__(self) -> None:
+        if not LEAST_SPAN <= self.period <= LONGEST_SPAN:
+            raise _wrong("period", self.period, f"from {LEAST_SPAN:g} to {LONGEST_SPAN:.0f} seconds")
+        if not 0 < len(self.windows) <= MOST_WINDOWS:
+            raise _wrong("windows", f"{len(self.windows)} of them", f"from 1 to {MOST_WINDOWS}")
+        for start, end in self.windows:
+            if not (start >= 0 and end - start >= LEAST_SPAN * 0.999 and end <= self.period):
+                allowed = f"[start, end] of at least {LEAST_SPAN:g} s within 0 to {self.period:g}, the period"
+                raise _wrong("windows", [start, end], allowed)
+        for (_, end), (start, _) in pairwise(self.windows):
+            if start - end < LEAST_SPAN * 0.999:
+                raise _wrong(
+                    "windows", start, f"in order, each {LEAST_SPAN:g} s or more behind the one before"
+                )
+        if self.longest_absence <= 0:
+            raise _wrong("windows", list(self.windows[0]), "shorter than the period: it leaves no time away")
+
+    @classmethod
+    def daily(cls, period: float, share: float, phase: float) -> Windows:
+        """There for a share of every period, from the phase (a share of the period, too) on."""
+        if not 0 < share < 1:
+            raise _wrong("share", share, "above 0 and below 1")
+        if not 0 <= phase < 1:
+            raise _wrong("phase", phase, "at least 0 and below 1")
+        if not (math.isfinite(period) and min(share, 1 - share) * period >= LEAST_SPAN):
+            raise _wrong("period", period, f"so long that each part of it has {LEAST_SPAN:g} s or more")
+        start, end = phase * period, (phase + share) * period
+        if end <= period:
+            return cls(((start, end),), period)
+        parts = ((0.0, end - period), (start, period))
+        return cls(tuple(part for part in parts if part[1] - part[0] >= LEAST_SPAN), period)
+
+    @property
+    def longest_absence(self) -> float:
+        gaps = [start - end for (_, end), (start, _) in pairwise(self.windows)]
+        return max([*gaps, self.windows[0][0] + self.period - self.windows[-1][1]])
+
+    def at(self, seconds: float) -> tuple[bool, float]:
+        position = (seconds + _TICK) % self.period
+        begun = seconds + _TICK - position
+        for start, end in self.windows:
+            if position < start:
+                return False, begun + start
+            if position < end:
+                return True, begun + end
+        return False, begun + self.period + self.windows[0][0]
+
+
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """There and away in turn, each for an exponential time of this mean; there at first."""
+
+    up: float
+    down: float
+
+    def __post_init__(self) -> None:
+        for key, value in (("up", self.up), ("down", self.down)):
+            if not LEAST_SPAN <= value <= LONGEST_SPAN:
+                raise _wrong(key, value, f"a mean from {LEAST_SPAN:g} to {LONGEST_SPAN:.0f} seconds")
+
+    @property
+    def longest_absence(self) -> float:
+        return _FAR_DRAW * self.down
+
+
+Availability = Windows | Churn
+
+
+class Attendance:
+    """The times of one edge; asked about moments that do not go back."""
+
+    def __init__(self, availability: Availability, streams: CounterStreams, edge: int) -> None:
+        self._availability = availability
+        self._spans = _spans(availability, streams, edge) if isinstance(availability, Churn) else None
+        self._here, self._until = (False, 0.0) if self._spans is None else next(self._spans)
+
+    def at(self, seconds: float) -> tuple[bool, float]:
+        """Tell whether the edge is there, and until when that stays so at least."""
+        if isinstance(self._availability, Windows):
+            return self._availability.at(seconds)
+        assert self._spans is not None
+        while self._until <= seconds + _TICK:
+            self._here, self._until = next(self._spans)
+        return self._here, self._until
+
+
+def _spans(churn: Churn, streams: CounterStreams, edge: int) -> Iterator[tuple[bool, float]]:
+    end, n, here = 0.0, 0, True
+    while True:
+        n += 1
+        drawn = float(streams.at(edge, Purpose.AVAILABILITY, n).standard_exponential())
+        end += max(LEAST_SPAN, (churn.up if here else churn.down) * drawn)
+        yield here, end
+        here = not here
+
+
+def windows_from_csv(path: Path) -> dict[int, list[Span]]:
+    """Read columns edge,start,end in seconds; an edge's rows in any order."""
+    found: dict[int, list[Span]] = {}
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("is no regular file")
+        if about.st_size > _MOST_BYTES:
+            raise ValueError(f"has more than {_MOST_BYTES >> 20} MiB")
+        with path.open(newline="", encoding="utf-8") as stream:
+            for number, row in enumerate(csv.DictReader(stream, skipinitialspace=True), start=2):
+                if number - 1 > MOST_ROWS:
+                    raise ValueError(f"has more than {MOST_ROWS} rows")
+                if None in row:
+                    raise ValueError(f"line {number}: has more values than columns")
+                edge, start, end = int(row["edge"]), float(row["start"]), float(row["end"])
+                if edge < 0 or not 0 <= start < end <= LONGEST_SPAN:
+                    raise ValueError(
+                        f"line {number}: edge = {edge}, start = {start:g}, end = {end:g}: an edge counts from 0, and"
+                        f" 0 ≤ start < end ≤ {LONGEST_SPAN:.0f}"
+                    )
+                found.setdefault(edge, []).append((start, end))
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        reason = f"no column {error}" if isinstance(error, KeyError) else error
+        raise ConfigurationError(
+            f"devices.availability.file = {str(path)!r}: {reason}; needed is CSV with columns edge,start,end"
+        ) from error
+    if not found:
+        raise ConfigurationError(f"devices.availability.file = {str(path)!r}: holds no row")
+    return {edge: _joined(windows) for edge, windows in sorted(found.items())}
+
+
+def _joined(windows: list[Span]) -> list[Span]:
+    """Return windows in order; what overlaps, or leaves less than the least span between, is one."""
+    joined: list[Span] = []
+    for start, end in sorted(windows):
+        if joined and start - joined[-1][1] < LEAST_SPAN:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _wrong(key: str, value: object, allowed: str) -> ConfigurationError:
+    return ConfigurationError(f"availability.{key} = {value}: must be {allowed}")
+
 
 # A scenario, and with it a welcome, may name a device: these keep it from stopping an edge.
 LARGEST_SLOWDOWN = 1000.0

@@ -1,4 +1,4 @@
-"""One edge's shell: it tells the pure session what happens and performs what the session says."""
+"""How long an edge waits for an answer before it asks again."""
 
 from __future__ import annotations
 
@@ -6,25 +6,48 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from common.datasets.dataset import Dataset
 from common.datasets.source import Source
-from common.messages import AWAY, Leave
-from common.quantities import EdgeId, RunId
-from common.transport.channel import Channel, Loop
+from common.errors import LedgerUnavailableError, RemoteProtocolError
+from common.messages import AWAY, Leave, ModelReceived, Refuse
+from common.quantities import EdgeId, RunId, is_finite
+from common.transport.channel import Channel, Loop, Timer
 from common.transport.connection import SIZE_HINT
 from common.transport.link import LinkProfile
-from common.wire.codec import Presence, encode_hello, encode_leave, new_nonce
-from common.wire.topics import EdgeTopic, edge_topic
+from common.wire.codec import (
+    Admission,
+    Presence,
+    decode_answer,
+    decode_halt,
+    decode_model,
+    decode_presence,
+    encode_gradient,
+    encode_hello,
+    encode_leave,
+    incarnation_of,
+    new_nonce,
+)
+from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.account import Standing
-from edge.conversation import (
+from edge.device import Rota, Slowness
+from edge.joining import Joining, Preparation
+from edge.ledger import BudgetExhausted, Ledger
+from edge.own_data import OwnData
+from edge.policy import OperatorPolicy
+from edge.session import (
     EXIT_DONE,
+    EXIT_FAILED,
+    BudgetSpent,
     Connected,
     Disconnected,
     DropOutbox,
+    EdgeSession,
+    FromCloud,
     GivenUp,
+    GradientDebited,
     IdentityRenewed,
     LeaveWanted,
     MakeGradient,
@@ -42,17 +65,267 @@ from edge.conversation import (
     TimeTaken,
     Unanswered,
 )
-from edge.device import Rota, Slowness
-from edge.inbox import Inbox
-from edge.joining import Joining
-from edge.ledger import Ledger
-from edge.line import Line
-from edge.outbox import Outbox
-from edge.own_data import OwnData
-from edge.patience import Patience
-from edge.policy import OperatorPolicy
-from edge.preparation import Preparation
-from edge.session import EdgeSession
+from edge.worker import EdgeWorker
+
+_LONGEST_WAIT = 60.0  # seconds between two tries, at most
+_MOST_DOUBLINGS = 1000  # 2¹⁰²⁴ is no float
+
+
+@dataclass(slots=True)
+class Patience:
+    """A timer that waits twice as long each time that no answer comes.
+
+    Every answer moves the time, not the timer: thousands of answers a second leave one timer, not thousands.
+    """
+
+    loop: Loop
+    unanswered: Callable[[], None]
+    first: float = 5.0  # seconds until the first try again
+    tries: int = 0  # since the last answer
+    _due: float = 0.0  # when an answer is overdue
+    _timer: Timer | None = None
+
+    def expect(self) -> None:
+        """Wait for an answer from now on."""
+        wait = min(self.first * 2 ** min(self.tries, _MOST_DOUBLINGS), _LONGEST_WAIT)
+        self._due = self.loop.now() + wait
+        if self._timer is not None and self._timer.due > self._due:
+            self.end()
+        if self._timer is None:
+            self._timer = self.loop.call_later(wait, self._expire)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an answer is waited for."""
+        return self._timer is not None
+
+    def end(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _expire(self) -> None:
+        left = self._due - self.loop.now()
+        if left > 0:
+            self._timer = self.loop.call_later(left, self._expire)
+            return
+        self._timer = None
+        self.tries += 1
+        self.unanswered()
+
+
+_CLOSING = 0.01  # seconds between two looks at a channel that closes
+
+
+@dataclass(slots=True)
+class Line:
+    """The channel, and the next one where a link or another edge id calls for it.
+
+    `connect` makes a channel that subscribes and connects by itself, directly or through a link.
+    """
+
+    loop: Loop
+    connect: Callable[[LinkProfile | None], Channel]
+    link: LinkProfile | None = None  # the one that the channel goes through
+    channel: Channel | None = None
+    ended: bool = False
+
+    @property
+    def connected(self) -> bool:
+        return self.channel is not None and self.channel.connected
+
+    def open(self) -> None:
+        self.channel = self.connect(self.link)
+
+    def reroute(self) -> None:
+        """Connect anew, soon: the channel may be in the middle of a delivery.
+
+        The old connection ends first: the broker would take a second one for its successor and send its will.
+        """
+        self.loop.post(self._reroute)
+
+    def publish(self, topic: str, payload: bytes, *, qos: int) -> None:
+        if self.channel is not None:
+            self.channel.publish(topic, payload, qos=qos)
+
+    def allow(self, max_packet: int) -> None:
+        if self.channel is not None:
+            self.channel.allow(max_packet)
+
+    def hasten(self) -> None:
+        if self.channel is not None:
+            self.channel.hasten()
+
+    def end(self, timeout: float) -> None:
+        """Close for good within these seconds: whatever was under way, no further channel is made."""
+        self.ended = True
+        if self.channel is not None:
+            self.channel.close(timeout)
+
+    def _reroute(self) -> None:
+        if self.ended:
+            return
+        if self.channel is not None and not self.channel.closed:
+            self.channel.close()
+            self.loop.call_later(_CLOSING, self._reroute)
+        else:
+            self.open()
+
+
+@dataclass(slots=True)
+class Outbox:
+    """The last gradient's bytes, until the cloud acknowledges them; the ledger keeps them too."""
+
+    run: RunId
+    ledger: Ledger
+    _kept: tuple[int, bytes] | None = None  # sequence and bytes of the last debit
+
+    def session(self) -> EdgeSession:
+        """Begin the conversation where the ledger left off."""
+        last = self.ledger.last_sequence(self.run)
+        pending = self.ledger.pending(self.run)
+        if not pending:
+            return EdgeSession(last)
+        sequence, payload = pending[-1]
+        return EdgeSession(last, sequence, incarnation_of(payload))
+
+    def make(
+        self, worker: EdgeWorker, sequence: int, received: ModelReceived
+    ) -> GradientDebited | BudgetSpent | GivenUp:
+        """Make the gradient of this sequence and debit it; the model acknowledges all before it."""
+        if sequence > 1:
+            self.ledger.acknowledge(self.run, sequence - 1)
+        worker.sequence = sequence - 1
+        try:
+            made = worker.receive(received)
+        except MemoryError as error:
+            return GivenUp(EXIT_FAILED, f"not enough memory for a gradient: {error}")
+        # The codec refuses such a vector, too, from whomever it comes, as a bug that ends the process. Here it is the
+        # run that diverges, and this edge alone ends.
+        if not is_finite(made.gradient):
+            return GivenUp(EXIT_FAILED, "the gradient is not finite: the run diverges")
+        payload = encode_gradient(made)
+        try:
+            self.ledger.debit(self.run, sequence, payload)
+        except BudgetExhausted:  # asked here alone: what was made for nothing is thrown away, once in a run
+            account = self.ledger.account(self.run)
+            cap = None if account is None else account.most_releases
+            return BudgetSpent(cap if cap is not None and sequence > cap else None)
+        except LedgerUnavailableError as error:  # a full disk: what is not debited does not leave
+            return GivenUp(EXIT_FAILED, str(error))
+        self._kept = (sequence, payload)
+        return GradientDebited(sequence)
+
+    def payload(self, sequence: int) -> bytes | None:
+        """Return the bytes of this sequence; None where they are no longer kept."""
+        if self._kept is None or self._kept[0] != sequence:
+            payload = dict(self.ledger.pending(self.run)).get(sequence)
+            self._kept = None if payload is None else (sequence, payload)
+        return None if self._kept is None else self._kept[1]
+
+    def drop(self, sequence: int) -> None:
+        """Never send the bytes up to this sequence again; the debit stays."""
+        self._kept = None
+        self.ledger.acknowledge(self.run, sequence)
+
+    def forget(self) -> None:
+        """Keep nothing of the id before; the ledger has let go of it."""
+        self._kept = None
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Inbox:
+    """The four topics that an edge reads. What breaks the protocol is counted and raised: the channel goes on."""
+
+    run: RunId
+    nonce: str
+    joining: Joining
+    session: EdgeSession
+    tell: Callable[[FromCloud], None]
+    say: Callable[[str], None]
+    dropped: Counter[str] = field(default_factory=Counter)
+    _early: bytes | None = None  # a model that came before the welcome
+
+    def subscribe(self, channel: Channel) -> None:
+        edge_id = self.joining.edge_id
+        channel.subscribe(edge_topic(self.run, edge_id, EdgeTopic.MODEL), self.on_model)
+        channel.subscribe(edge_topic(self.run, edge_id, EdgeTopic.WELCOME), self.on_answer, qos=1)
+        # before the halt: a retained one is then judged by who is there
+        channel.subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
+        channel.subscribe(halt_topic(self.run), self.on_halt, qos=1, retained=True)
+
+    def on_model(self, topic: str, payload: bytes) -> None:  # noqa: ARG002 - the topic is ours alone
+        preparation = self.joining.preparation
+        if preparation is None or not self.session.welcomed:
+            self._early = payload  # QoS 0 may overtake the welcome's QoS 1
+            return
+        self.tell(self._read("model", lambda: self._model(payload, preparation.worker)))
+
+    def on_answer(self, topic: str, payload: bytes) -> None:
+        answer = self._read("welcome", lambda: self._answer(payload))
+        if answer is None:
+            return
+        self.tell(answer)
+        if self._early is not None and self.session.welcomed:
+            early, self._early = self._early, None
+            self.on_model(topic, early)
+
+    def on_halt(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        if (
+            payload
+        ):  # an empty one says that the broker keeps none; the cloud is asked about one that was heard
+            self.tell(self._read("halt", lambda: decode_halt(payload)))
+
+    def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        presence = self._read("presence", lambda: decode_presence(payload))
+        before = self.session.cloud.presence
+        self.tell(presence)
+        if before is None or before.online == presence.online or self.session.phase is Phase.DONE:
+            return
+        back = "is back" if presence.online else "is offline; waiting for it"
+        self.say(f"{self.joining.edge_id}: the cloud {back}")
+
+    def forget(self) -> None:
+        """Read nothing more for the id before."""
+        self._early = None
+
+    def _read(self, kind: str, decode: Callable[[], _T]) -> _T:
+        try:
+            return decode()
+        except RemoteProtocolError:
+            self.dropped[kind] += 1
+            raise
+
+    def _model(self, payload: bytes, worker: EdgeWorker) -> ModelReceived:
+        received = decode_model(self.joining.edge_id, payload, worker.model.dimension)
+        # `clip` asks again, for whoever calls it: no release without it. Here, so that such a model is dropped before
+        # it counts as an answer.
+        worker.check(received)
+        self._check_sequence("model: acknowledged", received.acknowledged)
+        return received
+
+    def _answer(self, payload: bytes) -> Admission | Refuse | None:
+        """Return the answer; None: it is for another process of this id. A refuse of a gradient names no process."""
+        answer = decode_answer(self.joining.edge_id, payload)
+        if isinstance(answer, Refuse):
+            return answer if answer.nonce in (None, self.nonce) else None
+        if answer.nonce != self.nonce:
+            return None
+        if answer.number > self.session.hellos:
+            raise RemoteProtocolError(f"welcome: number = {answer.number}: no such hello was sent")
+        self._check_sequence("welcome: last_sequence", answer.welcome.last_sequence)
+        return answer
+
+    def _check_sequence(self, key: str, sequence: int) -> None:
+        """Believe in no gradient that was never debited: a cloud that has seen more answers `ledger-lost`."""
+        debited = self.session.last_sequence
+        if sequence > debited:
+            raise RemoteProtocolError(f"{key} = {sequence}: must be at most {debited}, the last one debited")
+
 
 FAREWELL = 60.0  # seconds that an edge waits for its broker to say leave; the cloud has as many for its halt
 TOLD_TO_END = 8.0  # when its operator ends it: an engine kills a container after ten

@@ -35,17 +35,15 @@ from common.transport.routing import RetainedMessageError
 from common.wire.codec import encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
-from edge.accountant import epsilons_apart, max_charges_apart
-from edge.claims import ClaimsBook
+from edge.accountant import Spending, epsilons_apart, max_charges_apart
 from edge.client import FAREWELL, EdgeClient
-from edge.conversation import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
-from edge.memory import memory_limit
+from edge.joining import memory_limit
+from edge.metrics import EVERY, read_edges
 from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
-from edge.readings import EVERY, read_edges
-from edge.slots import Slot, take_slot
-from edge.spending import Spending
+from edge.session import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import ClaimsBook, Slot, take_slot
 
 if TYPE_CHECKING:
     from common.transport.relay import RelayLoop

@@ -1,60 +1,292 @@
-"""What an edge does next in the conversation with the cloud. Pure: events in, effects out.
+"""The words between an edge's session and its shell: phases, events in, effects out.
 
-At any time an edge owes the cloud one thing: a hello, or one gradient. Whatever is lost on the way is
-sent again, the gradient as the very same bytes, so the cloud can apply it once; a model counts only
-when it is of the run's present incarnation and acknowledges the last gradient made.
-
-Whatever comes may be late, come twice, or be of another life of the cloud. So an answer counts only for the
-hello that it names by number, and a halt is believed when the cloud that it is of has said goodbye, or says so
-when it is asked.
-
-Every change of phase happens here. What comes from the network never raises; an outcome that no effect asked for
-is a mistake of the shell, and does.
+They are named from the edge's side: an edge receives models, makes gradients and pushes them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from common.errors import LocalProtocolError
 from common.messages import AWAY, Halt, ModelReceived, Refuse
 from common.wire.codec import Admission, Presence
-from edge.cloud_watch import CloudWatch
-from edge.conversation import (
-    BUSY,
-    EXIT_DONE,
-    EXIT_FULL,
-    EXIT_REFUSED,
-    BudgetSpent,
-    CameBack,
-    Connected,
-    Disconnected,
-    DropOutbox,
-    GivenUp,
-    GradientDebited,
-    IdentityKept,
-    IdentityRenewed,
-    LeaveWanted,
-    MakeGradient,
-    OtherShardHeld,
-    Outcome,
-    Phase,
-    Prepare,
-    Prepared,
-    PushOutbox,
-    RenewIdentity,
-    Reroute,
-    SayHello,
-    SayLeave,
-    SessionEffect,
-    SessionEvent,
-    Stop,
-    TakeTime,
-    TimeTaken,
-    Unanswered,
-    WelcomeDeclined,
-    WentAway,
+
+EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_FULL, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
+
+
+class Phase(Enum):
+    GREETING = "greeting"  # a hello is out, or due once there are a connection and a cloud; no welcome yet
+    PREPARING = "preparing"  # the shell takes what a welcome deals
+    REROUTING = "rerouting"  # the shell changes the connection; nothing counts until the next one is there
+    WAITING = "waiting"  # for a model
+    MAKING = "making"  # the shell makes a gradient
+    PUSHING = "pushing"  # a gradient is out, no model yet
+    RENEWING = "renewing"  # the shell takes another edge id, if it may
+    AWAY = "away"  # outside the device's time: nothing is said or made until it comes back
+    DONE = "done"
+
+
+BUSY = frozenset({Phase.PREPARING, Phase.MAKING, Phase.RENEWING})  # the shell owes the outcome of an effect
+
+
+# -- events: the connection, the clock, the operator. From the cloud: Admission, Refuse, ModelReceived, Presence, Halt.
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The broker is there, for the first time or again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection to the broker is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """What the edge last sent has had no answer for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveWanted:
+    """The operator ends this edge."""
+
+    reason: str
+    code: int = EXIT_DONE
+
+
+@dataclass(frozen=True, slots=True)
+class WentAway:
+    """The device's time is over for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class CameBack:
+    """The device's time begins again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The shell cannot go on: no broker, no memory, a run that diverges."""
+
+    code: int
+    text: str
+    unreachable: bool = False  # it is the broker that cannot be had: nothing more can be said
+
+
+# -- events: the outcome of an effect
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The welcome is followed."""
+
+    rerouted: bool = False  # the scenario gives this edge a link: it must connect through it first
+    slow: bool = False  # the scenario gives it a device that takes its time over a gradient
+    announced: bool = (
+        True  # False: the hello said that this edge was not ready, and the next one says that it is
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OtherShardHeld:
+    """The welcome deals a shard that the ledger does not hold: ask for the one that it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WelcomeDeclined:
+    """The welcome cannot be followed."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTaken:
+    """The device has taken its time."""
+
+    number: int  # of the TakeTime
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDebited:
+    """A gradient was made, debited and put into the outbox."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpent:
+    """The ledger permits no further release."""
+
+    cap: int | None = None  # R_k, where that is why: ε may be less than the budget
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRenewed:
+    """The edge has another id, with an empty account."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityKept:
+    """The edge may take no other id."""
+
+    text: str
+
+
+FromCloud = Admission | Refuse | ModelReceived | Presence | Halt
+Outcome = (
+    Prepared
+    | OtherShardHeld
+    | WelcomeDeclined
+    | TimeTaken
+    | GradientDebited
+    | BudgetSpent
+    | IdentityRenewed
+    | IdentityKept
 )
+SessionEvent = (
+    FromCloud | Connected | Disconnected | Unanswered | LeaveWanted | WentAway | CameBack | GivenUp | Outcome
+)
+
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class SayHello:
+    last_sequence: int
+    number: int
+    incarnation: int  # of the run that it is meant for
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Take the shard and the recipe that the welcome names, or see that they are those taken before.
+
+    Its outcome: Prepared, OtherShardHeld or WelcomeDeclined.
+    """
+
+    admission: Admission
+
+
+@dataclass(frozen=True, slots=True)
+class Reroute:
+    """End the connection and make another: through the link, under the new id, or after an absence as a new process."""
+
+    returned: bool = False  # after an absence: whatever was said before it is of another process
+
+
+@dataclass(frozen=True, slots=True)
+class TakeTime:
+    """Wait for as long as the device takes longer than this machine over the gradient of this sequence.
+
+    Before it is made: of records nothing was touched yet, and what is given up costs nothing. Its outcome: TimeTaken.
+    """
+
+    sequence: int
+    number: int  # counts these waits: only the newest one's end counts
+
+
+@dataclass(frozen=True, slots=True)
+class MakeGradient:
+    """Make the gradient of this sequence and debit it. Its outcome: GradientDebited, BudgetSpent or GivenUp."""
+
+    sequence: int
+    received: ModelReceived
+
+
+@dataclass(frozen=True, slots=True)
+class PushOutbox:
+    """Publish the bytes of this sequence, as they stand in the outbox."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropOutbox:
+    """Never send the bytes up to this sequence again: they are of another life of the run. The debit stays."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewIdentity:
+    """The ledger of this edge id is lost: take another id. Its outcome: IdentityRenewed or IdentityKept."""
+
+    last_sequence: int  # of this id, by the word of the cloud: more than the ledger has
+
+
+@dataclass(frozen=True, slots=True)
+class SayLeave:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    code: int
+    text: str
+
+
+SessionEffect = (
+    SayHello
+    | Prepare
+    | Reroute
+    | TakeTime
+    | MakeGradient
+    | PushOutbox
+    | DropOutbox
+    | RenewIdentity
+    | SayLeave
+    | Stop
+)
+
+
+@dataclass(slots=True)
+class CloudWatch:
+    """The cloud's comings and goings, which anybody at the broker may have forged or replayed."""
+
+    presence: Presence | None = None  # what was last heard
+    incarnation: int | None = None  # that the cloud last named: a hello is meant for it
+    online: int | None = None  # incarnation of the last cloud that said it was online
+    halt: Halt | None = None  # heard, and neither believed nor disproved
+    halt_after: int = 0  # number of the newest hello when it was heard
+
+    def see(self, presence: Presence) -> bool:
+        """Note a presence; tell whether a cloud is there that was not before."""
+        before, self.presence = self.presence, presence
+        self.incarnation = presence.incarnation
+        if not presence.online:
+            return False
+        self.online = presence.incarnation
+        return before is None or not before.online or before.nonce != presence.nonce
+
+    def answered(self, number: int) -> None:
+        """Note a welcome to this hello: where it was said after the halt was heard, the cloud still serves."""
+        if number > self.halt_after:
+            self.halt = None
+
+    def forget_halt(self) -> None:
+        self.halt, self.halt_after = None, 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last cloud heard of has said goodbye, and is the one that the halt is of."""
+        cloud, halt = self.presence, self.halt
+        if cloud is None or halt is None:
+            return False
+        return cloud.over and not cloud.online and cloud.incarnation == halt.incarnation
+
+    def ended_for(self, incarnation: int | None) -> bool:
+        """Tell whether the life of the run that an edge has a part in has ended; None: it has none yet.
+
+        One that has heard of no cloud online may be earlier than its cloud: it waits before it believes.
+        """
+        if self.halt is None or not self.ended:
+            return False
+        ours = incarnation if incarnation is not None else self.online
+        return ours is not None and ours == self.halt.incarnation
+
 
 _TRIES = 3  # hellos without an answer until the halt of a life that this edge has no part in is believed
 _LISTENING = frozenset({Phase.GREETING, Phase.WAITING, Phase.PUSHING})  # answers to a hello count

@@ -1,4 +1,4 @@
-"""What a ledger asks about the others of its state directory; `edge/claims.py` answers from a book that all share."""
+"""What a ledger asks about the other ledgers of its state directory; edge/state_directory.py answers."""
 
 from __future__ import annotations
 

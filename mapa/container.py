@@ -19,7 +19,7 @@ from pathlib import Path
 from common.errors import ConfigurationError
 from common.own_code import code_named_by
 from common.records.naming import LONGEST, folder_name
-from edge.owners import BOOK_VARIABLE
+from edge.own_data import BOOK_VARIABLE
 from mapa.environment import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
 from mapa.left_runs import name_of, to_go_on_with
 

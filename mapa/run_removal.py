@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.errors import ConfigurationError, MapaError, RecordsError
 from common.records.regular import open_regular
-from edge.slots import is_held
+from edge.state_directory import is_held
 from mapa.output import printable
 from mapa.run_state import ENDING, LEAVING, RUNNING, is_run, read_object, state_of
 from mapa.runs_folder import files_of

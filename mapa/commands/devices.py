@@ -21,8 +21,11 @@ from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId
 from common.randomness import CounterStreams
-from edge.device import gradient_times
+from edge.device import gradient_times, gradients_per_second
 from edge.worker import EdgeWorker, Recipe, Shard
+from mapa.commands import options
+from mapa.commands.groups import with_groups
+from mapa.commands.scenario_options import ScenarioOptions
 
 app = typer.Typer(
     no_args_is_help=True, help="Devices that edges pose as: presets, and this machine measured."
@@ -119,4 +122,26 @@ def reference_worker() -> EdgeWorker:
         shard=Shard(model.features(images), model.targets(labels), np.arange(size, dtype=np.int64)),
         recipe=recipe,
         streams=CounterStreams.seeded(0),
+    )
+
+
+@with_groups()
+def pace_command(
+    scenario: options.ScenarioName,
+    changed: ScenarioOptions,
+    seconds: Annotated[float, typer.Option(help="how long to measure", min=0.1, max=600)] = 3.0,
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure how many gradients a second this machine makes of a scenario: on made-up rows, never on records."""
+    name, resolved = changed.load(scenario)
+    found = gradients_per_second(resolved, options.data_dir_or_default(data_dir), seconds=seconds)
+    if as_json:
+        print(json.dumps({"scenario": name, "gradients_per_second": found}))
+        return
+    print(
+        f"{found:.4g} gradients per second on made-up rows; without network, and without other edges on this machine"
+    )
+    print(
+        "for privacy.gradients_per_second, with time_limit, or beside others for privacy.paces: docs/pacing.md"
     )

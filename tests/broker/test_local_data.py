@@ -13,7 +13,7 @@ from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
-from edge.owners import BOOK_VARIABLE
+from edge.own_data import BOOK_VARIABLE
 from mapa.brokers import Broker
 from mapa.commands.ledger import ledger_command
 from mapa.run_parts import OwnFiles

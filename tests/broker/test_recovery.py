@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.records.log_reader import LogReader
-from edge.owners import BOOK_VARIABLE
+from edge.own_data import BOOK_VARIABLE
 from experiments.recovery import Fault, killed_run
 from mapa.brokers import Broker
 from tests.broker.test_records_fail import lab

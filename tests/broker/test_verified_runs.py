@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.datasets.catalogue import data_directory
-from edge.owners import BOOK_VARIABLE
+from edge.own_data import BOOK_VARIABLE
 from mapa.brokers import Broker
 from tests.local_support import write_csv
 from tests.program_support import PATIENCE, environment, eventually, journal_has, start_mapa

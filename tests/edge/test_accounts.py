@@ -11,10 +11,10 @@ from common.messages import Refuse
 from common.quantities import EdgeId, RunId
 from common.transport.connection import BrokerAddress
 from common.wire.codec import Presence, encode_presence, encode_refuse
-from edge.conversation import EXIT_REFUSED
 from edge.fleet import EdgeFleet, FleetSettings
-from edge.slots import take_slot
+from edge.session import EXIT_REFUSED
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import take_slot
 from mapa.commands.options import account_passwords
 
 

@@ -23,11 +23,10 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
-from edge.claims import BOOK, ClaimsBook
 from edge.ledger import BudgetExhausted, OtherShardError
 from edge.policy import PolicyError
-from edge.slots import Slot, take_slot
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import BOOK, ClaimsBook, Slot, take_slot
 
 RUN = RunId("r")
 # At δ = 0 totals are plain sums of these zero-out ε: 0.5 and 0.75 a release.

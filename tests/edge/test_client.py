@@ -32,9 +32,9 @@ from common.wire.codec import (
 )
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
 from edge.client import EdgeClient
-from edge.conversation import EXIT_FAILED, EXIT_REFUSED, SessionEffect
 from edge.ledger import BudgetExhausted, MemoryLedger
 from edge.policy import OperatorPolicy
+from edge.session import EXIT_FAILED, EXIT_REFUSED, SessionEffect
 from edge.worker import EdgeWorker
 from tests.common.test_noise_port import Mixed
 from tests.core_support import small_dataset, small_scenario

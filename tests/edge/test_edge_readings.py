@@ -16,12 +16,11 @@ from common.errors import ConfigurationError
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
-from edge.accountant import epsilons_apart
-from edge.inbox import Inbox
+from edge.accountant import MOST_KINDS, Spending, epsilons_apart
+from edge.client import Inbox
 from edge.ledger import MemoryLedger
+from edge.metrics import DROPPED, FAMILIES, read_edges
 from edge.policy import OperatorPolicy
-from edge.readings import DROPPED, FAMILIES, read_edges
-from edge.spending import MOST_KINDS, Spending
 from tests.common.test_telemetry import exposition, read
 from tests.core_support import small_dataset
 from tests.edge.test_client import Stage, plenty, private_scenario

@@ -20,14 +20,12 @@ from common.messages import Welcome
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario, parse_scenario
 from common.wire.codec import Admission
-from edge.claims import ClaimsBook
+from edge.joining import Preparation, prepare
 from edge.ledger import Ledger, MemoryLedger
-from edge.own_data import OwnData, check_name
-from edge.owners import BOOK_VARIABLE
+from edge.own_data import BOOK_VARIABLE, OwnData, check_name
 from edge.policy import OperatorPolicy, PolicyError
-from edge.preparation import Preparation, prepare
-from edge.slots import take_slot
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import ClaimsBook, take_slot
 from tests.local_support import SCHEMA, declared, local_values, write_csv
 
 MINE = OperatorPolicy(data_name="default")

@@ -21,12 +21,11 @@ from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario
 from common.wire.codec import Admission
 from edge.account import Account, ShardIdentity
-from edge.conversation import BudgetSpent, GradientDebited, Prepared, WelcomeDeclined
-from edge.joining import Joining
+from edge.client import Outbox
+from edge.joining import Joining, Preparation, prepare
 from edge.ledger import BudgetExhausted, Ledger, MemoryLedger
-from edge.outbox import Outbox
 from edge.policy import OperatorPolicy
-from edge.preparation import Preparation, prepare
+from edge.session import BudgetSpent, GradientDebited, Prepared, WelcomeDeclined
 from edge.sqlite_ledger import SqliteLedger
 from tests.core_support import small_dataset, small_scenario, small_world
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigurationError
-from edge.owners import BOOK_VARIABLE, Account, Source, book_path, register
+from edge.own_data import BOOK_VARIABLE, Account, Source, book_path, register
 
 
 @pytest.fixture

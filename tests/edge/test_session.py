@@ -12,7 +12,7 @@ from common.errors import LocalProtocolError
 from common.messages import Halt, ModelReceived, Refuse, Welcome
 from common.quantities import EdgeId
 from common.wire.codec import Admission, Presence
-from edge.conversation import (
+from edge.session import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_FULL,
@@ -22,6 +22,7 @@ from edge.conversation import (
     Connected,
     Disconnected,
     DropOutbox,
+    EdgeSession,
     GivenUp,
     GradientDebited,
     IdentityKept,
@@ -46,7 +47,6 @@ from edge.conversation import (
     WelcomeDeclined,
     WentAway,
 )
-from edge.session import EdgeSession
 
 EDGE, LIFE, OTHER = EdgeId("a"), 5, 6
 CLOUD, RIVAL, MINE = "c" * 16, "d" * 16, "e" * 16

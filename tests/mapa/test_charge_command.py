@@ -13,9 +13,8 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from edge.account import Account, ShardIdentity, Standing
-from edge.claims import ClaimsBook
-from edge.slots import take_slot
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import ClaimsBook, take_slot
 from tests.program_support import Done, Mapa
 
 RUN, EDGE = RunId("r"), EdgeId("edge-a")

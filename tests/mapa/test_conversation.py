@@ -29,9 +29,9 @@ from common.transport.link import LinkProfile
 from common.wire.codec import decode_gradient, encode_leave
 from common.wire.topics import EdgeTopic, edge_topic
 from edge.client import EdgeClient
-from edge.conversation import EXIT_FULL, EXIT_REFUSED, LeaveWanted
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
+from edge.session import EXIT_FULL, EXIT_REFUSED, LeaveWanted
 from mapa.simulation.simulator import simulate
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
@@ -335,10 +335,10 @@ def test_an_epsilon_that_does_not_fit_the_law_ends_the_edge_with_2() -> None:
 @pytest.mark.parametrize("privacy", [{"noise": "gamma-norm", "epsilon": 1.0}, {"noise_multiplier": 1.0}])
 def test_an_edge_with_its_own_epsilon_noises_with_it(privacy: dict[str, Any]) -> None:
     run = Talk(talk(seed=None, privacy=privacy, iterations=10, data={"sampler": "poisson"}))
-    edge = run.edge(OperatorPolicy(parameters={"epsilon": 0.25}))
+    client = run.edge(OperatorPolicy(parameters={"epsilon": 0.25}))
     run.run()
-    assert edge.preparation is not None
-    law = edge.preparation.worker.recipe.law
+    assert client.preparation is not None
+    law = client.preparation.worker.recipe.law
     assert getattr(law, "epsilon", None) == 0.25
     assert run.service.server.moment == pytest.approx(17 * 18 / 0.25**2)
 

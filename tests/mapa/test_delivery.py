@@ -28,9 +28,9 @@ from common.transport.link import LinkProfile
 from common.wire.codec import decode_gradient, encode_halt, encode_leave, encode_presence
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, parse_edge_topic, presence_topic
 from edge.client import EdgeClient
-from edge.conversation import LeaveWanted
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
+from edge.session import LeaveWanted
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
 from tests.mapa.test_conversation import AppliedTally, AtOnce

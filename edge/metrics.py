@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 
 from common.telemetry.family import Family, Kind, Reading, Readings
 from edge.account import Standing
+from edge.accountant import Spending
 from edge.client import EdgeClient
-from edge.conversation import Phase
-from edge.spending import Spending
+from edge.session import Phase
 
 EVERY = 5.0  # seconds between two readings: when exactly a release was made does not show
 STATES = ("joining", "training", "ended")

@@ -1,15 +1,11 @@
-"""Which edge of a state directory holds which shard, so that a budget is a ceiling on the records.
-
-One small SQLite file beside the slots. A claim counts while its slot is held by a living process: whatever a
-killed edge left behind, it can debit nothing before it claims again. The book also remembers which ledger was
-ever opened on which shard, so that a new claim need not read them all. It holds nothing that the
-ledgers do not, save budgets that were replaced: without it, it is made anew from them.
-"""
+"""State directories of several edges on one machine: each takes the first that no living process holds."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +14,85 @@ from typing import Any
 from common.accounting.overlap import ShardSpent
 from common.accounting.releases import Budget
 from common.errors import ConfigurationError
+from common.records.regular import open_regular
 from edge.account import Account, ShardIdentity
 from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
 from edge.policy import Claim, check_claims
 from edge.siblings import Neighbours
-from edge.slots import is_held
+
+_MOST = 10_000
+
+
+@dataclass(slots=True)
+class Slot:
+    """One edge's own directory, held by a lock until closed or until the process ends."""
+
+    directory: Path
+    _descriptor: int
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def take_slot(state_dir: Path, names: Sequence[str] | None = None) -> Slot:
+    """Return the first free of state_dir/0, state_dir/1, … or of the names: who comes back finds its ledger."""
+    with _looking(state_dir):
+        for name in map(str, range(_MOST)) if names is None else names:
+            directory = state_dir / name
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                descriptor = _lock(directory)
+            except OSError as error:
+                raise ConfigurationError(f"state directory {str(state_dir)!r}: {error}") from error
+            if descriptor is not None:
+                return Slot(directory, descriptor)
+    count = _MOST if names is None else len(names)
+    raise ConfigurationError(f"state directory {str(state_dir)!r}: all {count} places are taken")
+
+
+def is_held(directory: Path) -> bool:
+    """Tell whether a living process holds this slot; one that cannot be looked at counts as held."""
+    if not directory.is_dir():
+        return False
+    try:
+        with _looking(directory.parent):
+            descriptor = _lock(directory)
+    except OSError:
+        return True
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+def _lock(directory: Path) -> int | None:
+    """Take the slot's lock; None where another has it."""
+    descriptor = open_regular(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextmanager
+def _looking(state_dir: Path) -> Iterator[None]:
+    """Let one look at a time: a slot that is tried for a moment must not pass for a taken one."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = open_regular(state_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"state directory {str(state_dir)!r}: {error}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
 
 BOOK = "claims.sqlite3"
 _PATIENCE = 60.0  # seconds for the others' transactions, each of them short
