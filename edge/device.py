@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -117,57 +116,43 @@ def _made_up(worker: EdgeWorker) -> Shard:
 
 
 @dataclass(slots=True)
-class Rota:
-    """Tells the session when the device's time ends and begins again."""
+class DeviceTimers:
+    """Tells the session when the device goes away and comes back; and waits, one wait at a time."""
 
     loop: Loop
     tell: Callable[[WentAway | CameBack], None]
-    attendance: Attendance | None = None
+    _attendance: Attendance | None = None
     _began: float = 0.0
     _here: bool = True
-    _timer: Timer | None = None
+    _next_look: Timer | None = None
+    _waiting: Timer | None = None
 
     def start(self, attendance: Attendance | None) -> None:
-        """Count from now on; a second start, by a later welcome, changes nothing."""
-        if attendance is None or self.attendance is not None:
+        """Count the device's times from now on; a second start, by a later welcome, changes nothing."""
+        if attendance is None or self._attendance is not None:
             return
-        self.attendance, self._began = attendance, self.loop.now()
+        self._attendance, self._began = attendance, self.loop.now()
         self._look()
 
+    def wait(self, seconds: float, then: Callable[[], None]) -> None:
+        """Call `then` after these seconds, in place of an earlier wait."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._waiting = self.loop.call_later(seconds, then)
+
     def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
+        for timer in (self._next_look, self._waiting):
+            if timer is not None:
+                timer.cancel()
 
     def _look(self) -> None:
-        assert self.attendance is not None
+        assert self._attendance is not None
         now = self.loop.now() - self._began
-        here, until = self.attendance.at(now)
-        self._timer = self.loop.call_later(min(max(0.0, until - now), _LONGEST_TIMER), self._look)
+        here, until = self._attendance.at(now)
+        self._next_look = self.loop.call_later(min(max(0.0, until - now), _LONGEST_TIMER), self._look)
         if here != self._here:
             self._here = here
             self.tell(CameBack() if here else WentAway())
-
-
-@dataclass(slots=True)
-class Slowness:
-    """One wait at a time: a later one takes the place of the one before."""
-
-    loop: Loop
-    _timer: Timer | None = None
-
-    def wait(self, seconds: float, then: Callable[[], None]) -> None:
-        self.end()
-        self._timer = self.loop.call_later(seconds, partial(self._over, then))
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-
-    def _over(self, then: Callable[[], None]) -> None:
-        self._timer = None
-        then()
 
 
 def gradients_per_second(

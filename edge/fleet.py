@@ -37,7 +37,7 @@ from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.accountant import Spending, epsilons_apart, max_charges_apart
 from edge.client import FAREWELL, EdgeClient
-from edge.joining import memory_limit
+from edge.joining import Membership, memory_limit
 from edge.metrics import EVERY, read_edges
 from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
@@ -137,21 +137,18 @@ class EdgeFleet:
             self.claims = ClaimsBook(self.settings.state_dir)
         siblings = self.claims.of(slot.directory.name)
         named = None if accounts is None else EdgeId(slot.directory.name)
-        client = EdgeClient(
+        ledger = SqliteLedger(slot.directory, named, accountant=max_charges_apart, siblings=siblings)
+        membership = Membership(
             run=self.settings.run,
             policy=self.settings.policy,
-            ledger=SqliteLedger(slot.directory, named, accountant=max_charges_apart, siblings=siblings),
+            ledger=ledger,
             load=self._load,
+            own=self.settings.own,
             data_dir=self.settings.data_dir,
-            loop=self.loop,
-            connect=self._connect,
-            say=self.say,
-            note=self.note,
-            on_stop=self._stopped,
             renewable=named is None,
             state_dir=self.settings.state_dir,
-            own=self.settings.own,
         )
+        client = EdgeClient(membership, self.loop, self._connect, self.say, self._stopped, self.note)
         self.clients.append(client)
         client.start()
 

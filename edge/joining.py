@@ -316,8 +316,8 @@ def _fingerprint(groups: Indices | None) -> str:
 
 
 @dataclass(slots=True)
-class Joining:
-    """An edge's terms in one run: those of the first welcome that it follows."""
+class Membership:
+    """An edge's part in one run: its ledger, its operator's policy, and the terms of the first welcome it follows."""
 
     run: RunId
     policy: OperatorPolicy

@@ -97,7 +97,7 @@ def _privacy(
     standings: Sequence[Standing], clients: Iterable[EdgeClient], spending: Spending
 ) -> dict[Family, Reading]:
     """Return what was spent; nothing where one of the edges cannot say: the largest is not known then."""
-    deltas = {delta for client in clients if (delta := client.delta) is not None}
+    deltas = {delta for client in clients if (delta := _delta(client)) is not None}
     if not standings or len(deltas) != 1:
         return {}
     [delta] = deltas
@@ -113,6 +113,14 @@ def _privacy(
     if shares:
         found[USED] = max(shares)
     return found
+
+
+def _delta(client: EdgeClient) -> float | None:
+    """Return the δ that this run is accounted at; None: not known yet."""
+    standing, preparation = client.standing, client.preparation
+    if standing is not None and standing.account.budget is not None:
+        return standing.account.budget.delta
+    return None if preparation is None else preparation.scenario.privacy.total_delta
 
 
 def _epsilon(standing: Standing, delta: float, spending: Spending) -> float | None:

@@ -32,6 +32,7 @@ from common.wire.codec import (
 )
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
 from edge.client import EdgeClient
+from edge.joining import Membership
 from edge.ledger import BudgetExhausted, MemoryLedger
 from edge.policy import OperatorPolicy
 from edge.session import EXIT_FAILED, EXIT_REFUSED, SessionEffect
@@ -72,17 +73,14 @@ class Stage:
     stops: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        membership = Membership(self.run, self.policy, self.ledger, self._load, renewable=self.renewable)
         self.edge = EdgeClient(
-            run=self.run,
-            policy=self.policy,
-            ledger=self.ledger,
-            load=self._load,
+            membership,
             loop=self.broker,
             connect=self._connect,
             say=self.said.append,
             note=self.notes.append,
             on_stop=self.stops.append,
-            renewable=self.renewable,
         )
         cloud = encode_presence(Presence(True, CLOUD, LIFE))
         self.broker.route(presence_topic(self.run), cloud, retain=True)
@@ -114,21 +112,23 @@ class Stage:
         if self.edge.session.answered == self.edge.session.hellos:
             self.edge.on_connected()  # only a new hello has a new answer
             fields["number"] = self.edge.session.hellos
-        self.edge.inbox.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
+        self.edge.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
         self.broker.settle()
 
     def model(self, sensitivity: float = 0.4, acknowledged: int | None = None, value: float = 0.0) -> None:
         assert self.edge.preparation is not None
         x = np.full(self.edge.preparation.worker.model.dimension, value, np.float32)
         awaited = self.edge.session.awaited if acknowledged is None else acknowledged
-        self.edge.inbox.on_model(
-            "m", encode_model(SendModel(self.edge.edge_id, 1, sensitivity, awaited, x, LIFE))
-        )
+        self.edge.on_model("m", encode_model(SendModel(self.edge.edge_id, 1, sensitivity, awaited, x, LIFE)))
         self.broker.settle()
 
     def published(self, leaf: EdgeTopic) -> list[bytes]:
         topic = edge_topic(self.run, self.edge.edge_id, leaf)
         return [payload for name, payload in self.broker.published if name == topic]
+
+    @property
+    def pushed(self) -> int:
+        return len(self.published(EdgeTopic.GRADIENT))
 
     @property
     def hellos(self) -> list[Hello]:
@@ -158,7 +158,7 @@ def test_a_sensitivity_under_which_clipping_cannot_be_trusted_is_dropped_and_cou
     with pytest.raises(RemoteProtocolError, match=r"bΔS/2 = .*from 1e-09 to 1e\+09"):
         stage.model(sensitivity)
     assert stage.edge.dropped["model"] == 1
-    assert (stage.ledger.last_sequence(RUN), stage.edge.pushed, stage.edge.exit_code) == (2, 2, None)
+    assert (stage.ledger.last_sequence(RUN), stage.pushed, stage.edge.exit_code) == (2, 2, None)
     stage.release(1)  # the service goes on
     assert stage.ledger.last_sequence(RUN) == 3
 
@@ -200,7 +200,7 @@ def test_a_model_that_acknowledges_what_was_never_debited_is_dropped_and_counted
     with pytest.raises(RemoteProtocolError, match=f"acknowledged = {acknowledged}: must be at most 2"):
         stage.model(acknowledged=acknowledged)
     assert stage.edge.dropped["model"] == 1
-    assert (stage.ledger.standing(RUN).charges, stage.edge.pushed) == (2, 2)
+    assert (stage.ledger.standing(RUN).charges, stage.pushed) == (2, 2)
     stage.model(acknowledged=2)
     assert stage.ledger.last_sequence(RUN) == 3
 
@@ -442,11 +442,11 @@ def test_a_later_welcome_with_other_terms_ends_the_edge(changes: dict[str, Any],
     stage.release(3)
     stage.welcome(last_sequence=3)
     assert stage.edge.exit_code is None
-    pushed = stage.edge.pushed
+    pushed = stage.pushed
     stage.welcome(**{"last_sequence": 2, **changes})
     assert stage.edge.exit_code == EXIT_REFUSED
     assert words in stage.said[-1]
-    assert (stage.leaves, stage.edge.pushed) == (["refused"], pushed)
+    assert (stage.leaves, stage.pushed) == (["refused"], pushed)
 
 
 def test_a_welcome_for_other_shards_than_its_scenario_s_is_refused_before_they_are_dealt() -> None:
@@ -471,7 +471,7 @@ def test_a_welcome_that_knows_of_releases_never_debited_is_dropped_and_nothing_i
     assert stage.ledger.standing(RUN).charges == 3
     stage.welcome(last_sequence=3)
     stage.release(1)
-    assert (stage.ledger.last_sequence(RUN), stage.edge.pushed) == (4, 4)
+    assert (stage.ledger.last_sequence(RUN), stage.pushed) == (4, 4)
 
 
 def test_a_welcome_to_an_older_hello_has_the_gradient_since_then_sent_again() -> None:
@@ -569,7 +569,7 @@ def lost(stage: Stage, known: int = 5) -> None:
     words = f"the ledger has 0 releases, but {known} were applied"
     answered = (stage.edge.nonce, stage.edge.session.hellos)
     refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered, last_sequence=known)
-    stage.edge.inbox.on_answer("welcome", encode_refuse(refuse))
+    stage.edge.on_answer("welcome", encode_refuse(refuse))
     stage.broker.settle()
 
 
@@ -649,9 +649,9 @@ def test_an_edge_waits_for_days() -> None:
     stage.release(1)
     stage.broker.advance(20 * HOUR)
     assert stage.edge.exit_code is None
-    pushed = stage.edge.pushed
+    pushed = stage.pushed
     stage.broker.advance(HOUR)
-    assert stage.edge.pushed == pushed + 60  # one a minute
+    assert stage.pushed == pushed + 60  # one a minute
 
 
 def test_hellos_do_not_pile_up_while_the_broker_is_away() -> None:
@@ -665,7 +665,7 @@ def test_hellos_do_not_pile_up_while_the_broker_is_away() -> None:
 
 def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
     stage = Stage(private_scenario(links=[{"delay_ms": 5.0}]))
-    stage.edge.inbox.on_answer(
+    stage.edge.on_answer(
         "welcome",
         encode_welcome(
             Admission(

@@ -261,11 +261,6 @@ def test_a_believed_halt_ends_every_phase(phase: Phase) -> None:
     assert made.phase is Phase.DONE
 
 
-def test_nobody_else_writes_the_phase() -> None:
-    with pytest.raises(AttributeError):
-        EdgeSession().phase = Phase.DONE  # type: ignore[misc]
-
-
 # -- while the shell is busy ------------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from common.transport.link import LinkProfile
 from common.wire.codec import decode_gradient, encode_halt, encode_leave, encode_presence
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, parse_edge_topic, presence_topic
 from edge.client import EdgeClient
+from edge.joining import Membership
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
 from edge.session import LeaveWanted
@@ -132,11 +133,14 @@ class Schedule:
         return self.clouds[-1]
 
     def edge(self, ledger: MemoryLedger) -> None:
-        client = EdgeClient(
+        membership = Membership(
             run=RUN,
             policy=OperatorPolicy(),
             ledger=ledger,
             load=lambda name: DATASET,  # noqa: ARG005
+        )
+        client = EdgeClient(
+            membership,
             loop=self.broker,
             connect=self._connect,
             say=self.said.append,
@@ -197,7 +201,7 @@ class Schedule:
         channel = client.channel
         assert isinstance(channel, MemoryChannel)
         client.session.receive(LeaveWanted("killed"))  # nothing of it is performed
-        client.patience.end()
+        client.retry.end()
         if channel.connected:
             channel.lose()
         channel.closed = True
