@@ -43,7 +43,7 @@ from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
 from edge.session import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
 from edge.sqlite_ledger import SqliteLedger
-from edge.state_directory import ClaimsBook, Slot, take_slot
+from edge.state_directory import Slot, StateDirectory, take_slot
 
 if TYPE_CHECKING:
     from common.transport.relay import RelayLoop
@@ -94,7 +94,7 @@ class EdgeFleet:
         self.clients: list[EdgeClient] = []
         self.channels: list[MqttChannel] = []
         self.slots: list[Slot] = []
-        self.claims: ClaimsBook | None = None
+        self.state: StateDirectory | None = None
         self._datasets: dict[Source, Dataset] = {}
         self._running = settings.count
         self._complaints = 0
@@ -133,9 +133,9 @@ class EdgeFleet:
         accounts = self.settings.accounts
         slot = take_slot(self.settings.state_dir, None if accounts is None else sorted(accounts))
         self.slots.append(slot)
-        if self.claims is None:
-            self.claims = ClaimsBook(self.settings.state_dir)
-        siblings = self.claims.of(slot.directory.name)
+        if self.state is None:
+            self.state = StateDirectory(self.settings.state_dir)
+        siblings = self.state.claims_of(slot.directory.name)
         named = None if accounts is None else EdgeId(slot.directory.name)
         ledger = SqliteLedger(slot.directory, named, accountant=max_charges_apart, siblings=siblings)
         membership = Membership(
@@ -281,8 +281,8 @@ class EdgeFleet:
     def _release(self) -> None:
         for client in self.clients:
             client.ledger.close()
-        if self.claims is not None:
-            self.claims.close()
+        if self.state is not None:
+            self.state.close()
         if self.relays is not None:
             self.relays.drain(_CLOSING)  # a leave and a goodbye may still be under way on a slow link
             self.relays.close()

@@ -19,7 +19,7 @@ from edge.ledger import MOST_RELEASES
 from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
 from edge.sqlite_ledger import SqliteLedger
-from edge.state_directory import ClaimsBook, is_held, take_slot
+from edge.state_directory import StateDirectory, is_held, take_slot
 from mapa.commands.ledger import by_records, statement_of_book
 
 _MANY = 10_000  # missing releases; more at once need --yes
@@ -73,9 +73,9 @@ def _opened(state: Path, edge: EdgeId) -> Iterator[SqliteLedger]:
         raise ConfigurationError(f"--edge {edge}: its process is alive and holds {directory}; end it first")
     with (
         closing(take_slot(state, [directory.name])),
-        closing(ClaimsBook(state)) as claims,
+        closing(StateDirectory(state)) as shared,
         SqliteLedger(
-            directory, edge, accountant=max_charges_apart, siblings=claims.of(directory.name)
+            directory, edge, accountant=max_charges_apart, siblings=shared.claims_of(directory.name)
         ) as ledger,
     ):
         yield ledger
