@@ -23,8 +23,8 @@ from common.telemetry.family import Readings, published
 from common.transport.channel import Channel, Will
 from common.transport.connection import (
     BrokerAddress,
+    Credentials,
     MqttOptions,
-    TlsFiles,
     still_trying,
     unreachable,
 )
@@ -64,9 +64,7 @@ class FleetSettings:
     state_dir: Path
     count: int = 1
     policy: OperatorPolicy = field(default_factory=OperatorPolicy)
-    username: str | None = None
-    password: str | None = None
-    tls: TlsFiles | None = None
+    credentials: Credentials = field(default_factory=Credentials)
     connect_timeout: float = 60.0
     accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
     own: OwnData | None = None  # records that these edges bring themselves
@@ -155,14 +153,14 @@ class EdgeFleet:
     def _connect(self, client: EdgeClient, link: LinkProfile | None) -> Channel:
         """Return a channel that connects by itself, through the link's relay where there is one."""
         run, edge_id = self.settings.run, client.edge_id
-        accounts = self.settings.accounts
+        accounts, credentials = self.settings.accounts, self.settings.credentials
         farewell = Leave(edge_id, "lost", client.nonce)
         options = MqttOptions(
             address=self.settings.broker if link is None else self._relay(client, link),
             client_id=edge_client_id(run, edge_id),
-            username=self.settings.username if accounts is None else edge_id,
-            password=self.settings.password if accounts is None else accounts[edge_id],
-            tls=self.settings.tls,
+            username=credentials.username if accounts is None else edge_id,
+            password=credentials.password if accounts is None else accounts[edge_id],
+            tls=credentials.tls,
             server_name=self.settings.broker.host,  # a relay's address is in no certificate
             will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode_leave(farewell)),
             max_packet=packet_limit(0, WELCOME_LIMIT),  # the client raises it once a welcome names the model
