@@ -35,7 +35,7 @@ from common.transport.routing import RetainedMessageError
 from common.wire.codec import encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
-from edge.accountant import Spending, epsilons_apart, max_charges_apart
+from edge.accountant import SpentCurves, epsilons_apart, max_charges_apart
 from edge.client import FAREWELL, EdgeClient
 from edge.joining import Membership, memory_limit
 from edge.metrics import EVERY, read_edges
@@ -97,7 +97,7 @@ class EdgeFleet:
         self._running = settings.count
         self._complaints = 0
         self._told_waiting = False  # for a first connection
-        self._spending = Spending(epsilons_apart)
+        self._spending = SpentCurves(epsilons_apart)
 
     def serve(self) -> int:
         """Take part until every edge is done; return the worst exit code."""

@@ -1,4 +1,4 @@
-"""What a welcome may ask of an edge's memory, estimated before any of it is taken."""
+"""Joining a run: the hello, and from an untrusted welcome to a worker: shard, mechanism, account, memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from common.models.feature_cache import user_cache
 from common.models.linear import LinearModel
 from common.models.making import features_of
 from common.models.model import Images, Model
-from common.quantities import EdgeId, Indices, RunId
+from common.quantities import Indices, RunId
 from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario, parse_welcome
@@ -65,67 +65,6 @@ _STEP_COPIES = 5  # more of them with local steps: x on its way, the step, and a
 _FLOAT = 4  # bytes
 
 
-@runtime_checkable
-class StatesItsMemory(Protocol):
-    """A model that says itself what the gradients of a batch take, as torch models do."""
-
-    def batch_bytes(self, batch: int) -> int: ...
-
-
-@runtime_checkable
-class StatesItsFeatures(Protocol):
-    """A model that says itself what the features of so many records take, and what it takes to make them."""
-
-    def features_bytes(self, rows: int) -> int: ...
-
-
-def memory_limit(environ: Mapping[str, str] = os.environ) -> int:
-    """Return how many bytes a welcome may make this edge take."""
-    text = environ.get(MEMORY_VARIABLE, "") or str(MEMORY_LIMIT_MB)
-    if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) <= 1 << 30:
-        raise ConfigurationError(
-            f"{MEMORY_VARIABLE} = {text!r}: must be a whole number of MB from 1 to {1 << 30}"
-        )
-    return int(text) << 20
-
-
-def check_pixels(scenario: Scenario, rows: int, pixels: int) -> None:
-    """Refuse a shard whose images alone take more than the limit, before they are unpacked."""
-    _require(rows * pixels * _FLOAT, scenario, rows)
-
-
-def check_model(scenario: Scenario, model: Model, images: Images) -> None:
-    """Refuse a model that takes more than the limit with the features of this shard and with one batch.
-
-    A model may say how large its features are; of any other one record tells. A model that is linear in its
-    scores never forms the b × N matrix of a batch's gradients; a torch model says what it takes; of any other
-    b × N is assumed.
-    """
-    rows = len(images)
-    batch = min(scenario.data.largest_batch or scenario.batch_size, rows)
-    copies = _COPIES + (_STEP_COPIES if scenario.local.steps > 1 else 0)
-    vectors = copies * _FLOAT * model.dimension
-    _require(vectors, scenario, rows)
-    if isinstance(model, StatesItsFeatures):
-        features = model.features_bytes(rows + batch)
-    else:
-        features = (rows + batch) * model.features(images[:1]).nbytes
-    if isinstance(model, StatesItsMemory):
-        gradients = model.batch_bytes(batch)
-    else:
-        gradients = 0 if isinstance(model, LinearModel) else batch * _FLOAT * model.dimension
-    _require(images.nbytes + features + gradients + vectors, scenario, rows)
-
-
-def _require(needed: int, scenario: Scenario, rows: int) -> None:
-    limit = memory_limit()
-    if needed > limit:
-        raise ConfigurationError(
-            f"model.name = {scenario.model.name!r}, batch_size = {scenario.batch_size}, a shard of {rows} records:"
-            f" takes about {needed >> 20} MB; this edge takes at most {limit >> 20} MB ({MEMORY_VARIABLE})"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """An edge ready to train."""
@@ -135,6 +74,126 @@ class Preparation:
     link: LinkProfile | None
     device: EmulatedDevice | None = None
     exposure: str = ""  # why what this edge releases is not protected; '': it is
+
+
+@dataclass(slots=True)
+class Membership:
+    """An edge's part in one run: its ledger, its operator's policy, and the terms of the first welcome it follows."""
+
+    run: RunId
+    policy: OperatorPolicy
+    ledger: Ledger
+    load: Callable[[Source], Dataset]
+    own: OwnData | None = None  # records that this edge brings itself
+    data_dir: Path | None = None  # where a model may find weights
+    preparation: Preparation | None = None
+    renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
+    state_dir: Path = Path("state")  # where the operator finds this ledger
+    _admission: Admission | None = None  # the welcome that the preparation follows
+    _wanted: int | None = None  # the shard that the ledger holds of the run's cut
+
+    def hello(self, effect: SayHello, nonce: str) -> Hello:
+        return Hello(
+            edge_id=self.ledger.edge_id,
+            noise=self.policy.law,
+            parameters=self.policy.parameters,
+            last_sequence=effect.last_sequence,
+            index=self._index(),
+            nonce=nonce,
+            number=effect.number,
+            incarnation=effect.incarnation,
+            preparing=self.own is not None and self.preparation is None,
+        )
+
+    def follow(self, admission: Admission) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
+        """Take what the first welcome deals; the later ones must deal the same."""
+        if self._admission is not None:  # a restarted cloud may deal otherwise: its terms, or none
+            other = difference(self._admission, admission)
+            if not other:
+                return Prepared(slow=self._slow)
+            return WelcomeDeclined(
+                f"the cloud now welcomes with {other}; an edge keeps the terms it began with"
+            )
+        try:
+            self.preparation = prepare(
+                admission, self.run, self.policy, self.ledger, self.load, self.own, data_dir=self.data_dir
+            )
+        except OtherShardError as error:
+            if self._wanted is not None:
+                return WelcomeDeclined(str(error))
+            self._wanted = error.held  # only a welcome tells which data it is about: now it can be asked for
+            return OtherShardHeld()
+        except LedgerUnavailableError as error:
+            return GivenUp(EXIT_FAILED, str(error))
+        except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others go on
+            return WelcomeDeclined(str(error) or "not enough memory for what the welcome asks for")
+        self._admission = admission
+        rerouted = self.preparation.link is not None
+        return Prepared(rerouted=rerouted, slow=self._slow, announced=self.own is None)
+
+    def renew(self, known: int) -> IdentityRenewed | IdentityKept:
+        """Join as a newcomer: the old id has released `known` gradients, more than this ledger has.
+
+        Not with a copy that has some of them, whose shard the newcomer would leave without charging the rest; nor
+        under the operator's budget, which the missing ones count against wherever a record is in both shards.
+        """
+        account = self.ledger.account(self.run)
+        if account is not None or not self.renewable or self._budgeted:
+            return IdentityKept(self._behind(known, can_charge=account is not None))
+        self.ledger.renew_identity()
+        self.preparation = self._admission = self._wanted = None
+        return IdentityRenewed()
+
+    @property
+    def _budgeted(self) -> bool:
+        standings = self.ledger.standings()
+        kept = any(standing.account.operator_budget is not None for standing in standings)
+        return self.policy.budget is not None or kept
+
+    def _behind(self, known: int, *, can_charge: bool) -> str:
+        """Tell the operator what the cloud says, what it is worth, and what to do. Nothing is charged by itself."""
+        held = self.ledger.last_sequence(self.run)
+        edge_id = self.ledger.edge_id
+        problem = (
+            f"its ledger is lost or an older copy: it has {held} releases in run {self.run}, and the cloud says that"
+            f" it has got {known}. Restore the newest copy"
+        )
+        if not self.renewable:
+            problem = (
+                f"another host takes part as {edge_id}, or {problem}. Two hosts cannot share one --accounts folder:"
+                " give each of them the password files of its own edges alone"
+            )
+        if not can_charge:
+            return (
+                f"{problem}. This one has no account in that run, so what is missing cannot be charged to it"
+            )
+        if known >= MOST_RELEASES:
+            return (
+                f"{problem}. No run has {known} releases: that word is forged or wrong, and cannot be charged"
+            )
+        through = known + 1  # an edge has one gradient under way at a time: that one may have left, too
+        which = ["--state", str(self.state_dir), "--run", self.run, "--edge", edge_id]
+        command = shlex.join(["mapa", "ledger", "charge", *which, "--through", str(through)])
+        return (
+            f"{problem}, or charge what is missing and start again:\n{command}\nThat is one more than the cloud has"
+            " got, since one more may have left. Nothing was charged: the cloud's word is not authenticated, and any"
+            " client of the broker can send it. End whatever uses another copy of this ledger first"
+        )
+
+    @property
+    def _slow(self) -> bool:
+        device = None if self.preparation is None else self.preparation.device
+        return device is not None and device.profile.is_slow
+
+    def _index(self) -> int | None:
+        """Return the shard to ask for: the one whose records this edge's account is of."""
+        if self._wanted is not None:
+            return self._wanted
+        account = self.ledger.account(self.run)
+        if account is None:
+            spent = [standing.account for standing in self.ledger.standings() if standing.charges]
+            account = spent[-1] if spent else None
+        return None if account is None else account.shard.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +218,7 @@ def prepare(
     *,
     data_dir: Path | None = None,
 ) -> Preparation:
-    """Check the scenario, take shard k of K, open the account; ConfigurationError where any of it cannot be."""
+    """Check the scenario, take shard k of K, open the account; raise ConfigurationError if any of it cannot be."""
     allowed = policy.allowed | {policy.noise or ""}  # whoever names a law by --noise allows it
     scenario = parse_welcome({**admission.scenario, "seed": admission.seed}, allowed=allowed)
     for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
@@ -198,9 +257,7 @@ def prepare(
     ledger.open(account, replace_budget=policy.replace_budget)
     if own is not None:
         own.claim()
-    cache = (
-        user_cache() if own is None else None
-    )  # records that this edge brings itself leave no features behind
+    cache = user_cache() if own is None else None  # an edge's own records leave no features behind
     features = features_of(model, Samples(images, labels), cache)
     shard = Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64))
     worker = EdgeWorker(
@@ -303,9 +360,7 @@ def cut_of(scenario: Scenario, shards: int, groups: str) -> str:
     cut = f"{data.partition}{details.get(data.partition, '')} K={shards} seed={scenario.seed or 0}"
     if data.holdout:
         cut += f" holdout={data.holdout}"
-    if (
-        data.declared is not None
-    ):  # labels, groups and the order of rows are as declared; the checksum is the file's
+    if data.declared is not None:  # it says labels, groups and the order of rows; the checksum is the file's
         cut += f" schema={data.declared.declared.digest[:16]}"
     return cut
 
@@ -315,125 +370,62 @@ def _fingerprint(groups: Indices | None) -> str:
     return "" if groups is None else hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:16]
 
 
-@dataclass(slots=True)
-class Membership:
-    """An edge's part in one run: its ledger, its operator's policy, and the terms of the first welcome it follows."""
+@runtime_checkable
+class StatesItsMemory(Protocol):
+    """A model that says itself what the gradients of a batch take, as torch models do."""
 
-    run: RunId
-    policy: OperatorPolicy
-    ledger: Ledger
-    load: Callable[[Source], Dataset]
-    own: OwnData | None = None  # records that this edge brings itself
-    data_dir: Path | None = None  # where a model may find weights
-    preparation: Preparation | None = None
-    renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
-    state_dir: Path = Path("state")  # where the operator finds this ledger
-    _admission: Admission | None = None  # the welcome that the preparation follows
-    _wanted: int | None = None  # the shard that the ledger holds of the run's cut
+    def batch_bytes(self, batch: int) -> int: ...
 
-    @property
-    def edge_id(self) -> EdgeId:
-        return self.ledger.edge_id
 
-    def hello(self, effect: SayHello, nonce: str) -> Hello:
-        return Hello(
-            edge_id=self.edge_id,
-            noise=self.policy.law,
-            parameters=self.policy.parameters,
-            last_sequence=effect.last_sequence,
-            index=self._index(),
-            nonce=nonce,
-            number=effect.number,
-            incarnation=effect.incarnation,
-            preparing=self.own is not None and self.preparation is None,
+@runtime_checkable
+class StatesItsFeatures(Protocol):
+    """A model that says itself what the features of so many records take, and what it takes to make them."""
+
+    def features_bytes(self, rows: int) -> int: ...
+
+
+def memory_limit(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many bytes a welcome may make this edge take."""
+    text = environ.get(MEMORY_VARIABLE, "") or str(MEMORY_LIMIT_MB)
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) <= 1 << 30:
+        raise ConfigurationError(
+            f"{MEMORY_VARIABLE} = {text!r}: must be a whole number of MB from 1 to {1 << 30}"
         )
+    return int(text) << 20
 
-    def follow(self, admission: Admission) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
-        """Take what the first welcome deals; the later ones must deal the same."""
-        if self._admission is not None:
-            return self._compare(self._admission, admission)
-        try:
-            self.preparation = prepare(
-                admission, self.run, self.policy, self.ledger, self.load, self.own, data_dir=self.data_dir
-            )
-        except OtherShardError as error:
-            if self._wanted is not None:
-                return WelcomeDeclined(str(error))
-            self._wanted = error.held  # only a welcome tells which data it is about: now it can be asked for
-            return OtherShardHeld()
-        except LedgerUnavailableError as error:
-            return GivenUp(EXIT_FAILED, str(error))
-        except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others go on
-            return WelcomeDeclined(str(error) or "not enough memory for what the welcome asks for")
-        self._admission = admission
-        return Prepared(
-            rerouted=self.preparation.link is not None, slow=self._slow, announced=self.own is None
+
+def check_pixels(scenario: Scenario, rows: int, pixels: int) -> None:
+    """Refuse a shard whose images alone take more than the limit, before they are unpacked."""
+    _require(rows * pixels * _FLOAT, scenario, rows)
+
+
+def check_model(scenario: Scenario, model: Model, images: Images) -> None:
+    """Refuse a model that takes more than the limit with the features of this shard and with one batch.
+
+    A model may say how large its features are; of any other one record tells. A model that is linear in its
+    scores never forms the b × N matrix of a batch's gradients; a torch model says what it takes; of any other
+    b × N is assumed.
+    """
+    rows = len(images)
+    batch = min(scenario.data.largest_batch or scenario.batch_size, rows)
+    copies = _COPIES + (_STEP_COPIES if scenario.local.steps > 1 else 0)
+    vectors = copies * _FLOAT * model.dimension
+    _require(vectors, scenario, rows)
+    if isinstance(model, StatesItsFeatures):
+        features = model.features_bytes(rows + batch)
+    else:
+        features = (rows + batch) * model.features(images[:1]).nbytes
+    if isinstance(model, StatesItsMemory):
+        gradients = model.batch_bytes(batch)
+    else:
+        gradients = 0 if isinstance(model, LinearModel) else batch * _FLOAT * model.dimension
+    _require(images.nbytes + features + gradients + vectors, scenario, rows)
+
+
+def _require(needed: int, scenario: Scenario, rows: int) -> None:
+    limit = memory_limit()
+    if needed > limit:
+        raise ConfigurationError(
+            f"model.name = {scenario.model.name!r}, batch_size = {scenario.batch_size}, a shard of {rows} records:"
+            f" takes about {needed >> 20} MB; this edge takes at most {limit >> 20} MB ({MEMORY_VARIABLE})"
         )
-
-    def renew(self, known: int) -> IdentityRenewed | IdentityKept:
-        """Join as a newcomer: the old id has released `known` gradients, more than this ledger has.
-
-        Not with a copy that has some of them, whose shard the newcomer would leave without charging the rest; nor
-        under the operator's budget, which the missing ones count against wherever a record is in both shards.
-        """
-        account = self.ledger.account(self.run)
-        if account is not None or not self.renewable or self._budgeted:
-            return IdentityKept(self._behind(known, can_charge=account is not None))
-        self.ledger.renew_identity()
-        self.preparation = self._admission = self._wanted = None
-        return IdentityRenewed()
-
-    @property
-    def _budgeted(self) -> bool:
-        standings = self.ledger.standings()
-        kept = any(standing.account.operator_budget is not None for standing in standings)
-        return self.policy.budget is not None or kept
-
-    def _behind(self, known: int, *, can_charge: bool) -> str:
-        """Tell the operator what the cloud says, what it is worth, and what to do. Nothing is charged by itself."""
-        held = self.ledger.last_sequence(self.run)
-        said = (
-            f"its ledger is lost or an older copy: it has {held} releases in run {self.run}, and the cloud says that"
-            f" it has got {known}. Restore the newest copy"
-        )
-        if not self.renewable:
-            said = (
-                f"another host takes part as {self.edge_id}, or {said}. Two hosts cannot share one --accounts folder:"
-                " give each of them the password files of its own edges alone"
-            )
-        if not can_charge:
-            return f"{said}. This one has no account in that run, so what is missing cannot be charged to it"
-        if known >= MOST_RELEASES:
-            return f"{said}. No run has {known} releases: that word is forged or wrong, and cannot be charged"
-        through = known + 1  # an edge has one gradient under way at a time: that one may have left, too
-        words = ["mapa", "ledger", "charge", "--state", str(self.state_dir), "--run", self.run]
-        command = shlex.join([*words, "--edge", self.edge_id, "--through", str(through)])
-        return (
-            f"{said}, or charge what is missing and start again:\n{command}\nThat is one more than the cloud has got,"
-            " since one more may have left. Nothing was charged: the cloud's word is not authenticated, and whoever"
-            " can write to the broker can send it. End whatever uses another copy of this ledger first"
-        )
-
-    def _compare(self, first: Admission, later: Admission) -> Prepared | WelcomeDeclined:
-        """Go on under the first welcome's terms, or not at all: a cloud started anew may have dealt our shard again."""
-        other = difference(first, later)
-        if other:
-            return WelcomeDeclined(
-                f"the cloud now welcomes with {other}; an edge keeps the terms it began with"
-            )
-        return Prepared(slow=self._slow)
-
-    @property
-    def _slow(self) -> bool:
-        device = None if self.preparation is None else self.preparation.device
-        return device is not None and device.profile.is_slow
-
-    def _index(self) -> int | None:
-        """Return the shard to ask for: the one whose records this edge's account is of."""
-        if self._wanted is not None:
-            return self._wanted
-        account = self.ledger.account(self.run)
-        if account is None:
-            spent = [standing.account for standing in self.ledger.standings() if standing.charges]
-            account = spent[-1] if spent else None
-        return None if account is None else account.shard.index

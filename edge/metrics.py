@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from common.telemetry.family import Family, Kind, Reading, Readings
 from edge.account import Standing
-from edge.accountant import Spending
+from edge.accountant import SpentCurves
 from edge.client import EdgeClient
 from edge.session import Phase
 
@@ -71,7 +71,7 @@ FAMILIES = (
 )
 
 
-def read_edges(clients: Sequence[EdgeClient], spending: Spending) -> Readings:
+def read_edges(clients: Sequence[EdgeClient], spending: SpentCurves) -> Readings:
     """Return the values of this moment, in the loop's thread."""
     found: dict[Family, Reading] = {
         RUN_INFO: {client.run: 1 for client in clients},
@@ -94,7 +94,7 @@ def _state(phase: Phase) -> str:
 
 
 def _privacy(
-    standings: Sequence[Standing], clients: Iterable[EdgeClient], spending: Spending
+    standings: Sequence[Standing], clients: Iterable[EdgeClient], spending: SpentCurves
 ) -> dict[Family, Reading]:
     """Return what was spent; nothing where one of the edges cannot say: the largest is not known then."""
     deltas = {delta for client in clients if (delta := _delta(client)) is not None}
@@ -123,7 +123,7 @@ def _delta(client: EdgeClient) -> float | None:
     return None if preparation is None else preparation.scenario.privacy.total_delta
 
 
-def _epsilon(standing: Standing, delta: float, spending: Spending) -> float | None:
+def _epsilon(standing: Standing, delta: float, spending: SpentCurves) -> float | None:
     """Return a bound on what this run's releases cost: the accountant's, or the budget that they are within."""
     if standing.account.reproducible:
         return math.inf  # whoever knows the seed subtracts the noise
