@@ -1,4 +1,4 @@
-"""When an edge is there: windows that repeat, or churn; in seconds since it began. Pure but for its draws."""
+"""Emulated devices: how much slower a gradient is, and when an edge is there (windows or churn, in seconds)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ _MOST_BYTES = 16 << 20  # of a file
 _TICK = 1e-6  # seconds: a moment computed as the beginning of a window lies in it, however it was rounded
 _FAR_DRAW = 10.0  # times its mean that an exponential span almost never exceeds: once in 22,000
 
+# A scenario, and with it a welcome, may name a device: these keep it from stopping an edge.
+LARGEST_SLOWDOWN = 1000.0
+LARGEST_JITTER = 2.0
+LONGEST_REFERENCE_MS = 60_000.0
+LONGEST_NAME = 64  # characters
+_OWN = "custom"  # of a device without a name
+
 Span = tuple[float, float]  # start, end
 
 
@@ -46,9 +53,8 @@ class Windows:
                 raise _wrong("windows", [start, end], allowed)
         for (_, end), (start, _) in pairwise(self.windows):
             if start - end < LEAST_SPAN * 0.999:
-                raise _wrong(
-                    "windows", start, f"in order, each {LEAST_SPAN:g} s or more behind the one before"
-                )
+                allowed = f"in order, each {LEAST_SPAN:g} s or more behind the one before"
+                raise _wrong("windows", start, allowed)
         if self.longest_absence <= 0:
             raise _wrong("windows", list(self.windows[0]), "shorter than the period: it leaves no time away")
 
@@ -133,7 +139,7 @@ def _spans(churn: Churn, streams: CounterStreams, edge: int) -> Iterator[tuple[b
 
 def windows_from_csv(path: Path) -> dict[int, list[Span]]:
     """Read columns edge,start,end in seconds; an edge's rows in any order."""
-    found: dict[int, list[Span]] = {}
+    by_edge: dict[int, list[Span]] = {}
     try:
         about = path.stat()
         if not stat.S_ISREG(about.st_mode):
@@ -152,15 +158,15 @@ def windows_from_csv(path: Path) -> dict[int, list[Span]]:
                         f"line {number}: edge = {edge}, start = {start:g}, end = {end:g}: an edge counts from 0, and"
                         f" 0 ≤ start < end ≤ {LONGEST_SPAN:.0f}"
                     )
-                found.setdefault(edge, []).append((start, end))
+                by_edge.setdefault(edge, []).append((start, end))
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
         raise ConfigurationError(
             f"devices.availability.file = {str(path)!r}: {reason}; needed is CSV with columns edge,start,end"
         ) from error
-    if not found:
+    if not by_edge:
         raise ConfigurationError(f"devices.availability.file = {str(path)!r}: holds no row")
-    return {edge: _joined(windows) for edge, windows in sorted(found.items())}
+    return {edge: _joined(windows) for edge, windows in sorted(by_edge.items())}
 
 
 def _joined(windows: list[Span]) -> list[Span]:
@@ -176,14 +182,6 @@ def _joined(windows: list[Span]) -> list[Span]:
 
 def _wrong(key: str, value: object, allowed: str) -> ConfigurationError:
     return ConfigurationError(f"availability.{key} = {value}: must be {allowed}")
-
-
-# A scenario, and with it a welcome, may name a device: these keep it from stopping an edge.
-LARGEST_SLOWDOWN = 1000.0
-LARGEST_JITTER = 2.0
-LONGEST_REFERENCE_MS = 60_000.0
-LONGEST_NAME = 64  # characters
-_OWN = "custom"  # of a device without a name
 
 
 class JitterLaw(Enum):
@@ -231,7 +229,7 @@ class DeviceProfile:
         return self.slowdown * math.exp(self.jitter * float(generator.standard_normal()) - self.jitter**2 / 2)
 
 
-# Round figures for orientation, nobody's measurement: `mapa devices measure` makes a measured one (docs/devices.md).
+# Round figures for orientation, not measured: `mapa devices measure` makes a measured one (docs/devices.md).
 PRESETS: Mapping[str, DeviceProfile] = {
     device.name: device
     for device in (
@@ -244,15 +242,10 @@ PRESETS: Mapping[str, DeviceProfile] = {
     )
 }
 
-_KEYS = ("name", "slowdown", "jitter", "distribution", "reference_ms", "availability")
-
 
 def device_profile(fields: Mapping[str, object], index: int = 0) -> DeviceProfile:
-    """Return a preset by its name, with whatever is given in place of its own; `index` is the edge's, for its phase."""
+    """Return a preset with the given fields in place of its own; `index` is the edge's, for its phase."""
     given = {key: value for key, value in fields.items() if value is not None}
-    for key in given:
-        if key not in _KEYS:
-            raise ConfigurationError(f"device: {key!r}: allowed are {', '.join(_KEYS)}")
     name = str(given.pop("name", _OWN))
     # A mistyped preset must not run at slowdown 1; a device without a name is one of its own.
     enough = given if name == _OWN else given.keys() & {"slowdown", "reference_ms", "availability"}
@@ -261,20 +254,12 @@ def device_profile(fields: Mapping[str, object], index: int = 0) -> DeviceProfil
             f"device: name = {name!r}: allowed are {', '.join(PRESETS)}, or give slowdown, reference_ms or availability"
         )
     if "distribution" in given:
-        given["distribution"] = _law(given["distribution"])
+        given["distribution"] = JitterLaw(given["distribution"])
     if "availability" in given:
         table = given["availability"]
         assert isinstance(table, Mapping)
         given["availability"] = availability_of(table, index)
     return replace(PRESETS.get(name, DeviceProfile(name=name)), **given)  # type: ignore[arg-type]
-
-
-def _law(value: object) -> JitterLaw:
-    try:
-        return JitterLaw(value)
-    except ValueError as error:
-        allowed = ", ".join(law.value for law in JitterLaw)
-        raise ConfigurationError(f"device: distribution = {value!r}: allowed are {allowed}") from error
 
 
 def availability_of(fields: Mapping[str, object], index: int = 0) -> Availability:

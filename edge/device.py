@@ -1,7 +1,7 @@
-"""The device that an edge poses as: how long it waits before each gradient, and when it is there.
+"""The device that an edge emulates: how long it waits before each gradient, and when it is there.
 
-The time of a gradient at slowdown 1 is measured once, on made-up rows, before the first release. So no wait depends on
-records, on a batch that was drawn, or on how long any real gradient took.
+The time of a gradient is measured on made-up rows, before the first release. So no wait and no pace depends on records,
+on a batch that was drawn, or on how long any real gradient took.
 """
 
 from __future__ import annotations
@@ -76,17 +76,16 @@ def emulated(
 
 
 def gradient_seconds(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> float:
-    """Return what a gradient of b made-up rows takes: the least of a few, since other programs only lengthen it."""
+    """Return the seconds of a gradient of b made-up rows: the least of a few, since other programs only lengthen it."""
     return min(gradient_times(worker, _REPEATS, _ENOUGH, clock))
 
 
 def gradient_times(
     worker: EdgeWorker, repeats: int, enough: float, clock: Callable[[], float] = perf_counter
 ) -> list[float]:
-    """Measure gradients on made-up rows, so many, or fewer once they have taken enough seconds."""
-    made_up = replace(
-        worker, shard=_made_up(worker), streams=CounterStreams.seeded(0), sequence=0, diagnose=None
-    )
+    """Return the seconds of `repeats` gradients on made-up rows, of fewer once they have taken `enough` in all."""
+    streams = CounterStreams.seeded(0)
+    made_up = replace(worker, shard=_made_up(worker), streams=streams, sequence=0, diagnose=None)
     taken: list[float] = []
     for seconds in timed_gradients(made_up, clock):
         taken.append(seconds)
@@ -96,7 +95,7 @@ def gradient_times(
 
 
 def timed_gradients(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> Iterator[float]:
-    """Yield the seconds of one message's gradients after another, for ever: of the worker's own rows, at x = 0."""
+    """Yield the seconds of one message's gradients after another, without end: of the worker's own rows, at x = 0."""
     x = np.zeros(worker.model.dimension, np.float32)
     received = ModelReceived(worker.edge_id, 1, 2 / worker.recipe.batch_size, 0, x)
     worker.receive(received)  # the first one warms up
@@ -107,7 +106,7 @@ def timed_gradients(worker: EdgeWorker, clock: Callable[[], float] = perf_counte
 
 
 def _made_up(worker: EdgeWorker) -> Shard:
-    """Return b rows of the shape and kind that the model takes, which no declaration and no record has a part in."""
+    """Return b rows of the shape and type that the model takes, independent of any record."""
     size, features, targets = worker.recipe.batch_size, worker.shard.features, worker.shard.targets
     rows = np.zeros((size, *features.shape[1:]), features.dtype)
     if np.issubdtype(features.dtype, np.floating):
@@ -158,7 +157,7 @@ class DeviceTimers:
 def gradients_per_second(
     scenario: Scenario, data_dir: Path, *, seconds: float = 3.0, clock: Callable[[], float] = perf_counter
 ) -> float:
-    """Return how many messages a second an edge makes here: so many noised gradients, E of them in a message."""
+    """Return how many messages, of E noised gradients each, an edge makes here in a second."""
     made, passed = 0, 0.0
     for taken in timed_gradients(made_up_worker(scenario, data_dir), clock):
         made, passed = made + 1, passed + taken
@@ -169,7 +168,7 @@ def gradients_per_second(
 
 def made_up_worker(scenario: Scenario, data_dir: Path) -> EdgeWorker:
     """Return an edge whose b rows are random numbers of the shape that the scenario's data have."""
-    shape, classes, target_range = _form(scenario, data_dir)
+    shape, classes, target_range = _data_shape(scenario, data_dir)
     model = model_for(scenario, shape, classes, target_range, data_dir)
     rng, rows = np.random.default_rng(0), scenario.batch_size
     images = rng.random((rows, math.prod(shape)), dtype=np.float32)
@@ -193,7 +192,9 @@ def _law(scenario: Scenario) -> NoiseLaw | None:
     return law.make({key: given.get(key, 1.0) for key in law.names})
 
 
-def _form(scenario: Scenario, data_dir: Path) -> tuple[tuple[int, ...], int, tuple[float, float] | None]:
+def _data_shape(
+    scenario: Scenario, data_dir: Path
+) -> tuple[tuple[int, ...], int, tuple[float, float] | None]:
     table = scenario.data.declared
     if table is not None:
         return table.declared.shape, table.declared.classes, table.declared.target_range
