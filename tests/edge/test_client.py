@@ -14,7 +14,6 @@ from common.errors import DataUnavailableError, LedgerUnavailableError, MapaErro
 from common.messages import Hello, Refuse, SendModel, Welcome
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
-from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.quantities import RunId
 from common.scenario.scenario import Scenario
@@ -99,7 +98,7 @@ class Stage:
         self.broker.post(channel.connect)
         return channel
 
-    def welcome(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> None:
+    def admission(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> Admission:
         fields: dict[str, Any] = {
             "welcome": Welcome(self.edge.edge_id, index, last_sequence),
             "edges": self.scenario.workers,
@@ -109,10 +108,12 @@ class Stage:
             "number": self.edge.session.hellos,
             "incarnation": LIFE,
         }
+        return Admission(**{**fields, **changes})
+
+    def welcome(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> None:
         if self.edge.session.answered == self.edge.session.hellos:
             self.edge.on_connected()  # only a new hello has a new answer
-            fields["number"] = self.edge.session.hellos
-        self.edge.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
+        self.edge.on_answer("welcome", encode_welcome(self.admission(index, last_sequence, **changes)))
         self.broker.settle()
 
     def model(self, sensitivity: float = 0.4, acknowledged: int | None = None, value: float = 0.0) -> None:
@@ -146,7 +147,7 @@ class Stage:
 # -- models -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sensitivity", [0.0, 5e-324, 1e-30, 1e-10, 1e10, 1e300])
+@pytest.mark.parametrize("sensitivity", [0.0, 5e-324, 1e-10, 1e10, 1e300])
 @pytest.mark.parametrize("clipping", ["per-sample", "normalised", "batch-mean"])
 def test_a_sensitivity_under_which_clipping_cannot_be_trusted_is_dropped_and_counted(
     sensitivity: float, clipping: str
@@ -207,37 +208,52 @@ def test_a_model_that_acknowledges_what_was_never_debited_is_dropped_and_counted
 
 # -- welcomes -----------------------------------------------------------------------------------------
 
+LAW = "tests.common.test_noise_port:Mixed"
+POISSON = {"sampler": "poisson"}
+BUDGET = OperatorPolicy(budget=Budget(2.0, 1e-5))
+ASKS_Z = OperatorPolicy(parameters={"noise_multiplier": 1.0})
+# What tests/edge/test_policy.py shows of the decision alone, here through the shell.
+REFUSED: list[tuple[OperatorPolicy, dict[str, Any], str]] = [
+    (OperatorPolicy(parameters={"epsilon": 0.2}), {"algorithm": {"name": "asgd"}}, "work.private = False"),
+    (
+        OperatorPolicy(allowed=frozenset({"another:Law"})),
+        {"privacy": {"noise": LAW, "scale": 1.0, "share": 0.5}},
+        f"privacy.noise = {LAW!r}: the run asks for code of its own; allow it with --allow {LAW}",
+    ),
+    (
+        OperatorPolicy(noise="gaussian"),
+        {"privacy": {"noise_multiplier": 8.0, "scope": "first-conv"}},
+        "in the clear",
+    ),
+    (
+        ASKS_Z,
+        {"privacy": {"noise_multiplier": 1.0, "clipping": "batch-mean"}, "data": POISSON},
+        "--noise-multiplier 1: one release of this run guarantees z =",
+    ),
+    (
+        OperatorPolicy(parameters={"epsilon": 0.1}),
+        {"privacy": {"noise_multiplier": 1.0}, "batch_size": 60},
+        "--epsilon 0.1: one release of this run guarantees ε =",
+    ),
+    (BUDGET, {"seed": 7, "data": POISSON}, "seed = 7: whoever knows a run's seed can subtract its noise"),
+    (OperatorPolicy(), {"batch_size": 241}, "batch_size = 241: must be at most the 240 records"),
+    (
+        OperatorPolicy(),
+        {"data": {"partition": "label", "labels_per_edge": 61}},
+        "data.labels_per_edge = 244: must be at most",
+    ),
+]
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        OperatorPolicy(parameters={"epsilon": 0.2}),
-        OperatorPolicy(parameters={"noise_multiplier": 3.0}),
-        OperatorPolicy(noise="gamma-norm"),
-    ],
-)
-def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(policy: OperatorPolicy) -> None:
-    stage = Stage(small_scenario(algorithm={"name": "asgd"}), policy=policy)
+
+@pytest.mark.parametrize(("policy", "changes", "words"), REFUSED)
+def test_a_welcome_that_the_operator_does_not_permit_ends_the_edge_before_an_account_is_opened(
+    policy: OperatorPolicy, changes: dict[str, Any], words: str
+) -> None:
+    stage = Stage(private_scenario(**{"seed": None, **changes}), MemoryLedger(accountant=plenty), policy)
     stage.welcome()
-    assert stage.edge.exit_code == EXIT_REFUSED
-    assert "work.private = False" in stage.said[-1]
-    assert stage.leaves == ["refused"]
-
-
-def test_a_noise_law_of_the_runs_own_needs_the_operators_word() -> None:
-    law = "tests.common.test_noise_port:Mixed"
-    scenario = small_scenario(seed=None, privacy={"noise": law, "scale": 1.0, "share": 0.5})
-    for policy in (OperatorPolicy(), OperatorPolicy(allowed=frozenset({"another:Law"}))):
-        stage = Stage(scenario, policy=policy)
-        stage.welcome()
-        assert stage.edge.exit_code == EXIT_REFUSED
-        assert f"privacy.noise = {law!r}" in stage.said[-1]
-        assert f"--allow {law}" in stage.said[-1]
-        assert stage.leaves == ["refused"]
-    stage = Stage(scenario, policy=OperatorPolicy(allowed=frozenset({law})))
-    stage.welcome()
-    assert stage.edge.preparation is not None
-    assert stage.edge.preparation.worker.recipe.law == Mixed(1.0, 0.5)
+    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
+    assert words in stage.said[-1]
+    assert stage.ledger.standings() == []
 
 
 @pytest.mark.parametrize(
@@ -249,125 +265,29 @@ def test_a_noise_law_of_the_runs_own_needs_the_operators_word() -> None:
             GammaNorm(0.5),
         ),
         (
-            OperatorPolicy(parameters={"epsilon": 0.5}),
-            {"noise": "exponential-norm", "epsilon": 1.0},
-            GammaNorm(0.5),
-        ),
-        (
-            OperatorPolicy(parameters={"noise_multiplier": 8.0}),
-            {"noise": "exponential-norm", "epsilon": 1.0},
-            Gaussian(8.0),
-        ),
-        (
-            OperatorPolicy(noise="exponential-norm", parameters={"epsilon": 0.5}),
-            {"noise": "gaussian", "noise_multiplier": 8.0},
-            ExponentialNorm(0.5),
-        ),
-        (
-            OperatorPolicy(noise="exponential-norm"),
-            {"noise": "exponential-norm", "epsilon": 1.0},
-            ExponentialNorm(1.0),
+            OperatorPolicy(allowed=frozenset({LAW})),
+            {"noise": LAW, "scale": 1.0, "share": 0.5},
+            Mixed(1.0, 0.5),
         ),
         (OperatorPolicy(), {"noise": "exponential-norm", "epsilon": 1.0}, ExponentialNorm(1.0)),
     ],
 )
-def test_an_epsilon_alone_means_gamma_norm_noise_and_a_z_gaussian_and_the_hello_says_so(
+def test_an_edge_noises_by_its_operators_word_or_as_the_run_does_and_the_hello_says_so(
     policy: OperatorPolicy, privacy: dict[str, Any], law: NoiseLaw
 ) -> None:
-    sampler = {"sampler": "poisson"}
-    stage = Stage(small_scenario(seed=None, privacy=privacy, data=sampler), policy=policy)
+    stage = Stage(small_scenario(seed=None, privacy=privacy, data=POISSON), policy=policy)
     stage.welcome()
     assert stage.edge.preparation is not None
     assert stage.edge.preparation.worker.recipe.law == law
-    assert stage.hellos[0].noise == (None if policy == OperatorPolicy() else law.name)
+    assert stage.hellos[0].noise == (law.name if policy.parameters else None)
 
 
-@pytest.mark.parametrize(
-    ("policy", "privacy"),
-    [
-        (OperatorPolicy(parameters={"epsilon": 0.5}), {"noise": "gamma-norm", "epsilon": 0.5}),
-        (
-            OperatorPolicy(parameters={"noise_multiplier": 8.0}),
-            {"noise": "gaussian", "noise_multiplier": 8.0},
-        ),
-        (OperatorPolicy(noise="gaussian"), {"noise": "gaussian", "noise_multiplier": 8.0}),
-        (
-            OperatorPolicy(noise="gaussian", parameters={"noise_multiplier": 8.0}),
-            {"noise": "gaussian", "noise_multiplier": 8.0},
-        ),
-    ],
-)
-def test_an_operator_who_asks_for_noise_takes_no_part_where_a_layer_leaves_in_the_clear(
-    policy: OperatorPolicy, privacy: dict[str, Any]
-) -> None:
-    stage = Stage(small_scenario(seed=None, privacy={**privacy, "scope": "first-conv"}), policy=policy)
-    stage.welcome()
-    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
-    assert "in the clear" in stage.said[-1]
-
-
-@pytest.mark.parametrize(
-    ("policy", "says"),
-    [
-        (
-            OperatorPolicy(parameters={"noise_multiplier": 1.0}),
-            "--noise-multiplier 1: one release of this run guarantees z =",
-        ),
-        (
-            OperatorPolicy(parameters={"epsilon": 0.1}),
-            "--epsilon 0.1: one release of this run guarantees ε =",
-        ),
-    ],
-)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"privacy": {"noise_multiplier": 1.0, "clipping": "batch-mean"}, "data": {"sampler": "poisson"}},
-        {"privacy": {"noise_multiplier": 1.0}, "data": {"sampler": "with-replacement"}, "batch_size": 60},
-    ],
-)
-def test_a_welcome_that_voids_what_the_operator_asked_for_is_not_followed(
-    policy: OperatorPolicy, says: str, changes: dict[str, Any]
-) -> None:
-    stage = Stage(small_scenario(seed=None, **changes), policy=policy)
-    stage.welcome()
-    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
-    assert says in stage.said[-1]
-    assert stage.ledger.standings() == []
-
-
-ASKED = [
-    OperatorPolicy(budget=Budget(2.0, 1e-5)),
-    OperatorPolicy(noise="gaussian"),
-    OperatorPolicy(parameters={"noise_multiplier": 8.0}),
-    OperatorPolicy(parameters={"epsilon": 0.5}),
-]
-
-
-@pytest.mark.parametrize("policy", ASKED)
-def test_an_operator_who_asks_for_protection_takes_no_part_in_a_run_with_a_seed(
-    policy: OperatorPolicy,
-) -> None:
-    """The welcome brings the seed: whoever reads it takes the noise off again."""
-    scenario = private_scenario(data={"sampler": "poisson"})
-    stage = Stage(scenario, policy=policy, ledger=MemoryLedger(accountant=plenty))
-    stage.welcome(seed=7)
-    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
-    assert "seed = 7" in stage.said[-1]
-    assert "--allow-seed" in stage.said[-1]
-    assert stage.ledger.standings() == []
-
-
-@pytest.mark.parametrize("policy", ASKED)
 @pytest.mark.parametrize(("seed", "allow_seed"), [(7, True), (None, False)])
 def test_an_operator_may_allow_a_seed_and_need_not_where_there_is_none(
-    policy: OperatorPolicy, seed: int | None, allow_seed: bool
+    seed: int | None, allow_seed: bool
 ) -> None:
-    stage = Stage(
-        private_scenario(seed=seed, data={"sampler": "poisson"}),
-        policy=replace(policy, allow_seed=allow_seed),
-        ledger=MemoryLedger(accountant=plenty),
-    )
+    scenario = private_scenario(seed=seed, data=POISSON)
+    stage = Stage(scenario, MemoryLedger(accountant=plenty), replace(BUDGET, allow_seed=allow_seed))
     stage.welcome()
     stage.release(1)
     assert stage.ledger.last_sequence(RUN) == 1
@@ -407,23 +327,6 @@ def test_a_welcome_that_cannot_be_followed_here_ends_this_edge_and_not_its_proce
     stage.welcome()
     assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
     assert (str(failure) or "not enough memory") in stage.said[-1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"batch_size": 241}, "batch_size = 241: must be at most the 240 records"),
-        (
-            {"data": {"partition": "label", "labels_per_edge": 61}},
-            "data.labels_per_edge = 244: must be at most",
-        ),
-    ],
-)
-def test_sizes_that_the_data_set_cannot_fill_are_refused(changes: dict[str, Any], words: str) -> None:
-    stage = Stage(private_scenario(**changes))  # drawn with replacement: no shard would be too small
-    stage.welcome()
-    assert stage.edge.exit_code == EXIT_REFUSED
-    assert words in stage.said[-1]
 
 
 @pytest.mark.parametrize(
@@ -514,13 +417,15 @@ def released(ledger: MemoryLedger, run: str, index: int, **changes: Any) -> None
     assert ledger.last_sequence(RunId(run)) == 2
 
 
-def test_a_hello_asks_for_the_shard_that_the_ledger_has_charged() -> None:
+def test_a_hello_asks_for_the_shard_that_the_ledger_has_charged_and_asks_again_for_it() -> None:
     ledger = MemoryLedger()
     released(ledger, "first", 3)
     stage = Stage(ledger=ledger)
-    assert [hello.index for hello in stage.hellos] == [3]
+    stage.welcome(0)
+    assert [hello.index for hello in stage.hellos] == [3, 3]
     stage.welcome(3)
-    assert stage.edge.preparation is not None
+    stage.release(1)
+    assert (ledger.last_sequence(RUN), ledger.standing(RUN).account.shard.index) == (1, 3)
 
 
 def test_an_edge_asks_once_for_its_shard_of_the_run_s_cut_and_takes_no_other() -> None:
@@ -537,16 +442,6 @@ def test_an_edge_asks_once_for_its_shard_of_the_run_s_cut_and_takes_no_other() -
     assert "shard 1 " in stage.said[-1]
     assert "holds shard 3" in stage.said[-1]
     assert stage.leaves == ["refused"]
-
-
-def test_an_edge_that_is_given_its_shard_when_it_asks_again_goes_on() -> None:
-    ledger = MemoryLedger()
-    released(ledger, "first", 3)
-    stage = Stage(ledger=ledger)
-    stage.welcome(0)
-    stage.welcome(3)
-    stage.release(1)
-    assert (ledger.last_sequence(RUN), ledger.standing(RUN).account.shard.index) == (1, 3)
 
 
 def test_an_operator_may_replace_a_budget() -> None:
@@ -665,18 +560,7 @@ def test_hellos_do_not_pile_up_while_the_broker_is_away() -> None:
 
 def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
     stage = Stage(private_scenario(links=[{"delay_ms": 5.0}]))
-    stage.edge.on_answer(
-        "welcome",
-        encode_welcome(
-            Admission(
-                welcome=Welcome(stage.edge.edge_id, 0, 0),
-                edges=4,
-                scenario=stage.scenario.for_edge(0),
-                seed=stage.scenario.seed,
-                nonce=stage.edge.nonce,
-            )
-        ),
-    )
+    stage.edge.on_answer("welcome", encode_welcome(stage.admission()))
     assert stage.edge.preparation is not None
     stage.edge.leave("shutdown")
     stage.broker.advance(HOUR)
