@@ -405,7 +405,7 @@ class EdgeClient:
     def _model(self, payload: bytes, preparation: Preparation) -> ModelReceived:
         worker = preparation.worker
         received = decode_model(worker.edge_id, payload, worker.model.dimension)
-        # Clipping checks ΔS again: no release without it, whoever calls. Here, such a model is dropped before it
+        # Clipping checks ΔS again, since no release may be made without; here, such a model is dropped before it
         # counts as an answer.
         worker.check(received)
         self._check_sequence("model: acknowledged", received.acknowledged)

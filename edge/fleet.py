@@ -68,8 +68,8 @@ class FleetSettings:
     connect_timeout: float = 60.0
     accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
     own: OwnData | None = None  # records that these edges bring themselves
-    metrics: socket.socket | None = None  # None: nobody is told
-    report_every: float | None = None  # seconds between two lines of progress; None: ever more of them
+    metrics: socket.socket | None = None  # None: no metrics are served
+    report_every: float | None = None  # seconds between two lines of progress; None: doubled each time
 
 
 class EdgeFleet:
@@ -79,7 +79,7 @@ class EdgeFleet:
         self,
         settings: FleetSettings,
         say: Callable[[str], None],
-        note: Callable[[str], None] = lambda _text: None,  # progress, which an operator may ask not to hear
+        note: Callable[[str], None] = lambda _text: None,  # progress, which an operator may silence
     ) -> None:
         memory_limit()  # a wrong one is the operator's to fix, before anything starts
         user_cache()
@@ -97,7 +97,7 @@ class EdgeFleet:
         self._running = settings.count
         self._complaints = 0
         self._told_waiting = False  # for a first connection
-        self._spending = SpentCurves(epsilons_apart)
+        self._curves = SpentCurves(epsilons_apart)
 
     def serve(self) -> int:
         """Take part until every edge is done; return the worst exit code."""
@@ -105,7 +105,7 @@ class EdgeFleet:
             return self._take_part()
 
     def _readings(self) -> Readings:
-        return read_edges(self.clients, self._spending)
+        return read_edges(self.clients, self._curves)
 
     def _take_part(self) -> int:
         try:
@@ -180,7 +180,7 @@ class EdgeFleet:
         return channel
 
     def _mind_first_connection(self, client: EdgeClient, channel: MqttChannel, began: float) -> None:
-        """Give up where the first connection fails for too long; after it, lost connections are always retried."""
+        """Give up if the first connection fails for too long; after it, lost connections are always retried."""
         if channel.connected or channel.closed or client.exit_code is not None:
             return
         timeout = self.settings.connect_timeout
@@ -198,9 +198,7 @@ class EdgeFleet:
 
     def _relay(self, client: EdgeClient, link: LinkProfile) -> BrokerAddress:
         if self.relays is None:
-            from common.transport.relay import (
-                RelayLoop,  # asyncio: megabytes that an edge without a link does without
-            )
+            from common.transport.relay import RelayLoop  # asyncio: megabytes that only a link needs
 
             self.relays = RelayLoop()
         preparation = client.preparation
@@ -226,7 +224,7 @@ class EdgeFleet:
     # -- progress -------------------------------------------------------------------------------------
 
     def _report_after(self, wait: float, before: float = 0.0) -> None:
-        """Say in `wait` seconds, and ever again, what the edges do; they have been at it for `before` seconds."""
+        """Report in `wait` seconds, and from then on, what the edges do; they have run for `before` seconds."""
 
         def report() -> None:
             if self._running > 0:
@@ -258,7 +256,7 @@ class EdgeFleet:
     def _violated(self, client: EdgeClient, topic: str, error: RemoteProtocolError) -> None:
         if isinstance(error, RetainedMessageError):
             client.dropped["retained"] += 1
-        self._complaints += 1  # also of what was never read: anybody can send any number
+        self._complaints += 1  # also of what was never read: any client can send any number
         if self._complaints <= _COMPLAINTS:
             self.say(f"{client.edge_id}: dropped a message on {topic}: {error}")
 

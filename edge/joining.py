@@ -219,7 +219,7 @@ def prepare(
     data_dir: Path | None = None,
 ) -> Preparation:
     """Check the scenario, take shard k of K, open the account; raise ConfigurationError if any of it cannot be."""
-    allowed = policy.allowed | {policy.noise or ""}  # whoever names a law by --noise allows it
+    allowed = policy.allowed | {policy.noise or ""}  # a law that --noise names is allowed
     scenario = parse_welcome({**admission.scenario, "seed": admission.seed}, allowed=allowed)
     for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
         if is_dotted(name):
@@ -379,7 +379,7 @@ class StatesItsMemory(Protocol):
 
 @runtime_checkable
 class StatesItsFeatures(Protocol):
-    """A model that says itself what the features of so many records take, and what it takes to make them."""
+    """A model that says itself what the features of `rows` records take, and what it takes to make them."""
 
     def features_bytes(self, rows: int) -> int: ...
 

@@ -36,7 +36,7 @@ RESENT = Family(
 RECONNECTS = Family(
     "mapa_edge_reconnects_total",
     _COUNTER,
-    "Connections to the broker that were lost and had to be made anew.",
+    "Connections to the broker that were lost and had to be made again.",
 )
 DROPS = Family(
     "mapa_edge_dropped_messages_total",

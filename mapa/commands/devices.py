@@ -42,7 +42,8 @@ _SECONDS = 5.0
 @app.command("list")
 def list_devices(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
     """List the presets: round figures for orientation, which were not measured."""
-    rows = [{"name": one.name, "slowdown": one.slowdown, "jitter": one.jitter} for one in PRESETS.values()]
+    keys = ("name", "slowdown", "jitter")
+    rows = [{key: getattr(device, key) for key in keys} for device in PRESETS.values()]
     if as_json:
         print(json.dumps(rows, indent=2))
         return

@@ -90,7 +90,7 @@ class OwnRecords:
         typer.Option(
             "--data",
             help='records of your own, a file or a folder, for a run with data.set = "local"; they are read here'
-            " and described to nobody",
+            " and never described to others",
         ),
     ] = None
     data_name: Annotated[
