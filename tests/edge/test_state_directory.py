@@ -185,7 +185,7 @@ def test_a_slot_that_is_taken_again_brings_no_claim_of_its_former_life(fleet: Fl
 CHILD = """
 import sys
 from pathlib import Path
-from tests.edge.test_claims import Fleet, account, shard, spend
+from tests.edge.test_state_directory import Fleet, account, shard, spend
 ledger = Fleet(Path(sys.argv[1])).take("0")
 ledger.open(account(shard(0)))
 spend(ledger, 3)
