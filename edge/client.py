@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, assert_never
@@ -115,7 +115,7 @@ class RetryTimer:
 
 @dataclass(slots=True)
 class EdgeConnection:
-    """The channel to the broker, replaced where a link or a new edge id requires it; and the last message on it.
+    """The channel to the broker, replaced where a link or a new edge id requires it; and the leave at its end.
 
     `connect` makes a channel that subscribes and connects by itself, directly or through a link.
     """
@@ -124,8 +124,9 @@ class EdgeConnection:
     connect: Callable[[LinkProfile | None], Channel]
     link: LinkProfile | None = None  # the one that the channel goes through
     channel: Channel | None = None
+    topics: Mapping[EdgeTopic, str] = field(default_factory=dict)  # of the edge id that the channel is for
     ended: bool = False
-    last: tuple[str, bytes] | None = None  # topic and payload of a leave that the broker was away for
+    unsent_leave: bytes | None = None  # that the broker was away for
     grace: float = 5.0  # seconds for what is still to be delivered at the end
 
     @property
@@ -142,32 +143,32 @@ class EdgeConnection:
         """
         self.loop.post(self._reconnect)
 
-    def publish(self, topic: str, payload: bytes, *, qos: int) -> None:
+    def publish(self, leaf: EdgeTopic, payload: bytes, *, qos: int) -> None:
         if self.channel is not None:
-            self.channel.publish(topic, payload, qos=qos)
+            self.channel.publish(self.topics[leaf], payload, qos=qos)
 
     def allow(self, max_packet: int) -> None:
         if self.channel is not None:
             self.channel.allow(max_packet)
 
-    def publish_last(self, topic: str, payload: bytes, grace: float) -> bool:
-        """Publish a last message, or keep it for a broker that is away; tell whether it was published."""
-        self.last, self.grace = (topic, payload), grace
+    def publish_leave(self, leave: bytes, grace: float) -> bool:
+        """Publish a leave, or keep it for a broker that is away; tell whether it was published."""
+        self.unsent_leave, self.grace = leave, grace
         if self.connected:
-            self.deliver_last()
+            self.deliver_leave()
             return True
         if self.channel is not None:
             self.channel.hasten()
         return False
 
-    def deliver_last(self) -> None:
-        if self.last is not None:
-            self.publish(*self.last, qos=1)
-            self.last = None
+    def deliver_leave(self) -> None:
+        if self.unsent_leave is not None:
+            self.publish(EdgeTopic.LEAVE, self.unsent_leave, qos=1)
+            self.unsent_leave = None
 
     def finish(self) -> None:
-        """Close for good: at once, or when the time for the last message has passed."""
-        if self.last is None:
+        """Close for good: at once, or when the time for the leave has passed."""
+        if self.unsent_leave is None:
             self.end(self.grace)
         else:
             self.loop.call_later(self.grace, partial(self.end, 0.0))
@@ -189,6 +190,69 @@ class EdgeConnection:
 
 
 @dataclass(slots=True)
+class Outbox:
+    """Make a gradient, debit it, and keep its bytes until the cloud acknowledges them; the ledger keeps them too."""
+
+    run: RunId
+    ledger: Ledger
+    size_fits: bool = False  # a gradient was answered: the broker takes messages of that size
+    _kept: tuple[int, bytes] | None = None  # sequence and bytes of the last debit
+
+    def session(self) -> EdgeSession:
+        """Return a session that goes on where the ledger left off."""
+        last, pending = self.ledger.last_sequence(self.run), self.ledger.pending(self.run)
+        if not pending:
+            return EdgeSession(last)
+        sequence, payload = self._kept = pending[-1]
+        return EdgeSession(last, sequence, incarnation_of(payload))
+
+    def make(
+        self, worker: EdgeWorker, sequence: int, received: ModelReceived
+    ) -> GradientDebited | BudgetSpent | GivenUp:
+        """Make the gradient of this sequence and debit it; only then may its bytes leave."""
+        self.size_fits = self.size_fits or received.acknowledged > 0
+        worker.sequence = sequence - 1
+        try:
+            made = worker.receive(received)
+        except MemoryError as error:
+            return GivenUp(EXIT_FAILED, f"not enough memory for a gradient: {error}")
+        try:
+            payload = encode_gradient(made)
+        except LocalProtocolError:
+            if is_finite(made.gradient):
+                raise
+            return GivenUp(EXIT_FAILED, "the gradient is not finite: the run diverges")
+        if sequence > 1:
+            self.ledger.acknowledge(self.run, sequence - 1)  # the model acknowledges all before it
+        try:
+            self.ledger.debit(self.run, sequence, payload)
+        except BudgetExhausted:  # only the debit asks for the budget: one gradient a run is made for nothing
+            account = self.ledger.account(self.run)
+            cap = None if account is None else account.most_releases
+            return BudgetSpent(cap if cap is not None and sequence > cap else None)
+        except LedgerUnavailableError as error:  # a full disk: what is not debited does not leave
+            return GivenUp(EXIT_FAILED, str(error))
+        self._kept = (sequence, payload)
+        return GradientDebited(sequence)
+
+    def payload(self, sequence: int) -> bytes | None:
+        """Return the bytes of this sequence; None if they are no longer kept."""
+        if self._kept is None or self._kept[0] != sequence:
+            payload = dict(self.ledger.pending(self.run)).get(sequence)
+            self._kept = None if payload is None else (sequence, payload)
+        return None if self._kept is None else self._kept[1]
+
+    def drop(self, sequence: int) -> None:
+        """Never send the bytes up to this sequence again; the debit stays."""
+        self._kept = None
+        self.ledger.acknowledge(self.run, sequence)
+
+    def clear(self) -> None:
+        """Keep nothing of a former edge id; the ledger has let go of it."""
+        self._kept = None
+
+
+@dataclass(slots=True)
 class EdgeClient:
     """One edge id in one run. Everything happens in the loop's thread.
 
@@ -207,30 +271,22 @@ class EdgeClient:
     lost_connections: int = 0
     exit_code: int | None = None
     session: EdgeSession = field(init=False)
+    outbox: Outbox = field(init=False)
     retry: RetryTimer = field(init=False)
     connection: EdgeConnection = field(init=False)
     _device: DeviceTimers = field(init=False)
-    _topics: dict[EdgeTopic, str] = field(default_factory=dict)  # of the present edge id
     _events: deque[SessionEvent] = field(default_factory=deque)  # what the session is still to be told
     _telling: bool = False
     _early_model: bytes | None = None  # it came before the welcome
-    _outbox: tuple[int, bytes] | None = (
-        None  # sequence and bytes of the last debit; the ledger keeps them too
-    )
     _announced: Preparation | None = None  # the operator was told of it
-    _size_fits: bool = False  # a gradient was answered: the broker takes messages of that size
     _last_seen: int = -1  # sequence when `healthy` was last asked
 
     def __post_init__(self) -> None:
         self.retry = RetryTimer(self.loop, self._unanswered)
         self.connection = EdgeConnection(self.loop, self._open)
         self._device = DeviceTimers(self.loop, self._tell)
-        last, pending = self.ledger.last_sequence(self.run), self.ledger.pending(self.run)
-        if pending:
-            sequence, payload = self._outbox = pending[-1]
-            self.session = EdgeSession(last, sequence, incarnation_of(payload))
-        else:
-            self.session = EdgeSession(last)
+        self.outbox = Outbox(self.run, self.ledger)
+        self.session = self.outbox.session()
 
     @property
     def run(self) -> RunId:
@@ -258,21 +314,6 @@ class EdgeClient:
         return None if self.ledger.account(self.run) is None else self.ledger.standing(self.run)
 
     @property
-    def spending(self) -> str:
-        """What this run has spent, and of what budget, in words."""
-        standing = self.standing
-        if standing is None:
-            return "no account"
-        budget, cap, most = standing.account.budget, standing.cap, standing.account.most_releases
-        made = f"{standing.releases:,}{'' if most is None else f' of {most:,}'} releases made"
-        if budget is None or cap is None:
-            return f"{made}, no budget (--total-epsilon sets one)"
-        return (
-            f"{made}, budget ε = {budget.epsilon:g} at δ = {budget.delta:g}: {standing.charges:,} of {cap:,} charges"
-            " spent"
-        )
-
-    @property
     def progress(self) -> str:
         """What this edge waits for, or what it has spent, in words."""
         if not self.connection.connected:
@@ -284,10 +325,10 @@ class EdgeClient:
         if self.preparation is None:
             return f"waiting for the welcome of run {self.run!r}"
         if self.session.phase is Phase.AWAY:
-            return f"away for a while; {self.spending}"
+            return f"away for a while; {spending_text(self.standing)}"
         if self.session.phase in (Phase.GREETING, Phase.WAITING):
-            return f"waiting for a model; {self.spending}"
-        return self.spending
+            return f"waiting for a model; {spending_text(self.standing)}"
+        return spending_text(self.standing)
 
     @property
     def _cloud_online(self) -> bool | None:
@@ -303,10 +344,11 @@ class EdgeClient:
 
     def _open(self, link: LinkProfile | None) -> Channel:
         run = self.run
-        self._topics = {leaf: edge_topic(run, self.edge_id, leaf) for leaf in EdgeTopic}
+        topics = {leaf: edge_topic(run, self.edge_id, leaf) for leaf in EdgeTopic}
+        self.connection.topics = topics
         channel = self.connect(self, link)
-        channel.subscribe(self._topics[EdgeTopic.MODEL], self.on_model)
-        channel.subscribe(self._topics[EdgeTopic.WELCOME], self.on_answer, qos=1)
+        channel.subscribe(topics[EdgeTopic.MODEL], self.on_model)
+        channel.subscribe(topics[EdgeTopic.WELCOME], self.on_answer, qos=1)
         # before the halt: a retained one is then judged by who is there
         channel.subscribe(presence_topic(run), self.on_presence, qos=1, retained=True)
         channel.subscribe(halt_topic(run), self.on_halt, qos=1, retained=True)
@@ -334,7 +376,7 @@ class EdgeClient:
     def hurry(self) -> None:
         """Stop waiting for a broker that is away, if only the leave is left to say."""
         if self.exit_code is not None:
-            self.connection.last = None
+            self.connection.unsent_leave = None
             self.connection.end(0.0)
 
     def healthy(self) -> bool:
@@ -355,9 +397,9 @@ class EdgeClient:
         if self.retry.tries == 2 and self._cloud_online is False:
             self.say(f"{self.edge_id}: no answer from the cloud of run {self.run!r}; waiting for it")
         elif self.retry.tries == 2 and self.session.phase is Phase.PUSHING and pending is not None:
-            size = len(self._payload(pending) or b"")
+            size = len(self.outbox.payload(pending) or b"")
             reasons = "the connection is cut, or the cloud is busy"
-            if not self._size_fits:
+            if not self.outbox.size_fits:
                 reasons += f", or the broker may refuse messages of that size; then {SIZE_HINT}"
             self.say(f"{self.edge_id}: no answer to a gradient of {size} bytes, sent twice: {reasons}")
         self._tell(Unanswered())
@@ -369,10 +411,12 @@ class EdgeClient:
         if preparation is None or self.session.phase not in WELCOMED:
             self._early_model = payload  # QoS 0 may overtake the welcome's QoS 1
             return
-        self._tell(self._read("model", lambda: self._model(payload, preparation)))
+        self._tell(
+            self._read("model", lambda: read_model(payload, preparation.worker, self.session.last_sequence))
+        )
 
     def on_answer(self, topic: str, payload: bytes) -> None:
-        answer = self._read("welcome", lambda: self._answer(payload))
+        answer = self._read("welcome", lambda: read_answer(payload, self.edge_id, self.nonce, self.session))
         if answer is None:
             return
         self._tell(answer)
@@ -402,33 +446,6 @@ class EdgeClient:
             self.dropped[kind] += 1
             raise
 
-    def _model(self, payload: bytes, preparation: Preparation) -> ModelReceived:
-        worker = preparation.worker
-        received = decode_model(worker.edge_id, payload, worker.model.dimension)
-        # Clipping checks ΔS again, since no release may be made without; here, such a model is dropped before it
-        # counts as an answer.
-        worker.check(received)
-        self._check_sequence("model: acknowledged", received.acknowledged)
-        return received
-
-    def _answer(self, payload: bytes) -> Admission | Refuse | None:
-        """Return the answer; None: it is for another process of this id. A refuse of a gradient names no process."""
-        answer = decode_answer(self.edge_id, payload)
-        if isinstance(answer, Refuse):
-            return answer if answer.nonce in (None, self.nonce) else None
-        if answer.nonce != self.nonce:
-            return None
-        if answer.number > self.session.hellos:
-            raise RemoteProtocolError(f"welcome: number = {answer.number}: no such hello was sent")
-        self._check_sequence("welcome: last_sequence", answer.welcome.last_sequence)
-        return answer
-
-    def _check_sequence(self, key: str, sequence: int) -> None:
-        """Believe in no gradient that was never debited: a cloud that has seen more answers `ledger-lost`."""
-        debited = self.session.last_sequence
-        if sequence > debited:
-            raise RemoteProtocolError(f"{key} = {sequence}: must be at most {debited}, the last one debited")
-
     # -- the session's effects ------------------------------------------------------------------------
 
     def _tell(self, event: SessionEvent) -> None:
@@ -449,8 +466,8 @@ class EdgeClient:
 
     def _tell_one(self, event: SessionEvent) -> bool:
         """Tell whether the session answered with any effect."""
-        if self.connection.last is not None and isinstance(event, Presence) and event.online:
-            self.connection.deliver_last()
+        if self.connection.unsent_leave is not None and isinstance(event, Presence) and event.online:
+            self.connection.deliver_leave()
             self.connection.end(self.connection.grace)
         effects = self.session.receive(event)
         if effects and not isinstance(event, Unanswered):
@@ -462,11 +479,15 @@ class EdgeClient:
     def _perform(self, effect: SessionEffect) -> None:
         match effect:
             case MakeGradient():
-                self._tell(self._make(effect.sequence, effect.received))
+                assert self.membership.preparation is not None  # the session makes none before Prepared
+                worker = self.membership.preparation.worker
+                self._tell(self.outbox.make(worker, effect.sequence, effect.received))
             case PushOutbox():
                 self._push(effect.sequence)
             case SayHello():
-                self._publish(EdgeTopic.HELLO, encode_hello(self.membership.hello(effect, self.nonce)), qos=1)
+                self.connection.publish(
+                    EdgeTopic.HELLO, encode_hello(self.membership.hello(effect, self.nonce)), qos=1
+                )
             case Prepare():
                 self._prepare(effect.admission)
             case Reroute():
@@ -480,8 +501,7 @@ class EdgeClient:
                 wait = self.preparation.device.wait(effect.sequence)
                 self._device.wait(wait, partial(self._tell, TimeTaken(effect.number)))
             case DropOutbox():
-                self._outbox = None
-                self.ledger.acknowledge(self.run, effect.sequence)  # the debit stays
+                self.outbox.drop(effect.sequence)
             case RenewIdentity():
                 self._renew(effect.last_sequence)
             case SayLeave():
@@ -491,32 +511,11 @@ class EdgeClient:
             case _:
                 assert_never(effect)
 
-    def _publish(self, leaf: EdgeTopic, payload: bytes, *, qos: int) -> None:
-        self.connection.publish(self._topics[leaf], payload, qos=qos)
-
-    def _make(self, sequence: int, received: ModelReceived) -> GradientDebited | BudgetSpent | GivenUp:
-        membership = self.membership
-        assert membership.preparation is not None  # the session makes none before Prepared
-        self._size_fits = self._size_fits or received.acknowledged > 0
-        worker = membership.preparation.worker
-        outcome = make_release(worker, membership.ledger, membership.run, sequence, received)
-        if not isinstance(outcome, bytes):
-            return outcome
-        self._outbox = (sequence, outcome)
-        return GradientDebited(sequence)
-
-    def _payload(self, sequence: int) -> bytes | None:
-        """Return the bytes of this sequence; None if they are no longer kept."""
-        if self._outbox is None or self._outbox[0] != sequence:
-            payload = dict(self.ledger.pending(self.run)).get(sequence)
-            self._outbox = None if payload is None else (sequence, payload)
-        return None if self._outbox is None else self._outbox[1]
-
     def _push(self, sequence: int) -> None:
-        payload = self._payload(sequence)
+        payload = self.outbox.payload(sequence)
         if payload is not None:
             self.resent += self.retry.tries > 0
-            self._publish(EdgeTopic.GRADIENT, payload, qos=0)
+            self.connection.publish(EdgeTopic.GRADIENT, payload, qos=0)
 
     def _prepare(self, admission: Admission) -> None:
         outcome = self.membership.follow(admission)
@@ -529,7 +528,9 @@ class EdgeClient:
         self.connection.allow(_largest_packet(preparation))
         self._announced = preparation
         records = len(preparation.worker.shard)
-        self.note(f"{self.edge_id}: joined run {self.run!r}: {records:,} records, {self.spending}")
+        self.note(
+            f"{self.edge_id}: joined run {self.run!r}: {records:,} records, {spending_text(self.standing)}"
+        )
         if preparation.exposure:
             self.say(f"{self.edge_id}: NOT PROTECTED: {preparation.exposure}")
         self._tell(outcome)
@@ -545,7 +546,8 @@ class EdgeClient:
                 f"{old}: its ledger was lost (the cloud knows of {known} releases in this run, the ledger of none);"
                 f" continuing as {self.edge_id} on an unused shard"
             )
-            self._outbox = self._early_model = None
+            self.outbox.clear()
+            self._early_model = None
         self._tell(outcome)
 
     def _say_leave(self, reason: str) -> None:
@@ -556,10 +558,10 @@ class EdgeClient:
         leave = encode_leave(Leave(self.edge_id, reason, self.nonce))
         if reason == AWAY:
             self.say(f"{self.edge_id}: away for a while")
-            self._publish(EdgeTopic.LEAVE, leave, qos=1)
+            self.connection.publish(EdgeTopic.LEAVE, leave, qos=1)
             return
         grace = TOLD_TO_END if reason == "shutdown" else FAREWELL
-        if not self.connection.publish_last(self._topics[EdgeTopic.LEAVE], leave, grace):
+        if not self.connection.publish_leave(leave, grace):
             self.say(f"{self.edge_id}: the broker is away; waiting up to {grace:g} s to say leave")
 
     def _stop(self, code: int, text: str) -> None:
@@ -572,32 +574,47 @@ class EdgeClient:
         self.on_stop(code)
 
 
-def make_release(
-    worker: EdgeWorker, ledger: Ledger, run: RunId, sequence: int, received: ModelReceived
-) -> bytes | BudgetSpent | GivenUp:
-    """Make the gradient of this sequence and debit it; return its bytes, which only now may leave."""
-    worker.sequence = sequence - 1
-    try:
-        made = worker.receive(received)
-    except MemoryError as error:
-        return GivenUp(EXIT_FAILED, f"not enough memory for a gradient: {error}")
-    try:
-        payload = encode_gradient(made)
-    except LocalProtocolError:
-        if is_finite(made.gradient):
-            raise
-        return GivenUp(EXIT_FAILED, "the gradient is not finite: the run diverges")
-    if sequence > 1:
-        ledger.acknowledge(run, sequence - 1)  # the model acknowledges all before it
-    try:
-        ledger.debit(run, sequence, payload)
-    except BudgetExhausted:  # only the debit asks for the budget: one gradient a run is made for nothing
-        account = ledger.account(run)
-        cap = None if account is None else account.most_releases
-        return BudgetSpent(cap if cap is not None and sequence > cap else None)
-    except LedgerUnavailableError as error:  # a full disk: what is not debited does not leave
-        return GivenUp(EXIT_FAILED, str(error))
-    return payload
+def read_model(payload: bytes, worker: EdgeWorker, debited: int) -> ModelReceived:
+    """Return the model; raise RemoteProtocolError if it breaks the protocol, or no release could be private by it."""
+    received = decode_model(worker.edge_id, payload, worker.model.dimension)
+    # Clipping checks ΔS again, since no release may be made without; here, such a model is dropped before it counts
+    # as an answer.
+    worker.check(received)
+    _check_sequence("model: acknowledged", received.acknowledged, debited)
+    return received
+
+
+def read_answer(
+    payload: bytes, edge_id: EdgeId, nonce: str, session: EdgeSession
+) -> Admission | Refuse | None:
+    """Return the answer; None: it is for another process of this id. A refuse of a gradient names no process."""
+    answer = decode_answer(edge_id, payload)
+    if isinstance(answer, Refuse):
+        return answer if answer.nonce in (None, nonce) else None
+    if answer.nonce != nonce:
+        return None
+    if answer.number > session.hellos:
+        raise RemoteProtocolError(f"welcome: number = {answer.number}: no such hello was sent")
+    _check_sequence("welcome: last_sequence", answer.welcome.last_sequence, session.last_sequence)
+    return answer
+
+
+def _check_sequence(key: str, sequence: int, debited: int) -> None:
+    """Believe in no gradient that was never debited: a cloud that has seen more answers `ledger-lost`."""
+    if sequence > debited:
+        raise RemoteProtocolError(f"{key} = {sequence}: must be at most {debited}, the last one debited")
+
+
+def spending_text(standing: Standing | None) -> str:
+    """Say what a run has spent, and of what budget."""
+    if standing is None:
+        return "no account"
+    budget, cap, most = standing.account.budget, standing.cap, standing.account.most_releases
+    made = f"{standing.releases:,}{'' if most is None else f' of {most:,}'} releases made"
+    if budget is None or cap is None:
+        return f"{made}, no budget (--total-epsilon sets one)"
+    spent = f"{standing.charges:,} of {cap:,} charges spent"
+    return f"{made}, budget ε = {budget.epsilon:g} at δ = {budget.delta:g}: {spent}"
 
 
 def _largest_packet(preparation: Preparation) -> int:

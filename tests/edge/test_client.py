@@ -30,7 +30,7 @@ from common.wire.codec import (
     encode_welcome,
 )
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
-from edge.client import EdgeClient
+from edge.client import EdgeClient, spending_text
 from edge.joining import Membership
 from edge.ledger import BudgetExhausted, MemoryLedger
 from edge.policy import OperatorPolicy
@@ -688,9 +688,9 @@ def test_an_edge_says_once_what_it_joins_with() -> None:
     ]
     assert stage.said == []
     stage.release(3)
-    assert stage.edge.progress == stage.edge.spending
-    assert "3 releases made" in stage.edge.spending
-    assert "3 of 500 charges" in stage.edge.spending
+    assert stage.edge.progress == spending_text(stage.edge.standing)
+    assert "3 releases made" in stage.edge.progress
+    assert "3 of 500 charges" in stage.edge.progress
 
 
 def test_an_edge_without_a_budget_names_the_option_that_sets_one() -> None:

@@ -21,11 +21,11 @@ from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario
 from common.wire.codec import Admission
 from edge.account import Account, ShardIdentity
-from edge.client import make_release
+from edge.client import Outbox
 from edge.joining import Membership, Preparation, prepare
 from edge.ledger import BudgetExhausted, Ledger, MemoryLedger
 from edge.policy import OperatorPolicy
-from edge.session import BudgetSpent, Prepared, WelcomeDeclined
+from edge.session import BudgetSpent, GradientDebited, Prepared, WelcomeDeclined
 from edge.sqlite_ledger import SqliteLedger
 from tests.core_support import small_dataset, small_scenario, small_world
 
@@ -80,15 +80,15 @@ def test_an_edge_ends_after_its_own_number_of_releases_although_the_budget_has_m
 def test_an_edge_says_whether_its_number_or_its_budget_ended_it(ledger: Ledger) -> None:
     """With the operator's larger z an edge that made its R_k releases has budget left."""
     world = small_world(iterations=2 * CAP)
-    worker = world.workers()[0]
+    worker, outbox = world.workers()[0], Outbox(RUN, ledger)
     model = ModelReceived(EDGE, 1, 1.0, 0, first_model(world.model, world.streams))
     ledger.open(account())
     for sequence in range(1, CAP + 1):
-        assert make_release(worker, ledger, RUN, sequence, model) == ledger.pending(RUN)[-1][1]
-    assert make_release(worker, ledger, RUN, CAP + 1, model) == BudgetSpent(cap=CAP)
+        assert outbox.make(worker, sequence, model) == GradientDebited(sequence)
+    assert outbox.make(worker, CAP + 1, model) == BudgetSpent(cap=CAP)
     tight = RunId("tight")
     ledger.open(account(run=tight, kind=kind(z_for(1))))  # the run before has spent of the same records
-    assert make_release(worker, ledger, tight, 1, model) == BudgetSpent()
+    assert Outbox(tight, ledger).make(worker, 1, model) == BudgetSpent()
 
 
 @pytest.mark.parametrize("other", [CAP + 1, CAP - 1, 1000, None])
