@@ -25,7 +25,7 @@ from edge.ledger import Ledger, MemoryLedger
 from edge.own_data import REGISTRY_VARIABLE, OwnData, check_name
 from edge.policy import OperatorPolicy, PolicyError
 from edge.sqlite_ledger import SqliteLedger
-from edge.state_directory import StateDirectory, take_slot
+from edge.state_directory import STATE_FILE, StateDirectory, take_slot
 from tests.local_support import SCHEMA, declared, local_values, write_csv
 
 MINE = OperatorPolicy(data_name="default")
@@ -334,6 +334,14 @@ def test_a_copy_of_the_state_directory_is_refused_while_the_original_is_there(mi
         mine.check()
     shutil.rmtree(copy)
     mine.check()
+
+
+def test_a_state_directory_whose_file_was_removed_is_another_account(mine: OwnData) -> None:
+    follow(mine)
+    (mine.state_dir / STATE_FILE).unlink()
+    with pytest.raises(ConfigurationError, match="--take-data"):
+        mine.check()
+    OwnData(mine.path, mine.state_dir, take=True).check()
 
 
 def test_several_edges_of_a_process_read_the_file_once(mine: OwnData) -> None:
