@@ -1,24 +1,31 @@
-"""The device that an edge poses as: how long it waits before each gradient, and when it is there.
+"""The device that an edge emulates: how long it waits before each gradient, and when it is there.
 
-The time of a gradient at slowdown 1 is measured once, on made-up rows, before the first release. So no wait depends on
-records, on a batch that was drawn, or on how long any real gradient took.
+The time of a gradient is measured on made-up rows, before the first release. So no wait and no pace depends on records,
+on a batch that was drawn, or on how long any real gradient took.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from common.availability import Attendance
-from common.devices import DeviceProfile
+from common.datasets.catalogue import describe
+from common.devices import Attendance, DeviceProfile
+from common.errors import ConfigurationError
 from common.messages import ModelReceived
+from common.noise.law import NoiseLaw
+from common.quantities import EdgeId
 from common.randomness import CounterStreams, Purpose
+from common.scenario.parts import model_for
+from common.scenario.scenario import Scenario
 from common.transport.channel import Loop, Timer
-from edge.conversation import CameBack, WentAway
+from edge.assembly import recipe_for
+from edge.session import CameBack, WentAway
 from edge.worker import EdgeWorker, Shard
 
 LONGEST_WAIT = 3600.0  # seconds before a gradient, whatever a welcome and a draw say
@@ -69,17 +76,16 @@ def emulated(
 
 
 def gradient_seconds(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> float:
-    """Return what a gradient of b made-up rows takes: the least of a few, since other programs only lengthen it."""
+    """Return the seconds of a gradient of b made-up rows: the least of a few, since other programs only lengthen it."""
     return min(gradient_times(worker, _REPEATS, _ENOUGH, clock))
 
 
 def gradient_times(
     worker: EdgeWorker, repeats: int, enough: float, clock: Callable[[], float] = perf_counter
 ) -> list[float]:
-    """Measure gradients on made-up rows, so many, or fewer once they have taken enough seconds."""
-    made_up = replace(
-        worker, shard=_made_up(worker), streams=CounterStreams.seeded(0), sequence=0, diagnose=None
-    )
+    """Return the seconds of `repeats` gradients on made-up rows, of fewer once they have taken `enough` in all."""
+    streams = CounterStreams.seeded(0)
+    made_up = replace(worker, shard=_made_up(worker), streams=streams, sequence=0, diagnose=None)
     taken: list[float] = []
     for seconds in timed_gradients(made_up, clock):
         taken.append(seconds)
@@ -89,7 +95,7 @@ def gradient_times(
 
 
 def timed_gradients(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> Iterator[float]:
-    """Yield the seconds of one message's gradients after another, for ever: of the worker's own rows, at x = 0."""
+    """Yield the seconds of one message's gradients after another, without end: of the worker's own rows, at x = 0."""
     x = np.zeros(worker.model.dimension, np.float32)
     received = ModelReceived(worker.edge_id, 1, 2 / worker.recipe.batch_size, 0, x)
     worker.receive(received)  # the first one warms up
@@ -100,7 +106,7 @@ def timed_gradients(worker: EdgeWorker, clock: Callable[[], float] = perf_counte
 
 
 def _made_up(worker: EdgeWorker) -> Shard:
-    """Return b rows of the shape and kind that the model takes, which no declaration and no record has a part in."""
+    """Return b rows of the shape and type that the model takes, independent of any record."""
     size, features, targets = worker.recipe.batch_size, worker.shard.features, worker.shard.targets
     rows = np.zeros((size, *features.shape[1:]), features.dtype)
     if np.issubdtype(features.dtype, np.floating):
@@ -109,54 +115,93 @@ def _made_up(worker: EdgeWorker) -> Shard:
 
 
 @dataclass(slots=True)
-class Rota:
-    """Tells the session when the device's time ends and begins again."""
+class DeviceTimers:
+    """Tells the session when the device goes away and comes back; and waits, one wait at a time."""
 
     loop: Loop
     tell: Callable[[WentAway | CameBack], None]
-    attendance: Attendance | None = None
+    _attendance: Attendance | None = None
     _began: float = 0.0
     _here: bool = True
-    _timer: Timer | None = None
+    _next_look: Timer | None = None
+    _waiting: Timer | None = None
 
     def start(self, attendance: Attendance | None) -> None:
-        """Count from now on; a second start, by a later welcome, changes nothing."""
-        if attendance is None or self.attendance is not None:
+        """Count the device's times from now on; a second start, by a later welcome, changes nothing."""
+        if attendance is None or self._attendance is not None:
             return
-        self.attendance, self._began = attendance, self.loop.now()
+        self._attendance, self._began = attendance, self.loop.now()
         self._look()
 
+    def wait(self, seconds: float, then: Callable[[], None]) -> None:
+        """Call `then` after these seconds, in place of an earlier wait."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._waiting = self.loop.call_later(seconds, then)
+
     def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
+        for timer in (self._next_look, self._waiting):
+            if timer is not None:
+                timer.cancel()
 
     def _look(self) -> None:
-        assert self.attendance is not None
+        assert self._attendance is not None
         now = self.loop.now() - self._began
-        here, until = self.attendance.at(now)
-        self._timer = self.loop.call_later(min(max(0.0, until - now), _LONGEST_TIMER), self._look)
+        here, until = self._attendance.at(now)
+        self._next_look = self.loop.call_later(min(max(0.0, until - now), _LONGEST_TIMER), self._look)
         if here != self._here:
             self._here = here
             self.tell(CameBack() if here else WentAway())
 
 
-@dataclass(slots=True)
-class Slowness:
-    """One wait at a time: a later one takes the place of the one before."""
+def gradients_per_second(
+    scenario: Scenario, data_dir: Path, *, seconds: float = 3.0, clock: Callable[[], float] = perf_counter
+) -> float:
+    """Return how many messages, of E noised gradients each, an edge makes here in a second."""
+    made, passed = 0, 0.0
+    for taken in timed_gradients(made_up_worker(scenario, data_dir), clock):
+        made, passed = made + 1, passed + taken
+        if passed >= seconds:
+            break
+    return made / passed
 
-    loop: Loop
-    _timer: Timer | None = None
 
-    def wait(self, seconds: float, then: Callable[[], None]) -> None:
-        self.end()
-        self._timer = self.loop.call_later(seconds, partial(self._over, then))
+def made_up_worker(scenario: Scenario, data_dir: Path) -> EdgeWorker:
+    """Return an edge whose b rows are random numbers of the shape that the scenario's data have."""
+    shape, classes, target_range = _data_shape(scenario, data_dir)
+    model = model_for(scenario, shape, classes, target_range, data_dir)
+    rng, rows = np.random.default_rng(0), scenario.batch_size
+    images = rng.random((rows, math.prod(shape)), dtype=np.float32)
+    low, high = target_range or (0.0, 1.0)
+    labels = (
+        rng.integers(0, classes, rows, dtype=np.int64)
+        if classes
+        else (low + (high - low) * rng.random(rows, dtype=np.float32)).astype(np.float32)
+    )
+    shard = Shard(model.features(images), model.targets(labels), np.arange(rows, dtype=np.int64))
+    recipe = recipe_for(scenario, model, _law(scenario))
+    return EdgeWorker(EdgeId("edge-made-up"), 0, model, shard, recipe, CounterStreams.seeded(0))
 
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
 
-    def _over(self, then: Callable[[], None]) -> None:
-        self._timer = None
-        then()
+def _law(scenario: Scenario) -> NoiseLaw | None:
+    """Return a law of the scenario's kind: what a draw costs does not depend on how much noise it is."""
+    if not scenario.private:
+        return None
+    law = scenario.privacy.described
+    given = {key: values[0] for key, values in scenario.privacy.given.items()}
+    return law.make({key: given.get(key, 1.0) for key in law.names})
+
+
+def _data_shape(
+    scenario: Scenario, data_dir: Path
+) -> tuple[tuple[int, ...], int, tuple[float, float] | None]:
+    table = scenario.data.declared
+    if table is not None:
+        return table.declared.shape, table.declared.classes, table.declared.target_range
+    for known in describe(data_dir):
+        if known.name == scenario.data.set:
+            return known.shape, known.classes, None
+    raise ConfigurationError(
+        f"data.set = {scenario.data.set!r}: the shape of its samples is not known without reading records, and a pace"
+        " must not depend on them; declare a schema, or give privacy.paces"
+    )

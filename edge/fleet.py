@@ -23,8 +23,8 @@ from common.telemetry.family import Readings, published
 from common.transport.channel import Channel, Will
 from common.transport.connection import (
     BrokerAddress,
+    Credentials,
     MqttOptions,
-    TlsFiles,
     still_trying,
     unreachable,
 )
@@ -35,17 +35,15 @@ from common.transport.routing import RetainedMessageError
 from common.wire.codec import encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
-from edge.accountant import epsilons_apart, max_charges_apart
-from edge.claims import ClaimsBook
+from edge.accountant import SpentCurves, epsilons_apart, max_charges_apart
 from edge.client import FAREWELL, EdgeClient
-from edge.conversation import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
-from edge.memory import memory_limit
+from edge.joining import Membership, memory_limit
+from edge.metrics import EVERY, read_edges
 from edge.own_data import OwnData
 from edge.policy import OperatorPolicy
-from edge.readings import EVERY, read_edges
-from edge.slots import Slot, take_slot
-from edge.spending import Spending
+from edge.session import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import Slot, StateDirectory, take_slot
 
 if TYPE_CHECKING:
     from common.transport.relay import RelayLoop
@@ -66,14 +64,12 @@ class FleetSettings:
     state_dir: Path
     count: int = 1
     policy: OperatorPolicy = field(default_factory=OperatorPolicy)
-    username: str | None = None
-    password: str | None = None
-    tls: TlsFiles | None = None
+    credentials: Credentials = field(default_factory=Credentials)
     connect_timeout: float = 60.0
     accounts: Mapping[str, str] | None = None  # passwords by user name, which is the edge's id too
     own: OwnData | None = None  # records that these edges bring themselves
-    metrics: socket.socket | None = None  # None: nobody is told
-    report_every: float | None = None  # seconds between two lines of progress; None: ever more of them
+    metrics: socket.socket | None = None  # None: no metrics are served
+    report_every: float | None = None  # seconds between two lines of progress; None: doubled each time
 
 
 class EdgeFleet:
@@ -83,7 +79,7 @@ class EdgeFleet:
         self,
         settings: FleetSettings,
         say: Callable[[str], None],
-        note: Callable[[str], None] = lambda _text: None,  # progress, which an operator may ask not to hear
+        note: Callable[[str], None] = lambda _text: None,  # progress, which an operator may silence
     ) -> None:
         memory_limit()  # a wrong one is the operator's to fix, before anything starts
         user_cache()
@@ -96,12 +92,12 @@ class EdgeFleet:
         self.clients: list[EdgeClient] = []
         self.channels: list[MqttChannel] = []
         self.slots: list[Slot] = []
-        self.claims: ClaimsBook | None = None
+        self.state: StateDirectory | None = None
         self._datasets: dict[Source, Dataset] = {}
         self._running = settings.count
         self._complaints = 0
         self._told_waiting = False  # for a first connection
-        self._spending = Spending(epsilons_apart)
+        self._curves = SpentCurves(epsilons_apart)
 
     def serve(self) -> int:
         """Take part until every edge is done; return the worst exit code."""
@@ -109,7 +105,7 @@ class EdgeFleet:
             return self._take_part()
 
     def _readings(self) -> Readings:
-        return read_edges(self.clients, self._spending)
+        return read_edges(self.clients, self._curves)
 
     def _take_part(self) -> int:
         try:
@@ -135,39 +131,36 @@ class EdgeFleet:
         accounts = self.settings.accounts
         slot = take_slot(self.settings.state_dir, None if accounts is None else sorted(accounts))
         self.slots.append(slot)
-        if self.claims is None:
-            self.claims = ClaimsBook(self.settings.state_dir)
-        siblings = self.claims.of(slot.directory.name)
+        if self.state is None:
+            self.state = StateDirectory(self.settings.state_dir)
+        siblings = self.state.claims_of(slot.directory.name)
         named = None if accounts is None else EdgeId(slot.directory.name)
-        client = EdgeClient(
+        ledger = SqliteLedger(slot.directory, named, accountant=max_charges_apart, siblings=siblings)
+        membership = Membership(
             run=self.settings.run,
             policy=self.settings.policy,
-            ledger=SqliteLedger(slot.directory, named, accountant=max_charges_apart, siblings=siblings),
+            ledger=ledger,
             load=self._load,
+            own=self.settings.own,
             data_dir=self.settings.data_dir,
-            loop=self.loop,
-            connect=self._connect,
-            say=self.say,
-            note=self.note,
-            on_stop=self._stopped,
             renewable=named is None,
             state_dir=self.settings.state_dir,
-            own=self.settings.own,
         )
+        client = EdgeClient(membership, self.loop, self._connect, self.say, self._stopped, self.note)
         self.clients.append(client)
         client.start()
 
     def _connect(self, client: EdgeClient, link: LinkProfile | None) -> Channel:
         """Return a channel that connects by itself, through the link's relay where there is one."""
         run, edge_id = self.settings.run, client.edge_id
-        accounts = self.settings.accounts
+        accounts, credentials = self.settings.accounts, self.settings.credentials
         farewell = Leave(edge_id, "lost", client.nonce)
         options = MqttOptions(
             address=self.settings.broker if link is None else self._relay(client, link),
             client_id=edge_client_id(run, edge_id),
-            username=self.settings.username if accounts is None else edge_id,
-            password=self.settings.password if accounts is None else accounts[edge_id],
-            tls=self.settings.tls,
+            username=credentials.username if accounts is None else edge_id,
+            password=credentials.password if accounts is None else accounts[edge_id],
+            tls=credentials.tls,
             server_name=self.settings.broker.host,  # a relay's address is in no certificate
             will=Will(edge_topic(run, edge_id, EdgeTopic.WILL), encode_leave(farewell)),
             max_packet=packet_limit(0, WELCOME_LIMIT),  # the client raises it once a welcome names the model
@@ -187,7 +180,7 @@ class EdgeFleet:
         return channel
 
     def _mind_first_connection(self, client: EdgeClient, channel: MqttChannel, began: float) -> None:
-        """Give up where the first connection fails for too long; after it, lost connections are always retried."""
+        """Give up if the first connection fails for too long; after it, lost connections are always retried."""
         if channel.connected or channel.closed or client.exit_code is not None:
             return
         timeout = self.settings.connect_timeout
@@ -205,9 +198,7 @@ class EdgeFleet:
 
     def _relay(self, client: EdgeClient, link: LinkProfile) -> BrokerAddress:
         if self.relays is None:
-            from common.transport.relay import (
-                RelayLoop,  # asyncio: megabytes that an edge without a link does without
-            )
+            from common.transport.relay import RelayLoop  # asyncio: megabytes that only a link needs
 
             self.relays = RelayLoop()
         preparation = client.preparation
@@ -233,7 +224,7 @@ class EdgeFleet:
     # -- progress -------------------------------------------------------------------------------------
 
     def _report_after(self, wait: float, before: float = 0.0) -> None:
-        """Say in `wait` seconds, and ever again, what the edges do; they have been at it for `before` seconds."""
+        """Report in `wait` seconds, and from then on, what the edges do; they have run for `before` seconds."""
 
         def report() -> None:
             if self._running > 0:
@@ -265,7 +256,7 @@ class EdgeFleet:
     def _violated(self, client: EdgeClient, topic: str, error: RemoteProtocolError) -> None:
         if isinstance(error, RetainedMessageError):
             client.dropped["retained"] += 1
-        self._complaints += 1  # also of what was never read: anybody can send any number
+        self._complaints += 1  # also of what was never read: any client can send any number
         if self._complaints <= _COMPLAINTS:
             self.say(f"{client.edge_id}: dropped a message on {topic}: {error}")
 
@@ -286,8 +277,8 @@ class EdgeFleet:
     def _release(self) -> None:
         for client in self.clients:
             client.ledger.close()
-        if self.claims is not None:
-            self.claims.close()
+        if self.state is not None:
+            self.state.close()
         if self.relays is not None:
             self.relays.drain(_CLOSING)  # a leave and a goodbye may still be under way on a slow link
             self.relays.close()

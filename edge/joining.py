@@ -1,19 +1,52 @@
-"""What an edge asks for in its hello, and whether it can follow the welcome."""
+"""Joining a run: the hello, and from an untrusted welcome to a worker: shard, mechanism, account, memory."""
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
-from common.datasets.dataset import Dataset
+import numpy as np
+
+from common.accounting.releases import Budget, ReleaseKind
+from common.datasets.dataset import Dataset, Samples
 from common.datasets.source import Source
-from common.errors import LedgerUnavailableError, MapaError
+from common.dotted import is_dotted
+from common.errors import ConfigurationError, LedgerUnavailableError, MapaError, require
 from common.messages import Hello
-from common.quantities import EdgeId, RunId
+from common.models.feature_cache import user_cache
+from common.models.linear import LinearModel
+from common.models.making import features_of
+from common.models.model import Images, Model
+from common.quantities import Indices, RunId
+from common.randomness import streams_for
+from common.scenario.parts import dataset_for, least_records, model_for, own_schema
+from common.scenario.scenario import Scenario, parse_welcome
+from common.transport.link import LinkProfile, link_profile
 from common.wire.codec import Admission
-from edge.conversation import (
+from edge.account import Account, ShardIdentity
+from edge.assembly import recipe_for, shard_for
+from edge.device import EmulatedDevice, emulated
+from edge.ledger import MOST_RELEASES, Ledger, OtherShardError
+from edge.own_data import OwnData
+from edge.policy import (
+    OperatorPolicy,
+    Proposal,
+    check_code,
+    check_data,
+    check_number,
+    exposure,
+    is_owned,
+    law_for,
+    own_records,
+    permit,
+)
+from edge.session import (
     EXIT_FAILED,
     GivenUp,
     IdentityKept,
@@ -23,15 +56,29 @@ from edge.conversation import (
     SayHello,
     WelcomeDeclined,
 )
-from edge.ledger import MOST_RELEASES, Ledger, OtherShardError
-from edge.own_data import OwnData
-from edge.policy import OperatorPolicy
-from edge.preparation import Preparation, difference, prepare
+from edge.worker import EdgeWorker, Shard
+
+MEMORY_LIMIT_MB = 1024  # the largest scenario that is shipped takes 360 MB
+MEMORY_VARIABLE = "MAPA_EDGE_MEMORY_MB"  # the operator's own limit
+_COPIES = 8  # of x and of the gradient under way at once: received, clipped, noised, encoded, in the outbox
+_STEP_COPIES = 5  # more of them with local steps: x on its way, the step, and a sum in float64
+_FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """An edge ready to train."""
+
+    worker: EdgeWorker
+    scenario: Scenario
+    link: LinkProfile | None
+    device: EmulatedDevice | None = None
+    exposure: str = ""  # why what this edge releases is not protected; '': it is
 
 
 @dataclass(slots=True)
-class Joining:
-    """An edge's terms in one run: those of the first welcome that it follows."""
+class Membership:
+    """An edge's part in one run: its ledger, its operator's policy, and the terms of the first welcome it follows."""
 
     run: RunId
     policy: OperatorPolicy
@@ -45,13 +92,9 @@ class Joining:
     _admission: Admission | None = None  # the welcome that the preparation follows
     _wanted: int | None = None  # the shard that the ledger holds of the run's cut
 
-    @property
-    def edge_id(self) -> EdgeId:
-        return self.ledger.edge_id
-
     def hello(self, effect: SayHello, nonce: str) -> Hello:
         return Hello(
-            edge_id=self.edge_id,
+            edge_id=self.ledger.edge_id,
             noise=self.policy.law,
             parameters=self.policy.parameters,
             last_sequence=effect.last_sequence,
@@ -64,8 +107,13 @@ class Joining:
 
     def follow(self, admission: Admission) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
         """Take what the first welcome deals; the later ones must deal the same."""
-        if self._admission is not None:
-            return self._compare(self._admission, admission)
+        if self._admission is not None:  # a restarted cloud may deal otherwise: its terms, or none
+            other = difference(self._admission, admission)
+            if not other:
+                return Prepared(slow=self._slow)
+            return WelcomeDeclined(
+                f"the cloud now welcomes with {other}; an edge keeps the terms it began with"
+            )
         try:
             self.preparation = prepare(
                 admission, self.run, self.policy, self.ledger, self.load, self.own, data_dir=self.data_dir
@@ -80,9 +128,8 @@ class Joining:
         except (MapaError, MemoryError) as error:  # one edge of a fleet turns it down, the others go on
             return WelcomeDeclined(str(error) or "not enough memory for what the welcome asks for")
         self._admission = admission
-        return Prepared(
-            rerouted=self.preparation.link is not None, slow=self._slow, announced=self.own is None
-        )
+        rerouted = self.preparation.link is not None
+        return Prepared(rerouted=rerouted, slow=self._slow, announced=self.own is None)
 
     def renew(self, known: int) -> IdentityRenewed | IdentityKept:
         """Join as a newcomer: the old id has released `known` gradients, more than this ledger has.
@@ -106,36 +153,32 @@ class Joining:
     def _behind(self, known: int, *, can_charge: bool) -> str:
         """Tell the operator what the cloud says, what it is worth, and what to do. Nothing is charged by itself."""
         held = self.ledger.last_sequence(self.run)
-        said = (
+        edge_id = self.ledger.edge_id
+        problem = (
             f"its ledger is lost or an older copy: it has {held} releases in run {self.run}, and the cloud says that"
             f" it has got {known}. Restore the newest copy"
         )
         if not self.renewable:
-            said = (
-                f"another host takes part as {self.edge_id}, or {said}. Two hosts cannot share one --accounts folder:"
+            problem = (
+                f"another host takes part as {edge_id}, or {problem}. Two hosts cannot share one --accounts folder:"
                 " give each of them the password files of its own edges alone"
             )
         if not can_charge:
-            return f"{said}. This one has no account in that run, so what is missing cannot be charged to it"
-        if known >= MOST_RELEASES:
-            return f"{said}. No run has {known} releases: that word is forged or wrong, and cannot be charged"
-        through = known + 1  # an edge has one gradient under way at a time: that one may have left, too
-        words = ["mapa", "ledger", "charge", "--state", str(self.state_dir), "--run", self.run]
-        command = shlex.join([*words, "--edge", self.edge_id, "--through", str(through)])
-        return (
-            f"{said}, or charge what is missing and start again:\n{command}\nThat is one more than the cloud has got,"
-            " since one more may have left. Nothing was charged: the cloud's word is not authenticated, and whoever"
-            " can write to the broker can send it. End whatever uses another copy of this ledger first"
-        )
-
-    def _compare(self, first: Admission, later: Admission) -> Prepared | WelcomeDeclined:
-        """Go on under the first welcome's terms, or not at all: a cloud started anew may have dealt our shard again."""
-        other = difference(first, later)
-        if other:
-            return WelcomeDeclined(
-                f"the cloud now welcomes with {other}; an edge keeps the terms it began with"
+            return (
+                f"{problem}. This one has no account in that run, so what is missing cannot be charged to it"
             )
-        return Prepared(slow=self._slow)
+        if known >= MOST_RELEASES:
+            return (
+                f"{problem}. No run has {known} releases: that word is forged or wrong, and cannot be charged"
+            )
+        through = known + 1  # an edge has one gradient under way at a time: that one may have left, too
+        which = ["--state", str(self.state_dir), "--run", self.run, "--edge", edge_id]
+        command = shlex.join(["mapa", "ledger", "charge", *which, "--through", str(through)])
+        return (
+            f"{problem}, or charge what is missing and start again:\n{command}\nThat is one more than the cloud has"
+            " got, since one more may have left. Nothing was charged: the cloud's word is not authenticated, and any"
+            " client of the broker can send it. End whatever uses another copy of this ledger first"
+        )
 
     @property
     def _slow(self) -> bool:
@@ -151,3 +194,238 @@ class Joining:
             spent = [standing.account for standing in self.ledger.standings() if standing.charges]
             account = spent[-1] if spent else None
         return None if account is None else account.shard.index
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """The records that an edge trains on, and what they are called in its ledger."""
+
+    samples: Samples
+    rows: Indices
+    shape: tuple[int, ...]
+    classes: int
+    target_range: tuple[float, float] | None
+    identity: ShardIdentity
+
+
+def prepare(
+    admission: Admission,
+    run: RunId,
+    policy: OperatorPolicy,
+    ledger: Ledger,
+    load: Callable[[Source], Dataset],
+    own: OwnData | None = None,
+    *,
+    data_dir: Path | None = None,
+) -> Preparation:
+    """Check the scenario, take shard k of K, open the account; raise ConfigurationError if any of it cannot be."""
+    allowed = policy.allowed | {policy.noise or ""}  # a law that --noise names is allowed
+    scenario = parse_welcome({**admission.scenario, "seed": admission.seed}, allowed=allowed)
+    for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
+        if is_dotted(name):
+            check_code(policy, key, name)
+    index, shards = admission.welcome.index, admission.edges
+    if shards != scenario.workers:
+        raise ConfigurationError(
+            f"welcome: edges = {shards}: must be {scenario.workers}, as its scenario says"
+        )
+    check_data(policy, scenario.data.set)
+    dealt = _deal(scenario, shards, index, load) if own is None else _take(scenario, index, policy, own)
+    rows, shape = dealt.rows, dealt.shape
+    cap = own_pace(scenario)
+    law = law_for(policy, scenario.law(index), paced=cap is not None)
+    kind = ReleaseKind(law, scenario.mechanism, len(rows))
+    proposal = Proposal(
+        kind=kind, shard=dealt.identity, owned=is_owned(scenario.data.set), seed=admission.seed
+    )
+    permit(policy, proposal, budget_kept=admission.seed is not None and ledger.keeps_budget(dealt.identity))
+    account = Account(
+        run=run,
+        shard=dealt.identity,
+        kind=kind,
+        budget=policy.budget or scenario_budget(scenario),
+        own_budget=policy.budget is not None,
+        reproducible=admission.seed is not None,
+        most_releases=cap,
+    )
+    check_pixels(scenario, len(rows), math.prod(shape))
+    images, labels = dealt.samples.values(rows), dealt.samples.labels[rows]
+    classes, target_range = dealt.classes, dealt.target_range
+    del dealt  # the shard is all that an edge keeps; a model may need the room at once
+    model = model_for(scenario, shape, classes, target_range, data_dir)
+    check_model(scenario, model, images)
+    ledger.open(account, replace_budget=policy.replace_budget)
+    if own is not None:
+        own.claim()
+    cache = user_cache() if own is None else None  # an edge's own records leave no features behind
+    features = features_of(model, Samples(images, labels), cache)
+    shard = Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64))
+    worker = EdgeWorker(
+        edge_id=admission.welcome.edge_id,
+        index=index,
+        model=model,
+        shard=shard,
+        recipe=recipe_for(scenario, model, law),
+        streams=streams_for(admission.seed),
+        sequence=ledger.last_sequence(run),
+    )
+    link = policy.link or (link_profile(scenario.links[0].model_dump()) if scenario.links else None)
+    profile = scenario.device(index)  # the welcome holds this edge's alone
+    device = None if profile is None else emulated(profile, worker)
+    taken = None if link is None or link.is_free else link
+    return Preparation(worker, scenario, taken, device, exposure(proposal))
+
+
+def _deal(scenario: Scenario, shards: int, index: int, load: Callable[[Source], Dataset]) -> Dealt:
+    """Cut shard k of K from a data set that all hold."""
+    dataset = dataset_for(scenario, load, tested=False)
+    check_sizes(scenario, len(dataset.train))
+    rows = shard_for(scenario, dataset.train, index)
+    called = identity(scenario, dataset, shards, index)
+    return Dealt(dataset.train, rows, dataset.shape, dataset.classes, dataset.target_range, called)
+
+
+def _take(scenario: Scenario, index: int, policy: OperatorPolicy, own: OwnData) -> Dealt:
+    """Take all records that this edge brings itself."""
+    schema, least = own_schema(scenario), least_records(scenario)
+    assert schema is not None  # check_data, and the scenario's own check
+    assert least is not None
+    samples = own.read(schema, least, memory_limit())
+    check_number(len(samples), at_least=least)
+    rows = np.arange(len(samples), dtype=np.int64)
+    called = own_records(policy, index)
+    return Dealt(samples, rows, schema.shape, schema.classes, schema.target_range, called)
+
+
+def difference(first: Admission, later: Admission) -> str:
+    """Say in which term a later welcome differs from the first; '' where it deals the same."""
+    terms = (
+        ("index", first.welcome.index, later.welcome.index),
+        ("edges", first.edges, later.edges),
+        ("seed", first.seed, later.seed),
+    )
+    for key, before, now in terms:
+        if before != now:
+            return f"{key} = {now}, not {before}"
+    return "" if first.scenario == later.scenario else "another scenario"
+
+
+def check_sizes(scenario: Scenario, records: int) -> None:
+    """Refuse sizes that a data set of this many records cannot fill, before memory is allocated for them."""
+    require(
+        scenario.batch_size <= records, "batch_size", scenario.batch_size, f"at most the {records} records"
+    )
+    if scenario.data.partition == "label":
+        pieces = scenario.workers * scenario.data.labels_per_edge
+        require(pieces <= records, "edges × data.labels_per_edge", pieces, f"at most the {records} records")
+
+
+def own_pace(scenario: Scenario) -> int | None:
+    """Return R_k, where this edge has a pace of its own; without it no release may be made of such a run."""
+    privacy = scenario.privacy
+    if privacy.pace != "own":
+        return None
+    if privacy.release_caps is None or len(privacy.release_caps) != 1:
+        raise ConfigurationError(
+            f"welcome: privacy.release_caps = {privacy.release_caps}: must have the number of this edge's releases,"
+            " since privacy.pace = 'own'"
+        )
+    return privacy.release_caps[0]
+
+
+def scenario_budget(scenario: Scenario) -> Budget | None:
+    """Return the budget that the run sets for each edge, if any."""
+    privacy = scenario.privacy
+    if privacy.total_epsilon is None or not scenario.private:
+        return None
+    return Budget(privacy.total_epsilon, privacy.total_delta)
+
+
+def identity(scenario: Scenario, dataset: Dataset, shards: int, index: int) -> ShardIdentity:
+    """Name the records of shard k, so that every run on them shares one account."""
+    cut = cut_of(scenario, shards, _fingerprint(dataset.train.groups))
+    return ShardIdentity(dataset.checksum, cut, index, disjoint=scenario.data.partition != "shared")
+
+
+def cut_of(scenario: Scenario, shards: int, groups: str) -> str:
+    """Name the cut of a data set into shards; `groups` tells one grouping of its records from another."""
+    data = scenario.data
+    details = {
+        "dirichlet": f" α={data.alpha!r}",
+        "label": f" labels={data.labels_per_edge}",
+        "group": f" groups={groups}",
+        "sizes-dirichlet": f" α={data.alpha!r}",
+        "sizes-power": f" power={data.power!r}",
+    }
+    cut = f"{data.partition}{details.get(data.partition, '')} K={shards} seed={scenario.seed or 0}"
+    if data.holdout:
+        cut += f" holdout={data.holdout}"
+    if data.declared is not None:  # it says labels, groups and the order of rows; the checksum is the file's
+        cut += f" schema={data.declared.declared.digest[:16]}"
+    return cut
+
+
+def _fingerprint(groups: Indices | None) -> str:
+    """Tell one grouping of the records from another: a data set's checksum may not."""
+    return "" if groups is None else hashlib.sha256(groups.astype("<i8").tobytes()).hexdigest()[:16]
+
+
+@runtime_checkable
+class StatesItsMemory(Protocol):
+    """A model that says itself what the gradients of a batch take, as torch models do."""
+
+    def batch_bytes(self, batch: int) -> int: ...
+
+
+@runtime_checkable
+class StatesItsFeatures(Protocol):
+    """A model that says itself what the features of `rows` records take, and what it takes to make them."""
+
+    def features_bytes(self, rows: int) -> int: ...
+
+
+def memory_limit(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many bytes a welcome may make this edge take."""
+    text = environ.get(MEMORY_VARIABLE, "") or str(MEMORY_LIMIT_MB)
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) <= 1 << 30:
+        raise ConfigurationError(
+            f"{MEMORY_VARIABLE} = {text!r}: must be a whole number of MB from 1 to {1 << 30}"
+        )
+    return int(text) << 20
+
+
+def check_pixels(scenario: Scenario, rows: int, pixels: int) -> None:
+    """Refuse a shard whose images alone take more than the limit, before they are unpacked."""
+    _require(rows * pixels * _FLOAT, scenario, rows)
+
+
+def check_model(scenario: Scenario, model: Model, images: Images) -> None:
+    """Refuse a model that takes more than the limit with the features of this shard and with one batch.
+
+    A model may say how large its features are; of any other one record tells. A model that is linear in its
+    scores never forms the b × N matrix of a batch's gradients; a torch model says what it takes; of any other
+    b × N is assumed.
+    """
+    rows = len(images)
+    batch = min(scenario.data.largest_batch or scenario.batch_size, rows)
+    copies = _COPIES + (_STEP_COPIES if scenario.local.steps > 1 else 0)
+    vectors = copies * _FLOAT * model.dimension
+    _require(vectors, scenario, rows)
+    if isinstance(model, StatesItsFeatures):
+        features = model.features_bytes(rows + batch)
+    else:
+        features = (rows + batch) * model.features(images[:1]).nbytes
+    if isinstance(model, StatesItsMemory):
+        gradients = model.batch_bytes(batch)
+    else:
+        gradients = 0 if isinstance(model, LinearModel) else batch * _FLOAT * model.dimension
+    _require(images.nbytes + features + gradients + vectors, scenario, rows)
+
+
+def _require(needed: int, scenario: Scenario, rows: int) -> None:
+    limit = memory_limit()
+    if needed > limit:
+        raise ConfigurationError(
+            f"model.name = {scenario.model.name!r}, batch_size = {scenario.batch_size}, a shard of {rows} records:"
+            f" takes about {needed >> 20} MB; this edge takes at most {limit >> 20} MB ({MEMORY_VARIABLE})"
+        )

@@ -1,40 +1,238 @@
-"""The records that an edge brings itself: read where they lie, and never described to anybody.
+"""Records that an edge brings itself (--data): read where they lie, described to no one, accounted once.
 
-What is kept of them in the state directory is its id, by which the registry knows it, and the schema that the
-data were first read by, with the number of records that was asked for. A run with another one could learn from a
-refusal what the records hold (does every value lie in this range, are there a thousand?), so it needs the owner's word.
+A registry, one for all edges of a user on a machine, notes which state directory and data name keep the account of
+which file. Two accounts do not know of each other, so the same records in both would be paid for twice. A file is
+recognised by its path, by its place on the disk (a hard link, a bind mount, another name), or by its content (a copy).
+Containers and users with registries of their own are not covered: docs/privacy.md says so.
+
+A state directory keeps the schema that its data were first read by, with the number of records that was asked for. A
+run with another one could learn from a refusal what the records hold (does every value lie in this range, are there a
+thousand?), so it needs the owner's word.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
-import secrets
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from common.datasets.dataset import Samples
 from common.datasets.faults import at_most
 from common.datasets.reading import read_samples
 from common.datasets.schema import DataSchema
 from common.errors import ConfigurationError
-from edge.memory import memory_limit
-from edge.owners import ID_FILE, Account, Source, register
+from edge.state_directory import TIMEOUT, StateDirectory, directory_id
 
+REGISTRY_VARIABLE = "MAPA_DATA_REGISTRY"
 DEFAULT_NAME = "default"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_PATIENCE = 60.0  # seconds
-_TABLES = """
-CREATE TABLE IF NOT EXISTS directory (id TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS schema (name TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT;
+_NO_BYTES = hashlib.sha256().hexdigest()
+_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS owned (
+  path TEXT NOT NULL, device INTEGER NOT NULL, inode INTEGER NOT NULL, digest TEXT NOT NULL,
+  owner TEXT NOT NULL, directory TEXT NOT NULL, name TEXT NOT NULL,
+  PRIMARY KEY (path, device, inode, digest)
+) STRICT
 """
 
 
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """A file or folder of records, by all that it can be recognised by."""
+
+    path: Path  # resolved: no symbolic link is left in it
+    device: int
+    inode: int
+    digest: str  # of its bytes
+
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        """Look at what is there; raise ConfigurationError if it cannot be read."""
+        try:
+            resolved = path.resolve(strict=True)
+            status = resolved.stat()
+            if not (resolved.is_file() or resolved.is_dir()):
+                raise ConfigurationError(f"--data {str(path)!r}: must be a file or a folder")
+            digest = _digest(resolved)
+        except OSError as error:
+            raise ConfigurationError(
+                f"--data {str(path)!r}: cannot be read: {error.strerror or error}"
+            ) from error
+        if digest == _NO_BYTES:
+            raise ConfigurationError(f"--data {str(path)!r}: is empty")
+        return cls(resolved, status.st_dev, status.st_ino, digest)
+
+    def recognised_by(self, known: RecordFile) -> str:
+        """Say by what this is a registered file: "path", "content" or "place"; '' if it is another one.
+
+        A place on the disk is used again after its file is gone. It counts while the registered path still leads
+        there (a hard link, a bind mount), and if that path leads nowhere: the file may have been renamed.
+        """
+        if self.path == known.path or self.path in known.path.parents or known.path in self.path.parents:
+            return "path"
+        if self.digest == known.digest:
+            return "content"
+        place = known.device, known.inode
+        if (self.device, self.inode) != place:
+            return ""
+        try:
+            status = known.path.stat()
+        except OSError:
+            return "place"
+        return "place" if (status.st_dev, status.st_ino) == place else ""
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        return str(self.path), self.device, self.inode, self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class DataAccount:
+    """Where the privacy spent on a file is kept."""
+
+    owner: str  # id of the state directory, which moves with it
+    directory: Path
+    name: str  # of the data
+
+
+def registry_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return MAPA_DATA_REGISTRY, else a file under XDG_STATE_HOME, else under ~/.local/state."""
+    if chosen := environ.get(REGISTRY_VARIABLE, "").strip():
+        return Path(chosen).expanduser()
+    home = environ.get("XDG_STATE_HOME", "").strip()
+    root = Path(home) if home and Path(home).is_absolute() else Path.home() / ".local" / "state"
+    return root / "mapa" / "local-data.sqlite3"
+
+
+def register(
+    file: RecordFile,
+    account: DataAccount,
+    *,
+    take: bool = False,
+    forget: Collection[str] = (),
+    keep: bool = True,
+    registry: Path | None = None,
+) -> None:
+    """Note that the file belongs to this account; raise ConfigurationError if it belongs to another.
+
+    `take` is the owner's word that this state directory is its account from now on, `forget` names accounts in this
+    state directory that it is no longer part of. Without `keep` nothing is written.
+    """
+    path = registry_path() if registry is None else registry
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with closing(sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None)) as connection:
+            path.chmod(0o600)
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            _create_table(connection, path)
+            if not take:
+                _refuse_copied_directory(connection, account)
+            _take_over(connection, file, account, take=take, forget=forget)
+            values = (*file.key, account.owner, str(account.directory), account.name)
+            connection.execute("INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            connection.execute(  # where it is now: at another place it has moved, or one of the two is a copy
+                "UPDATE owned SET directory = ? WHERE owner = ?", (str(account.directory), account.owner)
+            )
+            if keep:  # an error, too, ends with the connection: nothing is written then
+                connection.execute("COMMIT")
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigurationError(
+            f"registry of local data {path}: {error}; name a file that can be written by {REGISTRY_VARIABLE}"
+        ) from error
+
+
+def _create_table(connection: sqlite3.Connection, path: Path) -> None:
+    [(version,)] = connection.execute("PRAGMA user_version")
+    if version not in (0, _VERSION):
+        raise ConfigurationError(
+            f"registry of local data {path}: version {version}, and this program reads version {_VERSION}; update it"
+        )
+    connection.execute(_SCHEMA)
+    connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _refuse_copied_directory(connection: sqlite3.Connection, account: DataAccount) -> None:
+    """Refuse a state directory whose original is still where it was: neither knows what the other spends."""
+    for (known,) in connection.execute(
+        "SELECT DISTINCT directory FROM owned WHERE owner = ?", (account.owner,)
+    ).fetchall():
+        other = Path(known)
+        if other == account.directory or directory_id(other) != account.owner:
+            continue
+        if not other.samefile(account.directory):
+            raise ConfigurationError(
+                f"--state-dir {str(account.directory)!r}: is a copy of state directory {known!r}, which is still"
+                f" there: neither knows what is spent in the other; use --state-dir {known}, or, where this one has"
+                " the newer ledgers, take the account over once with --take-data"
+            )
+
+
+def _take_over(
+    connection: sqlite3.Connection,
+    file: RecordFile,
+    account: DataAccount,
+    *,
+    take: bool,
+    forget: Collection[str],
+) -> None:
+    """Move what may be the same records to this account, as the owner said; refuse what the owner did not say."""
+    for path, device, inode, digest, owner, directory, name in connection.execute(
+        "SELECT * FROM owned"
+    ).fetchall():
+        known = RecordFile(Path(path), device, inode, digest)
+        recognised = file.recognised_by(known)
+        if not recognised or (owner, name) == (account.owner, account.name):
+            continue
+        if not (name in forget if owner == account.owner else take):
+            raise _refusal(file, account, known, recognised, DataAccount(owner, Path(directory), name))
+        connection.execute(  # it stays known by all that it was known by
+            "UPDATE owned SET owner = ?, directory = ?, name = ?"
+            " WHERE path = ? AND device = ? AND inode = ? AND digest = ?",
+            (account.owner, str(account.directory), account.name, *known.key),
+        )
+
+
+def _refusal(
+    file: RecordFile, account: DataAccount, known: RecordFile, recognised: str, other: DataAccount
+) -> ConfigurationError:
+    how = {"path": "", "place": " by another name", "content": " with the same content"}[recognised]
+    told = f"--data {str(file.path)!r}: known{how} as {str(known.path)!r}, whose privacy is"
+    if other.owner != account.owner:
+        return ConfigurationError(
+            f"{told} accounted in state directory {str(other.directory)!r} (data name {other.name!r}); use"
+            f" --state-dir {other.directory} --data-name {other.name}, or, where nothing was released of these records"
+            " there or its ledgers were moved here, take the account over once with --take-data"
+        )
+    return ConfigurationError(
+        f"{told} accounted in this state directory under --data-name {other.name}, not {account.name}: one file is"
+        f" one account, whatever is changed in it; use --data-name {other.name}. Only where these are other records"
+        f" now, add --forget-account {other.name} once: what was spent under {other.name} then no longer counts for"
+        " them, and a record that is in both pays both totals"
+    )
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, or of a folder's files and their names."""
+    if path.is_file():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    whole = hashlib.sha256()
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        whole.update(f"{file.relative_to(path).as_posix()}\0{_digest(file)}\n".encode())
+    return whole.hexdigest()
+
+
 def check_name(name: str) -> str:
-    """Return the name of the data where it is one."""
+    """Return the name of the data; raise ConfigurationError if it is no plain one."""
     if not re.fullmatch(_NAME, name):
         raise ConfigurationError(
             f"--data-name {name!r}: must be 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
@@ -44,7 +242,7 @@ def check_name(name: str) -> str:
 
 @dataclass(slots=True)
 class OwnData:
-    """A file or folder, and the account that it belongs to."""
+    """A file or folder of records, and the account that it belongs to."""
 
     path: Path
     state_dir: Path
@@ -61,16 +259,19 @@ class OwnData:
         check_name(self.name)
 
     def check(self) -> None:
-        """Raise ConfigurationError where the data cannot be had, or belong to another account."""
+        """Raise ConfigurationError if the data cannot be read, or belong to another account."""
         self._register(keep=False)
 
-    def read(self, schema: DataSchema, least: int) -> Samples:
-        """Return the records, once for all edges of this process, for a run that asks for at least `least` of them."""
+    def read(self, schema: DataSchema, least: int, memory: int) -> Samples:
+        """Return the records, read once for all edges of this process, for a run that asks for at least `least`.
+
+        Reading takes at most `memory` bytes: the cloud declares how wide a record becomes.
+        """
         self._accept(schema, least)
         if self._kept is not None and self._kept[0] == schema:
             samples = self._kept[1]
         else:
-            with at_most(memory_limit()):  # the cloud declares how wide a record becomes
+            with at_most(memory):
                 samples = read_samples(self.path, schema)
         self._reads += 1
         self._kept = (schema, samples) if self._reads < self.edges else None
@@ -83,51 +284,21 @@ class OwnData:
             self._claimed = True
 
     def _register(self, *, keep: bool) -> None:
-        register(Source.of(self.path), self._account(), take=self.take, forget=self.forget, keep=keep)
-
-    def _account(self) -> Account:
-        with self._book() as connection:
-            connection.execute(
-                "INSERT INTO directory SELECT ? WHERE NOT EXISTS (SELECT 1 FROM directory)",
-                (secrets.token_hex(16),),
-            )
-            [(owner,)] = connection.execute("SELECT id FROM directory").fetchall()
-        return Account(owner, self.state_dir.resolve(), self.name)
+        file = RecordFile.at(self.path)
+        with closing(StateDirectory(self.state_dir)) as state:
+            owner = state.identity()
+        account = DataAccount(owner, self.state_dir.resolve(), self.name)
+        register(file, account, take=self.take, forget=self.forget, keep=keep)
 
     def _accept(self, schema: DataSchema, least: int) -> None:
         """Keep the first schema, before anything is read by it; refuse another one unless the owner says so."""
-        text = described(schema, least)
-        with self._book() as connection:
-            if self.new_schema:
-                connection.execute("INSERT OR REPLACE INTO schema VALUES (?, ?)", (self.name, text))
-                self.new_schema = False  # one word, one schema
-            connection.execute("INSERT OR IGNORE INTO schema VALUES (?, ?)", (self.name, text))
-            [(kept,)] = connection.execute("SELECT text FROM schema WHERE name = ?", (self.name,)).fetchall()
+        text = json.dumps(asdict(replace(schema, records_at_least=least)), sort_keys=True)
+        with closing(StateDirectory(self.state_dir)) as state:
+            kept = state.keep_schema(self.name, text, replace=self.new_schema)
+        self.new_schema = False  # one word, one schema
         if kept != text:
             raise ConfigurationError(
                 f"data.schema: this run describes the records of --data otherwise than the runs before it ({kept}), and"
                 f" whether they fit would tell the cloud about them. Take part with --new-schema if you want to"
                 f" follow this one: {text} (records_at_least is the larger of the schema's and batch_size)"
             )
-
-    @contextmanager
-    def _book(self) -> Iterator[sqlite3.Connection]:
-        path = self.state_dir / ID_FILE
-        try:
-            self.state_dir.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection:
-                path.chmod(0o600)
-                connection.execute("BEGIN IMMEDIATE")
-                for statement in _TABLES.strip().split(";\n"):
-                    connection.execute(statement.removesuffix(";"))
-                yield connection
-                connection.execute("COMMIT")
-        except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(
-                f"state directory {str(self.state_dir)!r}: {ID_FILE}: {error}"
-            ) from error
-
-
-def described(schema: DataSchema, least: int) -> str:
-    """Return all that a welcome asks of the records, in one form."""
-    return json.dumps(asdict(replace(schema, records_at_least=least)), sort_keys=True)

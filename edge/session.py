@@ -1,63 +1,302 @@
-"""What an edge does next in the conversation with the cloud. Pure: events in, effects out.
+"""What an edge does next in its conversation with the cloud. Pure: events in, effects out.
 
-At any time an edge owes the cloud one thing: a hello, or one gradient. Whatever is lost on the way is
-sent again, the gradient as the very same bytes, so the cloud can apply it once; a model counts only
-when it is of the run's present incarnation and acknowledges the last gradient made.
+At any time an edge owes the cloud one thing: a hello, or one gradient. A lost message is sent again, a gradient as
+the very same bytes, so that the cloud can apply it once; a model counts only if it is of the run's present
+incarnation and acknowledges the last gradient made.
 
-Whatever comes may be late, come twice, or be of another life of the cloud. So an answer counts only for the
-hello that it names by number, and a halt is believed when the cloud that it is of has said goodbye, or says so
-when it is asked.
+Any message may be late, come twice, or be of an earlier cloud process. So an answer counts only for the hello that it
+names by number, and a halt is believed when its cloud has said goodbye, or confirms it when asked.
 
-Every change of phase happens here. What comes from the network never raises; an outcome that no effect asked for
-is a mistake of the shell, and does.
+Every change of phase happens here. A message from the network never raises; an outcome that no effect asked for is a
+bug of the shell, and does. Names are from the edge's side: it receives models, makes gradients and pushes them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from common.errors import LocalProtocolError
 from common.messages import AWAY, Halt, ModelReceived, Refuse
 from common.wire.codec import Admission, Presence
-from edge.cloud_watch import CloudWatch
-from edge.conversation import (
-    BUSY,
-    EXIT_DONE,
-    EXIT_FULL,
-    EXIT_REFUSED,
-    BudgetSpent,
-    CameBack,
-    Connected,
-    Disconnected,
-    DropOutbox,
-    GivenUp,
-    GradientDebited,
-    IdentityKept,
-    IdentityRenewed,
-    LeaveWanted,
-    MakeGradient,
-    OtherShardHeld,
-    Outcome,
-    Phase,
-    Prepare,
-    Prepared,
-    PushOutbox,
-    RenewIdentity,
-    Reroute,
-    SayHello,
-    SayLeave,
-    SessionEffect,
-    SessionEvent,
-    Stop,
-    TakeTime,
-    TimeTaken,
-    Unanswered,
-    WelcomeDeclined,
-    WentAway,
+
+EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_FULL, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
+
+
+class Phase(Enum):
+    GREETING = "greeting"  # a hello is out, or due once there are a connection and a cloud; no welcome yet
+    PREPARING = "preparing"  # the shell takes what a welcome deals
+    REROUTING = "rerouting"  # the shell changes the connection; nothing counts until the next one is there
+    WAITING = "waiting"  # for a model
+    MAKING = "making"  # the shell makes a gradient
+    PUSHING = "pushing"  # a gradient is out, no model yet
+    RENEWING = "renewing"  # the shell takes another edge id, if it may
+    AWAY = "away"  # outside the device's time: nothing is said or made until it comes back
+    DONE = "done"
+
+
+BUSY = frozenset({Phase.PREPARING, Phase.MAKING, Phase.RENEWING})  # the shell owes the outcome of an effect
+WELCOMED = frozenset(
+    {Phase.WAITING, Phase.MAKING, Phase.PUSHING}
+)  # a welcome is followed: models can be read
+_LISTENING = frozenset({Phase.GREETING, Phase.WAITING, Phase.PUSHING})  # answers to a hello count
+_TRIES = 3  # hellos without an answer until an edge that took no part believes that the run has ended
+
+
+# -- events: the connection, the clock, the operator. From the cloud: Admission, Refuse, ModelReceived, Presence, Halt.
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The broker is there, for the first time or again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection to the broker is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """What the edge last sent has had no answer for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveWanted:
+    """The operator ends this edge."""
+
+    reason: str
+    code: int = EXIT_DONE
+
+
+@dataclass(frozen=True, slots=True)
+class WentAway:
+    """The device's time is over for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class CameBack:
+    """The device's time begins again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The shell cannot go on: no broker, no memory, a run that diverges."""
+
+    code: int
+    text: str
+    unreachable: bool = False  # it is the broker that cannot be had: nothing more can be said
+
+
+# -- events: the outcome of an effect
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The welcome is followed."""
+
+    rerouted: bool = False  # the scenario gives this edge a link: it must connect through it first
+    slow: bool = False  # the scenario gives it a device that takes its time over a gradient
+    announced: bool = True  # False: the hello said that this edge was not ready, and the next says that it is
+
+
+@dataclass(frozen=True, slots=True)
+class OtherShardHeld:
+    """The welcome deals a shard that the ledger does not hold: ask for the one that it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WelcomeDeclined:
+    """The welcome cannot be followed."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTaken:
+    """The device has taken its time."""
+
+    number: int  # of the TakeTime
+
+
+@dataclass(frozen=True, slots=True)
+class GradientDebited:
+    """A gradient was made, debited and put into the outbox."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpent:
+    """The ledger permits no further release."""
+
+    cap: int | None = None  # R_k, where that is why: ε may be less than the budget
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRenewed:
+    """The edge has another id, with an empty account."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityKept:
+    """The edge may take no other id."""
+
+    text: str
+
+
+FromCloud = Admission | Refuse | ModelReceived | Presence | Halt
+Outcome = (
+    Prepared
+    | OtherShardHeld
+    | WelcomeDeclined
+    | TimeTaken
+    | GradientDebited
+    | BudgetSpent
+    | IdentityRenewed
+    | IdentityKept
+)
+SessionEvent = (
+    FromCloud | Connected | Disconnected | Unanswered | LeaveWanted | WentAway | CameBack | GivenUp | Outcome
 )
 
-_TRIES = 3  # hellos without an answer until the halt of a life that this edge has no part in is believed
-_LISTENING = frozenset({Phase.GREETING, Phase.WAITING, Phase.PUSHING})  # answers to a hello count
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class SayHello:
+    last_sequence: int
+    number: int
+    incarnation: int  # of the run that it is meant for
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Take the shard and the recipe that the welcome names, or see that they are those taken before.
+
+    Its outcome: Prepared, OtherShardHeld or WelcomeDeclined.
+    """
+
+    admission: Admission
+
+
+@dataclass(frozen=True, slots=True)
+class Reroute:
+    """End the connection and make another: through the link, under the new id, or after an absence as a new process."""
+
+    returned: bool = False  # after an absence: whatever was said before it is of another process
+
+
+@dataclass(frozen=True, slots=True)
+class TakeTime:
+    """Sleep for the extra time the emulated device would need for this gradient. Its outcome: TimeTaken.
+
+    Before the gradient is made: no record was touched yet, and giving up costs nothing.
+    """
+
+    sequence: int
+    number: int  # counts these waits: only the newest one's end counts
+
+
+@dataclass(frozen=True, slots=True)
+class MakeGradient:
+    """Make the gradient of this sequence and debit it. Its outcome: GradientDebited, BudgetSpent or GivenUp."""
+
+    sequence: int
+    received: ModelReceived
+
+
+@dataclass(frozen=True, slots=True)
+class PushOutbox:
+    """Publish the bytes of this sequence, as they stand in the outbox."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropOutbox:
+    """Never send the bytes up to this sequence again: they are of another incarnation. The debit stays."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewIdentity:
+    """The ledger of this edge id is lost: take another id. Its outcome: IdentityRenewed or IdentityKept."""
+
+    last_sequence: int  # of this id, by the word of the cloud: more than the ledger has
+
+
+@dataclass(frozen=True, slots=True)
+class SayLeave:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    code: int
+    text: str
+
+
+SessionEffect = (
+    SayHello
+    | Prepare
+    | Reroute
+    | TakeTime
+    | MakeGradient
+    | PushOutbox
+    | DropOutbox
+    | RenewIdentity
+    | SayLeave
+    | Stop
+)
+
+
+@dataclass(slots=True)
+class CloudWatch:
+    """What was heard of the cloud: its presence, and which halt to believe. Any client of the broker may forge both."""
+
+    presence: Presence | None = None  # what was last heard
+    incarnation: int | None = None  # that the cloud last named: a hello is meant for it
+    online: int | None = None  # incarnation of the last cloud that said it was online
+    halt: Halt | None = None  # heard, and neither believed nor disproved
+    halt_after: int = 0  # number of the newest hello when it was heard
+
+    def see(self, presence: Presence) -> bool:
+        """Note a presence; tell whether a cloud is there that was not before."""
+        before, self.presence = self.presence, presence
+        self.incarnation = presence.incarnation
+        if not presence.online:
+            return False
+        self.online = presence.incarnation
+        return before is None or not before.online or before.nonce != presence.nonce
+
+    def answered(self, number: int) -> None:
+        """Note a welcome to this hello: if the hello was sent after the halt was heard, the cloud still serves."""
+        if number > self.halt_after:
+            self.halt = None
+
+    def forget_halt(self) -> None:
+        self.halt, self.halt_after = None, 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last cloud heard of has said goodbye, and is the one that the halt is of."""
+        cloud, halt = self.presence, self.halt
+        if cloud is None or halt is None:
+            return False
+        return cloud.over and not cloud.online and cloud.incarnation == halt.incarnation
+
+    def ended_for(self, incarnation: int | None) -> bool:
+        """Tell whether the run has ended in the incarnation that an edge joined; None: it has joined none yet.
+
+        An edge that has heard of no cloud online may have started before its cloud: it waits before it believes.
+        """
+        if self.halt is None or not self.ended:
+            return False
+        ours = incarnation if incarnation is not None else self.online
+        return ours is not None and ours == self.halt.incarnation
 
 
 @dataclass(slots=True)
@@ -67,7 +306,7 @@ class EdgeSession:
     last_sequence: int = 0  # of the last gradient debited
     pending: int | None = None  # sequence in the outbox without acknowledgement
     pending_incarnation: int | None = None  # that its bytes name
-    _phase: Phase = field(default=Phase.GREETING, init=False)
+    phase: Phase = field(default=Phase.GREETING, init=False)
     connected: bool = field(default=False, init=False)
     overtaken: bool = field(default=False, init=False)  # while the shell was busy a hello fell due
     incarnation: int | None = field(default=None, init=False)  # of the run, by the last welcome
@@ -76,27 +315,16 @@ class EdgeSession:
     hellos: int = field(default=0, init=False)  # said so far: the number of the newest
     answered: int = field(default=0, init=False)  # number of the hello that the last welcome answered
     tries: int = field(default=0, init=False)  # since something was last answered
-    late: int = field(default=0, init=False)  # models of another life that came and did not count
+    late: int = field(default=0, init=False)  # models of another incarnation, which did not count
     slow: bool = field(default=False, init=False)  # the device takes its time, by the last welcome
     leaving: bool = field(default=False, init=False)  # away once the gradient under way is pushed
     waits: int = field(default=0, init=False)  # so far: the number of the newest
-    _due: MakeGradient | None = field(
-        default=None, init=False
-    )  # what is made once the device has taken its time
+    _due: MakeGradient | None = field(default=None, init=False)  # once the device has taken its time
     cloud: CloudWatch = field(default_factory=CloudWatch, init=False)
-
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
-    @property
-    def welcomed(self) -> bool:
-        """Whether models can be read: a welcome is followed."""
-        return self._phase in (Phase.WAITING, Phase.MAKING, Phase.PUSHING)
 
     def receive(self, event: SessionEvent) -> list[SessionEffect]:
         """Change by one event; return what the shell must perform, in this order."""
-        if self._phase is Phase.DONE:
+        if self.phase is Phase.DONE:
             return []
         match event:
             case Connected():
@@ -117,7 +345,7 @@ class EdgeSession:
             case Halt():
                 return self._halt(event)
             case LeaveWanted():
-                told = self.hellos > 0  # else nobody knows of this edge
+                told = self.hellos > 0  # else the cloud does not know of this edge
                 return self._done(event.code, f"left: {event.reason}", event.reason if told else None)
             case WentAway():
                 return self._away()
@@ -131,7 +359,7 @@ class EdgeSession:
 
     def _outcome(self, event: Outcome) -> list[SessionEffect]:
         """Go on after an effect whose outcome only the shell can know."""
-        match event, self._phase:
+        match event, self.phase:
             case Prepared(rerouted=rerouted, slow=slow, announced=announced), Phase.PREPARING:
                 self.slow = slow
                 self.overtaken = self.overtaken or not announced
@@ -156,10 +384,10 @@ class EdgeSession:
             case IdentityKept(text=text), Phase.RENEWING:
                 return self._done(EXIT_REFUSED, text)
             case _:
-                raise LocalProtocolError(f"{event} in phase {self._phase.value}: nothing asked for it")
+                raise LocalProtocolError(f"{event} in phase {self.phase.value}: nothing asked for it")
 
     def _done(self, code: int, text: str, leave: str | None = None) -> list[SessionEffect]:
-        self._phase = Phase.DONE
+        self.phase = Phase.DONE
         stop = Stop(code, text)
         return [stop] if leave is None else [SayLeave(leave), stop]
 
@@ -167,27 +395,24 @@ class EdgeSession:
 
     def _connected(self) -> list[SessionEffect]:
         self.connected = True
-        if self._phase is Phase.REROUTING:
+        if self.phase is Phase.REROUTING:
             return self._greet_now()
         return self._greet()
 
     def _greet(self) -> list[SessionEffect]:
-        """Say hello as soon as it can be answered; nothing else counts before it is."""
-        if self._phase in BUSY:
+        """Say hello as soon as it can be answered; nothing else counts before the answer."""
+        if self.phase in BUSY:
             self.overtaken = True
-        if self._phase in BUSY or self._phase in (Phase.REROUTING, Phase.AWAY):
+        if self.phase in BUSY or self.phase in (Phase.REROUTING, Phase.AWAY):
             return []  # the end of that phase begins with a hello
         return self._greet_now()
 
     def _greet_now(self) -> list[SessionEffect]:
-        self._phase, self.overtaken = Phase.GREETING, False
+        self.phase, self.overtaken = Phase.GREETING, False
         return self._hello()
 
     def _hello(self) -> list[SessionEffect]:
-        """Say hello to the cloud that was heard of; where none was there is nobody to say it to.
-
-        Without a connection it would wait in a queue with all that follow; the next one begins with a hello.
-        """
+        """Say hello, if a cloud was heard of and there is a connection; the next connection begins with a hello."""
         if self.cloud.incarnation is None or not self.connected:
             return []
         self.hellos += 1
@@ -196,19 +421,19 @@ class EdgeSession:
     def _again(self) -> list[SessionEffect]:
         self.tries += 1
         if self.cloud.ended and self.tries >= _TRIES:
-            return self._over()  # of a life that began and ended while this edge was away
-        if self._phase in BUSY or self._phase is Phase.AWAY or not self.connected:
+            return self._over()  # the run began and ended while this edge was away
+        if self.phase in BUSY or self.phase is Phase.AWAY or not self.connected:
             return []
-        if self._phase is Phase.PUSHING and self.pending is not None:
+        if self.phase is Phase.PUSHING and self.pending is not None:
             return [PushOutbox(self.pending)]
         return self._hello()  # it is answered with the model too
 
     def _reroute(self, *, returned: bool = False) -> list[SessionEffect]:
-        self._phase, self.connected, self.overtaken = Phase.REROUTING, False, False
+        self.phase, self.connected, self.overtaken = Phase.REROUTING, False, False
         return [Reroute(returned)]
 
     def _renewed(self) -> list[SessionEffect]:
-        """Begin anew under another id, with what is known of the cloud."""
+        """Start over under another id, with what is known of the cloud."""
         self.last_sequence = self.applied = self.awaited = self.hellos = self.answered = self.tries = 0
         self.pending = self.pending_incarnation = self.incarnation = None
         self.cloud.forget_halt()
@@ -217,12 +442,12 @@ class EdgeSession:
     # -- answers --------------------------------------------------------------------------------------
 
     def _admitted(self, admission: Admission) -> list[SessionEffect]:
-        if self._phase not in _LISTENING or admission.number <= self.answered:
+        if self.phase not in _LISTENING or admission.number <= self.answered:
             return []  # it answers an older hello, or has come before
         self.answered, self.tries = admission.number, 0
         self.cloud.answered(admission.number)
         self.incarnation, self.applied = admission.incarnation, admission.welcome.last_sequence
-        self._phase = Phase.PREPARING
+        self.phase = Phase.PREPARING
         return [Prepare(admission)]
 
     def _settled(self) -> list[SessionEffect]:
@@ -234,24 +459,24 @@ class EdgeSession:
         if self.pending is not None and self.pending > self.applied:
             self.awaited = self.pending
             return [*effects, *self._push(self.pending)]
-        self.awaited = self.applied  # a cloud that was started anew knows less than the ledger
+        self.awaited = self.applied  # a restarted cloud may know less than the ledger
         self.pending = None
-        self._phase = Phase.WAITING
+        self.phase = Phase.WAITING
         if self.leaving:
             return effects + self._gone()
         return effects + (self._greet_now() if self.overtaken else [])
 
     def _push(self, sequence: int) -> list[SessionEffect]:
-        self._phase = Phase.PUSHING
+        self.phase = Phase.PUSHING
         if self.leaving:
             return [PushOutbox(sequence), *self._gone()]
         return self._greet_now() if self.overtaken else [PushOutbox(sequence)]
 
     def _refused(self, refuse: Refuse) -> list[SessionEffect]:
         if refuse.nonce is None:  # it answers a gradient: the worst that it can ask for is another hello
-            asked = refuse.reason != "stranger" or self._phase is Phase.GREETING
+            asked = refuse.reason != "stranger" or self.phase is Phase.GREETING
             return [] if asked else self._greet()
-        if self._phase not in _LISTENING:
+        if self.phase not in _LISTENING:
             return []
         if refuse.number != self.hellos or refuse.number <= self.answered:
             return []  # it answers an older hello, the newest gets an answer of its own; or another cloud has welcomed
@@ -262,7 +487,7 @@ class EdgeSession:
             case "ledger-lost":
                 if refuse.last_sequence is None or refuse.last_sequence <= self.last_sequence:
                     return []  # nothing that this ledger lacks: no cloud refuses that
-                self._phase = Phase.RENEWING
+                self.phase = Phase.RENEWING
                 return [RenewIdentity(refuse.last_sequence)]
             case "halted":
                 return self._done(EXIT_DONE, f"the run has ended: {refuse.detail}")
@@ -274,7 +499,7 @@ class EdgeSession:
                 return []  # no reason that a cloud gives: the hello is said again when its time comes
 
     def _model(self, received: ModelReceived) -> list[SessionEffect]:
-        if self._phase not in (Phase.WAITING, Phase.PUSHING):
+        if self.phase not in (Phase.WAITING, Phase.PUSHING):
             return []
         if received.incarnation != self.incarnation:
             self.late += 1
@@ -282,7 +507,7 @@ class EdgeSession:
         if received.acknowledged < self.awaited:
             return []  # an answer to something older; what is owed is still owed
         self.pending, self.tries = None, 0
-        self._phase = Phase.MAKING
+        self.phase = Phase.MAKING
         make = MakeGradient(self.last_sequence + 1, received)
         if not self.slow:
             return [make]
@@ -292,7 +517,7 @@ class EdgeSession:
     # -- the device -----------------------------------------------------------------------------------
 
     def _time_taken(self, number: int) -> list[SessionEffect]:
-        """Make what was waited for, unless the run has begun anew or may have ended meanwhile: nobody would take it."""
+        """Make the gradient, unless the run has restarted or may have ended meanwhile: no cloud would take it."""
         if number != self.waits or self._due is None:
             return []
         due, self._due = self._due, None
@@ -301,35 +526,35 @@ class EdgeSession:
         return [due]
 
     def _away(self) -> list[SessionEffect]:
-        """Leave for a while; where a gradient is under way once that is pushed, so that none is made for nothing."""
-        if self._phase is Phase.AWAY:
+        """Leave for a while; a gradient under way is pushed first, so that none is made for nothing."""
+        if self.phase is Phase.AWAY:
             return []
-        if self._phase in BUSY or self._phase is Phase.REROUTING:
+        if self.phase in BUSY or self.phase is Phase.REROUTING:
             self.leaving = True
             return []
         return self._gone()
 
     def _gone(self) -> list[SessionEffect]:
-        """Whoever is not connected cannot say so: the broker or the cloud finds out. What is owed stays owed."""
+        """Go away, and say so if connected; else the broker or the cloud finds out. What is owed stays owed."""
         told = self.connected and self.hellos > 0
-        self._phase, self.leaving, self.overtaken = Phase.AWAY, False, False
+        self.phase, self.leaving, self.overtaken = Phase.AWAY, False, False
         return [SayLeave(AWAY)] if told else []
 
     def _back(self) -> list[SessionEffect]:
         """Come back as another process would, so that a late leave is known for one."""
         self.leaving = False
-        return self._reroute(returned=True) if self._phase is Phase.AWAY else []
+        return self._reroute(returned=True) if self.phase is Phase.AWAY else []
 
-    # -- the cloud's comings and goings ---------------------------------------------------------------
+    # -- presence and halt ----------------------------------------------------------------------------
 
     def _presence(self, presence: Presence) -> list[SessionEffect]:
         if self.cloud.see(presence):
-            return self._greet()  # it is here, back, or another one: nobody there may know us
+            return self._greet()  # it is here, back, or another one, which may not know us
         return self._over() if self.cloud.ended_for(self.incarnation) else []
 
     def _halt(self, halt: Halt) -> list[SessionEffect]:
-        """Believe a halt whose cloud has gone; else ask: anybody may have sent it, or it is of an earlier life."""
-        asked = self.cloud.halt == halt and self._phase is Phase.GREETING
+        """Believe a halt whose cloud has gone; else ask: it may be forged, or of an earlier incarnation."""
+        asked = self.cloud.halt == halt and self.phase is Phase.GREETING
         self.cloud.halt = halt
         if self.cloud.ended_for(self.incarnation):
             return self._over()
@@ -341,9 +566,6 @@ class EdgeSession:
     def _over(self) -> list[SessionEffect]:
         halt = self.cloud.halt
         assert halt is not None
-        when = (
-            "the run has ended"
-            if self.incarnation is not None
-            else "the run had ended before this edge joined"
-        )
+        joined = self.incarnation is not None
+        when = "the run has ended" if joined else "the run had ended before this edge joined"
         return self._done(EXIT_DONE, f"{when}: {halt.reason} after {halt.updates} updates")

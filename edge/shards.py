@@ -166,12 +166,11 @@ def _deal_groups(groups: Indices | None, edges: int, streams: CounterStreams) ->
         raise ConfigurationError(
             "data.partition = 'group': the data set has no groups; declare data.schema.group, or use another"
         )
-    found, place = np.unique(groups, return_inverse=True)
-    require(
-        edges <= len(found), "edges", edges, f"at most the {len(found)} groups with data.partition = 'group'"
-    )
-    owners = np.empty(len(found), np.int64)
-    owners[_permutation(streams, 0, len(found))] = np.repeat(np.arange(edges), _even(len(found), edges))
+    names, place = np.unique(groups, return_inverse=True)
+    count = len(names)
+    require(edges <= count, "edges", edges, f"at most the {count} groups with data.partition = 'group'")
+    owners = np.empty(count, np.int64)
+    owners[_permutation(streams, 0, count)] = np.repeat(np.arange(edges), _even(count, edges))
     return owners[place.reshape(-1)]
 
 

@@ -1,4 +1,4 @@
-"""What a ledger asks about the others of its state directory; `edge/claims.py` answers from a book that all share."""
+"""What a ledger asks about the other ledgers of its state directory; edge/state_directory.py answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Neighbours:
 
 
 class Siblings(Protocol):
-    """The other ledgers of a state directory: a budget is a ceiling on the records, whoever releases them."""
+    """The other ledgers of a state directory: a budget is a ceiling on the records, whichever of them releases."""
 
     def claim(self, account: Account, *, budgeted: bool, replace_budget: bool) -> Neighbours:
         """Hold the shard until `release`; `budgeted`: this ledger has an operator's budget for it.

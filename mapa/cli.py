@@ -29,7 +29,7 @@ COMMANDS = {
     "chaos": "mapa.commands.chaos:chaos_command",
     "schedule": "mapa.commands.schedule:schedule",
     "algorithms": "mapa.commands.algorithms:algorithms_command",
-    "pace": "mapa.commands.pace:pace_command",
+    "pace": "mapa.commands.devices:pace_command",
     "calibrate": "mapa.commands.ledger:calibrate_command",
     "attack": "experiments.commands.attack:attack_command",
     "observe": "experiments.commands.attack:observe_command",

@@ -19,7 +19,7 @@ from pathlib import Path
 from common.errors import ConfigurationError
 from common.own_code import code_named_by
 from common.records.layout import LONGEST, folder_name, name_before_stamp
-from edge.owners import BOOK_VARIABLE
+from edge.own_data import REGISTRY_VARIABLE
 from mapa.option_variables import CLOUD, EDGE, PREFIX, RESUMED, prefixed, text
 from mapa.resume import to_go_on_with
 
@@ -60,7 +60,7 @@ def service(name: str, environ: Mapping[str, str]) -> tuple[list[str], dict[str,
     if "MAPA_RUN" not in options:
         options["MAPA_RUN"] = _run_of_this_host(environ)
     if "MAPA_EDGE_DATA" in options:
-        options[BOOK_VARIABLE] = text(environ, BOOK_VARIABLE) or REGISTRY
+        options[REGISTRY_VARIABLE] = text(environ, REGISTRY_VARIABLE) or REGISTRY
     return ["edge"], options
 
 

@@ -82,7 +82,7 @@ def assemble(
 ) -> RunParts:
     """Load the data, take the holdout, make the model, deal the shards; ConfigurationError where that cannot be.
 
-    An edge does the same for itself (edge/preparation.py): it must not hold more than its own shard, and checks
+    An edge does the same for itself (edge/joining.py): it must not hold more than its own shard, and checks
     at each step what the cloud's scenario would cost it.
     """
     if scenario.data.set == LOCAL:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common.errors import ConfigurationError, MapaError, RecordsError
 from common.records.regular import open_regular
-from edge.slots import is_held
+from edge.state_directory import is_held
 from mapa.output import printable
 from mapa.runs import ENDING, LEAVING, RUNNING, files_of, is_run, read_object, state_of
 

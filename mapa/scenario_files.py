@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.availability import MOST_ROWS, Span, windows_from_csv
-from common.devices import PRESETS
+from common.devices import MOST_ROWS, PRESETS, Span, windows_from_csv
 from common.errors import ConfigurationError
 from common.noise.registry import describe_law, laws_with
 from common.own_code import code_named_by, use_code_beside

@@ -44,8 +44,6 @@ PURE = [
     "edge/worker.py",
     "edge/samplers.py",
     "edge/session.py",
-    "edge/conversation.py",
-    "edge/cloud_watch.py",
     "common/noise/law.py",
     "common/noise/mechanism.py",
     "common/noise/gaussian.py",

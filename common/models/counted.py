@@ -70,7 +70,7 @@ class Counted:
         return self._inner.evaluate(x[:-1], features, targets)
 
     def batch_bytes(self, batch: int) -> int:
-        """Return what the gradients of a batch take, as the model itself says it (edge/memory.py)."""
+        """Return what the gradients of a batch take, as the model itself says it (edge/joining.py)."""
         stated = getattr(self._inner, "batch_bytes", None)
         if stated is not None:
             return int(stated(batch))

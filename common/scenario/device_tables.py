@@ -6,12 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.availability import LEAST_SPAN, LONGEST_SPAN, MOST_WINDOWS
 from common.devices import (
     LARGEST_JITTER,
     LARGEST_SLOWDOWN,
+    LEAST_SPAN,
     LONGEST_NAME,
     LONGEST_REFERENCE_MS,
+    LONGEST_SPAN,
+    MOST_WINDOWS,
     DeviceProfile,
     device_profile,
 )

@@ -254,6 +254,7 @@ class MemoryChannel:
         self._broker = broker
         self._on_connected, self._on_lost = on_connected, on_lost
         self._routes = Routes(on_violation)
+        self._subscribed: dict[str, bool] = {}  # topic → whether a filter matches it
         self._owed: list[tuple[str, bytes, bool]] = []  # QoS 1 while away
         self._max_packet = 1 << 28
 
@@ -280,12 +281,13 @@ class MemoryChannel:
     ) -> None:
         """Subscribe; retained messages are delivered at once."""
         self._routes.add(topic_filter, callback, qos, retained=retained)
+        self._subscribed.clear()
         if self.connected:
             self._take_retained(topic_filter)
 
     def take(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
         """Receive one message, if a filter matches it."""
-        if not self.connected or not any(topic_matches(wanted, topic) for wanted in self._routes.filters):
+        if not self.connected or not self._is_subscribed(topic):
             return
         if len(topic) + len(payload) > self._max_packet:
             self._routes.violated(
@@ -293,6 +295,11 @@ class MemoryChannel:
             )
         else:
             self._routes.deliver(topic.encode(), payload, retained=retained)
+
+    def _is_subscribed(self, topic: str) -> bool:
+        if topic not in self._subscribed:
+            self._subscribed[topic] = any(topic_matches(wanted, topic) for wanted in self._routes.filters)
+        return self._subscribed[topic]
 
     def allow(self, max_packet: int) -> None:
         """Skip packets above this many bytes from now on."""

@@ -1,4 +1,4 @@
-"""mapa devices: list the presets, and measure this machine for a profile of its own."""
+"""mapa devices, mapa pace: list the presets, and measure how fast this machine makes gradients."""
 
 from __future__ import annotations
 
@@ -6,37 +6,44 @@ import json
 import math
 import platform
 import sys
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from common.devices import LARGEST_JITTER, LARGEST_SLOWDOWN, LONGEST_NAME, PRESETS
 from common.errors import ConfigurationError
-from common.models.registry import make_model
-from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Sampling
-from common.quantities import EdgeId
-from common.randomness import CounterStreams
-from edge.device import gradient_times
-from edge.worker import EdgeWorker, Recipe, Shard
+from common.scenario.scenario import parse_scenario
+from edge.device import gradient_times, gradients_per_second, made_up_worker
+from edge.worker import EdgeWorker
+from mapa.commands import options
+from mapa.commands.groups import with_groups
+from mapa.commands.scenario_options import ScenarioOptions
 
 app = typer.Typer(
     no_args_is_help=True, help="Devices that edges pose as: presets, and this machine measured."
 )
 
-_WORKLOAD = "softmax, 28 × 28 pixels, 10 classes, b = 64, gaussian noise, one thread"
+_WORKLOAD = {
+    "iterations": 1,
+    "batch_size": 64,
+    "data": {"set": "mnist", "sampler": "with-replacement"},
+    "model": {"name": "softmax", "regularization": 1e-4},
+    "privacy": {"noise": "gaussian", "noise_multiplier": 1.0},
+}
+_WORKLOAD_NAME = "softmax, 28 × 28 pixels, 10 classes, b = 64, gaussian noise, one thread"
 _GRADIENTS = 2000
 _SECONDS = 5.0
 
 
 @app.command("list")
 def list_devices(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
-    """List the presets: round figures for orientation, which nobody measured."""
-    rows = [{"name": one.name, "slowdown": one.slowdown, "jitter": one.jitter} for one in PRESETS.values()]
+    """List the presets: round figures for orientation, which were not measured."""
+    keys = ("name", "slowdown", "jitter")
+    rows = [{key: getattr(device, key) for key in keys} for device in PRESETS.values()]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -62,33 +69,35 @@ def measure(
         raise ConfigurationError(f"--name {name!r}: must be 1 to {LONGEST_NAME} printable characters")
     times = gradient_times(reference_worker(), _GRADIENTS, _SECONDS)
     middle = median(times)
-    found: dict[str, object] = {
+    profile: dict[str, object] = {
         "name": name,
         "machine": platform.machine(),
-        "workload": _WORKLOAD,
+        "workload": _WORKLOAD_NAME,
         "gradients": len(times),
         "gradient_ms": round(middle * 1e3, 4),
         "jitter": round(min(LARGEST_JITTER, _spread(times)), 3),
     }
     if against is not None:
         ratio = middle * 1e3 / against
-        found["slowdown"] = round(min(LARGEST_SLOWDOWN, max(1.0, ratio)), 2)
+        profile["slowdown"] = round(min(LARGEST_SLOWDOWN, max(1.0, ratio)), 2)
         if not 0.95 <= ratio <= LARGEST_SLOWDOWN:  # a little below 1 is the noise of two measurements
             print(
                 f"measured {ratio:.4g} times the figure of --against; a device has 1 to {LARGEST_SLOWDOWN:g}",
                 file=sys.stderr,
             )
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json.dumps(profile, indent=2, ensure_ascii=False))
         return
-    print(f"{found['gradient_ms']} ms for a gradient, the median of {len(times)}: {_WORKLOAD}")
+    print(f"{profile['gradient_ms']} ms for a gradient, the median of {len(times)}: {_WORKLOAD_NAME}")
     if against is None:
         print(
             "For a profile, measure the machine that edges will run on, and then this one with --against its figure."
         )
     else:
         quoted = json.dumps(name, ensure_ascii=False)
-        print(f"devices = [{{name = {quoted}, slowdown = {found['slowdown']}, jitter = {found['jitter']}}}]")
+        print(
+            f"devices = [{{name = {quoted}, slowdown = {profile['slowdown']}, jitter = {profile['jitter']}}}]"
+        )
 
 
 def _spread(times: list[float]) -> float:
@@ -100,23 +109,27 @@ def _spread(times: list[float]) -> float:
 
 
 def reference_worker() -> EdgeWorker:
-    """Return an edge that no data set has a part in: the workload that machines are compared by."""
-    size = 64
-    model = make_model("softmax", shape=(28, 28), classes=10, options={})
-    images, labels = np.zeros((size, 28 * 28), np.float32), np.zeros(size, np.int64)
-    recipe = Recipe(
-        batch_size=size,
-        sampling=Sampling.WITH_REPLACEMENT,
-        clipping=Clipping.PER_SAMPLE,
-        law=Gaussian(1.0),
-        noised=slice(0, model.dimension),
-        regularization=1e-4,
+    """Return an edge of the workload that machines are compared by; no records have a part in it."""
+    return made_up_worker(parse_scenario(_WORKLOAD), Path())
+
+
+@with_groups()
+def pace_command(
+    scenario: options.ScenarioName,
+    changed: ScenarioOptions,
+    seconds: Annotated[float, typer.Option(help="how long to measure", min=0.1, max=600)] = 3.0,
+    data_dir: options.DataDir = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure how many gradients a second this machine makes of a scenario: on made-up rows, never on records."""
+    name, resolved = changed.load(scenario)
+    rate = gradients_per_second(resolved, options.data_dir_or_default(data_dir), seconds=seconds)
+    if as_json:
+        print(json.dumps({"scenario": name, "gradients_per_second": rate}))
+        return
+    print(
+        f"{rate:.4g} gradients per second on made-up rows; without network, and without other edges on this machine"
     )
-    return EdgeWorker(
-        edge_id=EdgeId("made-up"),
-        index=0,
-        model=model,
-        shard=Shard(model.features(images), model.targets(labels), np.arange(size, dtype=np.int64)),
-        recipe=recipe,
-        streams=CounterStreams.seeded(0),
+    print(
+        "for privacy.gradients_per_second, with time_limit, or beside others for privacy.paces: docs/pacing.md"
     )

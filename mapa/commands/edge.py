@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from common.accounting.releases import Budget
 from common.errors import ConfigurationError
 from common.noise.mechanism import MOST_STEPS
 from common.noise.registry import describe_law
-from common.transport.link import LinkProfile, link_profile
+from common.transport.link import link_profile
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.own_data import DEFAULT_NAME, OwnData
 from edge.policy import OperatorPolicy
@@ -22,56 +23,83 @@ from mapa.commands.groups import with_groups
 from mapa.commands.options import Connection, Metrics
 
 
-@with_groups(option_variables.EDGE)
-def edge_command(
-    connection: Connection,
-    metrics: Metrics,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseAndBudget:
+    """Options: the noise that this edge asks for, and what its records may cost in all."""
+
     epsilon: Annotated[
         float | None,
         typer.Option(
             help="ε_k of gamma-norm noise: every release is at most ε_k-DP under zero-out adjacency (a sample's"
             " contribution set to zero), before amplification by sampling; a run that gives less is refused"
         ),
-    ] = None,
+    ] = None
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
             help="z_k of gaussian noise: every release has at least this standard deviation over its zero-out"
             " sensitivity, before amplification by sampling; a run that gives less is refused"
         ),
-    ] = None,
+    ] = None
     noise: Annotated[
         str | None,
         typer.Option(help="noise law, instead of the run's; exponential-norm gives no guarantee"),
-    ] = None,
-    noise_parameter: options.NoiseParameters = None,
+    ] = None
+    noise_parameter: options.NoiseParameters = None
     total_epsilon: Annotated[
         float | None,
         typer.Option(
             help="largest total ε of any record, over all releases by the edges of --state-dir, under zero-out"
             " adjacency"
         ),
-    ] = None,
-    total_delta: Annotated[float, typer.Option(help="δ of --total-epsilon")] = 1e-5,
+    ] = None
+    total_delta: Annotated[float, typer.Option(help="δ of --total-epsilon")] = 1e-5
     replace_budget: Annotated[
-        bool,
-        typer.Option("--replace-budget", help="replaces earlier budgets for this data"),
-    ] = False,
+        bool, typer.Option("--replace-budget", help="replaces earlier budgets for this data")
+    ] = False
+
+    def parameters(self) -> dict[str, float]:
+        """Return the law's parameters by name; raise ConfigurationError if one is given twice."""
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
+        named = options.noise_parameters(self.noise_parameter)
+        for name, value in (("epsilon", self.epsilon), ("noise_multiplier", self.noise_multiplier)):
+            if value is not None:
+                named.setdefault(name, []).append(value)
+        for name, values in named.items():
+            if len(values) > 1:
+                raise ConfigurationError(f"{name} = {values}: an edge has one value of it")
+        return {name: values[0] for name, values in named.items()}
+
+    def budget(self) -> Budget | None:
+        if self.total_epsilon is not None:
+            return Budget(self.total_epsilon, self.total_delta)
+        if self.replace_budget:
+            raise ConfigurationError(
+                "--replace-budget: requires --total-epsilon, the budget that replaces earlier ones"
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRecords:
+    """Options: records of the operator's own, and the account that they belong to."""
+
     edge_data: Annotated[
         Path | None,
         typer.Option(
             "--data",
             help='records of your own, a file or a folder, for a run with data.set = "local"; they are read here'
-            " and described to nobody",
+            " and never described to others",
         ),
-    ] = None,
+    ] = None
     data_name: Annotated[
         str | None,
         typer.Option(
             help="account of --data in the ledger: all data of one name in a --state-dir count as the same records,"
             " however they change; one file has one name, and a record in data of two names pays both totals"
         ),
-    ] = None,
+    ] = None
     take_data: Annotated[
         bool,
         typer.Option(
@@ -79,37 +107,68 @@ def edge_command(
             help="account --data in this --state-dir from now on, although another one did before: what was spent"
             " there does not count here, unless its ledgers were moved along",
         ),
-    ] = False,
+    ] = False
     forget_account: Annotated[
         list[str] | None,
         typer.Option(
             help="former --data-name of --data in this --state-dir, once: what was spent under it no longer counts"
             " for these records, and a record in both pays both totals; repeatable"
         ),
-    ] = None,
+    ] = None
     new_schema: Annotated[
         bool,
         typer.Option(
             "--new-schema",
             help="read --data by this run's schema and number of records, although earlier runs had another",
         ),
-    ] = False,
-    data_dir: options.DataDir = None,
+    ] = False
+
+    def opened(self, state_dir: Path, count: int) -> OwnData | None:
+        """Return the records; None: the operator brings none."""
+        if self.edge_data is not None:
+            return OwnData(
+                self.edge_data,
+                state_dir,
+                self.data_name or DEFAULT_NAME,
+                take=self.take_data,
+                forget=tuple(self.forget_account or ()),
+                new_schema=self.new_schema,
+                edges=count,
+            )
+        for option, given in (
+            ("--data-name", self.data_name is not None),
+            ("--take-data", self.take_data),
+            ("--forget-account", self.forget_account is not None),
+            ("--new-schema", self.new_schema),
+        ):
+            if given:
+                raise ConfigurationError(f"{option}: requires --data, the records that it is about")
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edges:
+    """Options: how many edges, where their files are, and how they reach the broker."""
+
+    data_dir: options.DataDir = None
     state_dir: Annotated[
         Path, typer.Option(help="folder of the ledgers, which record the privacy spent; never delete it")
-    ] = Path("state"),
-    count: Annotated[int, typer.Option(min=1, max=10_000, help="number of edges in this process")] = 1,
+    ] = Path("state")
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="number of edges in this process")] = 1
     link: Annotated[
         str | None, typer.Option(help="delay to the broker: lan, wifi, 5g, 4g, wan, satellite")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """Options: what a run may ask of this edge."""
+
     allow: Annotated[
         list[str] | None, typer.Option(help="package.module:Class that a run's scenario may name; repeatable")
-    ] = None,
-    code: options.Code = None,
-    allow_seed: Annotated[
-        bool,
-        typer.Option("--allow-seed", help="allow seeded (non-private) runs"),
-    ] = False,
+    ] = None
+    code: options.Code = None
+    allow_seed: Annotated[bool, typer.Option("--allow-seed", help="allow seeded (non-private) runs")] = False
     allow_unprotected: Annotated[
         bool,
         typer.Option(
@@ -117,7 +176,7 @@ def edge_command(
             help="release your own records (--data, files in --data-dir) also where a run's noise is none, or does not"
             " protect them",
         ),
-    ] = False,
+    ] = False
     most_local_steps: Annotated[
         int,
         typer.Option(
@@ -125,7 +184,17 @@ def edge_command(
             max=MOST_STEPS,
             help="local steps of one message that a run may ask for; each is a gradient, and charged as a release",
         ),
-    ] = MOST_STEPS,
+    ] = MOST_STEPS
+
+
+@with_groups(option_variables.EDGE)
+def edge_command(
+    connection: Connection,
+    metrics: Metrics,
+    privacy: NoiseAndBudget,
+    records: OwnRecords,
+    edges: Edges,
+    permissions: Permissions,
     accounts: Annotated[
         Path | None,
         typer.Option(
@@ -134,58 +203,33 @@ def edge_command(
     ] = None,
 ) -> None:
     """Take part in a run until it ends or the budget is spent."""
-    options.use_code(code)
+    options.use_code(permissions.code)
+    own = records.opened(edges.state_dir, edges.count)
     policy = OperatorPolicy(
-        noise=noise,
-        parameters=_parameters(epsilon, noise_multiplier, noise_parameter),
-        budget=None if total_epsilon is None else Budget(total_epsilon, total_delta),
-        replace_budget=replace_budget,
-        link=_link(link),
-        allowed=frozenset(allow or ()),
-        allow_seed=allow_seed,
-        allow_unprotected=allow_unprotected,
-        most_steps=most_local_steps,
-        data_name=None if edge_data is None else data_name or DEFAULT_NAME,
+        noise=privacy.noise,
+        parameters=privacy.parameters(),
+        budget=privacy.budget(),
+        replace_budget=privacy.replace_budget,
+        link=None if edges.link is None else link_profile({"name": edges.link}),
+        allowed=frozenset(permissions.allow or ()),
+        allow_seed=permissions.allow_seed,
+        allow_unprotected=permissions.allow_unprotected,
+        most_steps=permissions.most_local_steps,
+        data_name=None if own is None else own.name,
     )
     _check_law(policy)
-    if replace_budget and total_epsilon is None:
-        raise ConfigurationError(
-            "--replace-budget: requires --total-epsilon, the budget that replaces earlier ones"
-        )
     if accounts is not None and connection.broker_username is not None:
         raise ConfigurationError(
             "--accounts and --username: give only one of them; --accounts has a user for each edge"
         )
-    for option, given in (
-        ("--data-name", data_name is not None),
-        ("--take-data", take_data),
-        ("--forget-account", forget_account is not None),
-        ("--new-schema", new_schema),
-    ):
-        if given and edge_data is None:
-            raise ConfigurationError(f"{option}: requires --data, the records that it is about")
-    own = None
-    if edge_data is not None:
-        own = OwnData(
-            edge_data,
-            state_dir,
-            data_name or DEFAULT_NAME,
-            take=take_data,
-            forget=tuple(forget_account or ()),
-            new_schema=new_schema,
-            edges=count,
-        )
-    introduced = connection.credentials(accounts=accounts is not None)
     settings = FleetSettings(
         run=connection.run_id,
         broker=connection.address,
-        data_dir=options.data_dir_or_default(data_dir),
-        state_dir=state_dir,
-        count=count,
+        data_dir=options.data_dir_or_default(edges.data_dir),
+        state_dir=edges.state_dir,
+        count=edges.count,
         policy=policy,
-        username=introduced.username,
-        password=introduced.password,
-        tls=introduced.tls,
+        credentials=connection.credentials(accounts=accounts is not None),
         connect_timeout=connection.connect_timeout,
         accounts=None if accounts is None else options.account_passwords(accounts),
         own=own,
@@ -200,22 +244,6 @@ def _say(text: str) -> None:
     print(output.visible(text), file=sys.stderr, flush=True)
 
 
-def _parameters(
-    epsilon: float | None, noise_multiplier: float | None, given: list[str] | None
-) -> dict[str, float]:
-    """Return the law's parameters by name; one that is given twice is an error."""
-    if epsilon is not None and noise_multiplier is not None:
-        raise ConfigurationError("--epsilon and --noise-multiplier: an edge has one of them")
-    named = options.noise_parameters(given)
-    for name, value in (("epsilon", epsilon), ("noise_multiplier", noise_multiplier)):
-        if value is not None:
-            named.setdefault(name, []).append(value)
-    for name, values in named.items():
-        if len(values) > 1:
-            raise ConfigurationError(f"{name} = {values}: an edge has one value of it")
-    return {name: values[0] for name, values in named.items()}
-
-
 def _check_law(policy: OperatorPolicy) -> None:
     """Refuse at once what no cloud would take; a law without its parameter takes the run's."""
     if policy.law is None:
@@ -223,7 +251,3 @@ def _check_law(policy: OperatorPolicy) -> None:
     law = describe_law(policy.law, "--noise")
     if policy.parameters:
         law.make(policy.parameters)
-
-
-def _link(name: str | None) -> LinkProfile | None:
-    return None if name is None else link_profile({"name": name})

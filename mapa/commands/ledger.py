@@ -27,12 +27,11 @@ from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario, parse_scenario
 from edge.account import Standing
 from edge.accountant import max_charges_apart
-from edge.claims import ClaimsBook
 from edge.ledger import MOST_RELEASES, Remainder
 from edge.ledger_file import FILE_NAME
 from edge.ledger_snapshot import ledger_snapshot
-from edge.slots import is_held, take_slot
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import StateDirectory, is_held, take_slot
 from mapa import output
 from mapa.commands import options
 from mapa.runs import chosen, unfinished
@@ -386,9 +385,9 @@ def _opened(state: Path, edge: EdgeId) -> Iterator[SqliteLedger]:
         raise ConfigurationError(f"--edge {edge}: its process is alive and holds {directory}; end it first")
     with (
         closing(take_slot(state, [directory.name])),
-        closing(ClaimsBook(state)) as claims,
+        closing(StateDirectory(state)) as shared,
         SqliteLedger(
-            directory, edge, accountant=max_charges_apart, siblings=claims.of(directory.name)
+            directory, edge, accountant=max_charges_apart, siblings=shared.claims_of(directory.name)
         ) as ledger,
     ):
         yield ledger

@@ -15,8 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from common.availability import Attendance
-from common.devices import DeviceProfile
+from common.devices import Attendance, DeviceProfile
 from common.errors import ConfigurationError, LocalProtocolError
 from common.messages import GradientArrived, Hello, Leave
 from common.randomness import CounterStreams, Purpose

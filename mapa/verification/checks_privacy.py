@@ -16,7 +16,7 @@ from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
-from edge.preparation import cut_of
+from edge.joining import cut_of
 from mapa.recording import EARLIER, ENGINES, Starts, privacy_of, releases_of
 from mapa.verification.check import Check, claimed, failed, not_checked, passed, unlike
 from mapa.verification.checks_records import RecordedEvents

@@ -72,7 +72,7 @@ def twice() -> None:
 
 
 def killed() -> None:
-    """Die at a step of cloud/recovery_log.py's, or in the midst of a record (`torn`): the first of a file, which loses it.
+    """Die at a step of the recovery log, or in the midst of a record (`torn`): the first of a file, which loses it.
 
     Checkpoints come often, lest one waits for them.
     """

@@ -13,7 +13,7 @@ from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
-from edge.owners import BOOK_VARIABLE
+from edge.own_data import REGISTRY_VARIABLE
 from mapa.brokers import Broker
 from mapa.commands.ledger import ledger_command
 from mapa.run_parts import OwnFiles
@@ -29,7 +29,7 @@ NORTH, SOUTH = 1371, 2153  # records: numbers that nothing else has
 
 @pytest.fixture(autouse=True)
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(BOOK_VARIABLE, str(tmp_path / "registry.sqlite3"))
+    monkeypatch.setenv(REGISTRY_VARIABLE, str(tmp_path / "registry.sqlite3"))
 
 
 def stated(directory: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

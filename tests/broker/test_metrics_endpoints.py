@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cloud.readings import FAMILIES as CLOUD
-from edge.readings import FAMILIES as EDGE
+from edge.metrics import FAMILIES as EDGE
 from mapa.brokers import Broker
 from tests.common.test_telemetry import read
 from tests.program_support import PATIENCE, eventually, journal_has, run_mapa, start_mapa

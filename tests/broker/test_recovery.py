@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from common.records.gradient_log import LogReader
-from edge.owners import BOOK_VARIABLE
+from edge.own_data import REGISTRY_VARIABLE
 from mapa.brokers import Broker
 from tests.broker.test_records_fail import lab
 from tests.broker.test_run_endings import only_run
@@ -79,7 +79,7 @@ def test_a_cloud_whose_edges_bring_their_records_goes_on_with_the_command_that_i
     scenario = write_toml(tmp_path / "local.toml", local_values(edges=1, iterations=300))
     test, own = write_csv(tmp_path / "test.csv", 50, seed=2), write_csv(tmp_path / "own.csv", 200)
     reached = ("--broker", str(mosquitto.address), "--run", "lab")
-    env = {**environment(), BOOK_VARIABLE: str(tmp_path / "registry.sqlite3")}
+    env = {**environment(), REGISTRY_VARIABLE: str(tmp_path / "registry.sqlite3")}
     cloud = start_mapa(
         *("cloud", str(scenario), *reached, "--test-data", "test.csv", "--runs-dir", str(tmp_path / "runs")),
         env=env,

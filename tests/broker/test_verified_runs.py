@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.datasets.catalogue import data_directory
-from edge.owners import BOOK_VARIABLE
+from edge.own_data import REGISTRY_VARIABLE
 from mapa.brokers import Broker
 from tests.local_support import write_csv
 from tests.program_support import PATIENCE, environment, eventually, journal_has, start_mapa
@@ -108,7 +108,7 @@ def test_a_run_whose_edges_bring_records_of_their_own_passes_and_counts_each_ref
     """Of these n_k the cloud knows a bound alone; and what edges send at the end is counted by all records alike."""
     broker = str(mosquitto.address)
     (tmp_path / "own.toml").write_text(OWN)
-    environ = {**environment(), BOOK_VARIABLE: str(tmp_path / "registry.sqlite3")}
+    environ = {**environment(), REGISTRY_VARIABLE: str(tmp_path / "registry.sqlite3")}
     words = ["cloud", str(tmp_path / "own.toml"), "--broker", broker, "--run", "own", "--edges-at-least", "2"]
     running = [start_mapa(*words, "--runs-dir", str(tmp_path / "runs"), env=environ)]
     try:

@@ -41,8 +41,7 @@ from common.wire.codec import (
     encode_presence,
 )
 from common.wire.topics import EdgeTopic, clouds_topic, edge_topic, halt_topic, presence_topic
-from edge.conversation import Phase
-from edge.session import EdgeSession
+from edge.session import EdgeSession, Phase
 from mapa.run_view import describe
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario

@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.availability import LEAST_SPAN, Attendance, Churn, Windows, windows_from_csv
-from common.devices import PRESETS, DeviceProfile, JitterLaw, device_profile
+from common.devices import (
+    LEAST_SPAN,
+    PRESETS,
+    Attendance,
+    Churn,
+    DeviceProfile,
+    JitterLaw,
+    Windows,
+    device_profile,
+    windows_from_csv,
+)
 from common.errors import ConfigurationError
 from common.randomness import CounterStreams, Purpose
 from common.scenario.scenario import Scenario, parse_scenario, parse_welcome

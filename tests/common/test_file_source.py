@@ -11,7 +11,7 @@ import pytest
 from common.datasets.catalogue import load_dataset
 from common.errors import ConfigurationError
 from common.scenario.scenario import Scenario, parse_scenario, parse_welcome
-from edge.preparation import identity
+from edge.joining import identity
 from mapa.simulation.simulator import simulate
 from mapa.simulation.world import World
 

@@ -7,7 +7,7 @@ import pytest
 
 from common.datasets.holdout import split_rows, with_holdout
 from common.errors import ConfigurationError
-from edge.preparation import identity
+from edge.joining import identity
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
 

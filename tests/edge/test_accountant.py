@@ -68,7 +68,7 @@ def test_an_accountant_that_never_answers_is_no_permission(
     mute.write_text("#!/bin/sh\nexec sleep 100\n")
     mute.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(mute))
-    monkeypatch.setattr(accountant, "PATIENCE", 0.1)
+    monkeypatch.setattr(accountant, "TIMEOUT", 0.1)
     with pytest.raises(MapaError, match="no answer"):
         max_charges_apart(BUDGET, kind(Gaussian(2.0)), ())
 

@@ -11,10 +11,10 @@ from common.messages import Refuse
 from common.quantities import EdgeId, RunId
 from common.transport.connection import BrokerAddress
 from common.wire.codec import Presence, encode_presence, encode_refuse
-from edge.conversation import EXIT_REFUSED
 from edge.fleet import EdgeFleet, FleetSettings
-from edge.slots import take_slot
+from edge.session import EXIT_REFUSED
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import take_slot
 from mapa.commands.options import account_passwords
 
 
@@ -75,10 +75,10 @@ def test_a_lost_ledger_ends_its_edge_alone_and_the_name_stays(tmp_path: Path) ->
         fleet._enlist()
         loser, other = fleet.clients
         loser.on_connected()  # no broker is there: only its word is played
-        loser.inbox.on_presence("cloud", encode_presence(Presence(True, "c" * 16, 1)))
+        loser.on_presence("cloud", encode_presence(Presence(True, "c" * 16, 1)))
         words = "the ledger has 0 releases, but 5 were applied"
         refuse = Refuse(loser.edge_id, "ledger-lost", words, loser.nonce, loser.session.hellos, 1, 5)
-        loser.inbox.on_answer("welcome", encode_refuse(refuse))
+        loser.on_answer("welcome", encode_refuse(refuse))
         fleet.loop.serve(lambda: False, until=fleet.loop.now() + 0.05)
         assert (loser.exit_code, other.exit_code) == (EXIT_REFUSED, None)
         assert [client.edge_id for client in fleet.clients] == ["lab-0", "lab-1"]

@@ -28,13 +28,11 @@ from common.transport.connection import BrokerAddress
 from common.wire.codec import Admission, decode_answer
 from common.wire.topics import EdgeTopic
 from common.wire.v1 import WELCOME_LIMIT, bounded
-from edge import memory
 from edge.device import LONGEST_WAIT, EmulatedDevice
 from edge.fleet import EdgeFleet, FleetSettings
+from edge.joining import MEMORY_LIMIT_MB, MEMORY_VARIABLE, check_model, memory_limit, prepare
 from edge.ledger import MemoryLedger
-from edge.memory import MEMORY_VARIABLE, check_model, memory_limit
 from edge.policy import OperatorPolicy
-from edge.preparation import prepare
 from edge.worker import EdgeWorker
 from tests.core_support import CONSTANTS, small_scenario
 from tests.edge.test_client import Stage
@@ -252,7 +250,7 @@ def test_a_model_beyond_the_limit_is_refused_by_its_n_and_by_its_batch(
 
 
 def test_the_operator_may_set_the_limit() -> None:
-    assert memory_limit({}) == memory.MEMORY_LIMIT_MB * MB
+    assert memory_limit({}) == MEMORY_LIMIT_MB * MB
     assert memory_limit({MEMORY_VARIABLE: "7"}) == 7 * MB
     for wrong in ("0", "-1", "1.5", "lots", "9" * 5000):
         with pytest.raises(ConfigurationError, match=MEMORY_VARIABLE):

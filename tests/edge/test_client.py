@@ -14,7 +14,6 @@ from common.errors import DataUnavailableError, LedgerUnavailableError, MapaErro
 from common.messages import Hello, Refuse, SendModel, Welcome
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
-from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.quantities import RunId
 from common.scenario.scenario import Scenario
@@ -31,10 +30,11 @@ from common.wire.codec import (
     encode_welcome,
 )
 from common.wire.topics import EdgeTopic, edge_topic, presence_topic
-from edge.client import EdgeClient
-from edge.conversation import EXIT_FAILED, EXIT_REFUSED, SessionEffect
+from edge.client import EdgeClient, spending_text
+from edge.joining import Membership
 from edge.ledger import BudgetExhausted, MemoryLedger
 from edge.policy import OperatorPolicy
+from edge.session import EXIT_FAILED, EXIT_REFUSED, SessionEffect
 from edge.worker import EdgeWorker
 from tests.common.test_noise_port import Mixed
 from tests.core_support import small_dataset, small_scenario
@@ -72,17 +72,14 @@ class Stage:
     stops: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        membership = Membership(self.run, self.policy, self.ledger, self._load, renewable=self.renewable)
         self.edge = EdgeClient(
-            run=self.run,
-            policy=self.policy,
-            ledger=self.ledger,
-            load=self._load,
+            membership,
             loop=self.broker,
             connect=self._connect,
             say=self.said.append,
             note=self.notes.append,
             on_stop=self.stops.append,
-            renewable=self.renewable,
         )
         cloud = encode_presence(Presence(True, CLOUD, LIFE))
         self.broker.route(presence_topic(self.run), cloud, retain=True)
@@ -101,7 +98,7 @@ class Stage:
         self.broker.post(channel.connect)
         return channel
 
-    def welcome(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> None:
+    def admission(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> Admission:
         fields: dict[str, Any] = {
             "welcome": Welcome(self.edge.edge_id, index, last_sequence),
             "edges": self.scenario.workers,
@@ -111,24 +108,28 @@ class Stage:
             "number": self.edge.session.hellos,
             "incarnation": LIFE,
         }
+        return Admission(**{**fields, **changes})
+
+    def welcome(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> None:
         if self.edge.session.answered == self.edge.session.hellos:
             self.edge.on_connected()  # only a new hello has a new answer
-            fields["number"] = self.edge.session.hellos
-        self.edge.inbox.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
+        self.edge.on_answer("welcome", encode_welcome(self.admission(index, last_sequence, **changes)))
         self.broker.settle()
 
     def model(self, sensitivity: float = 0.4, acknowledged: int | None = None, value: float = 0.0) -> None:
         assert self.edge.preparation is not None
         x = np.full(self.edge.preparation.worker.model.dimension, value, np.float32)
         awaited = self.edge.session.awaited if acknowledged is None else acknowledged
-        self.edge.inbox.on_model(
-            "m", encode_model(SendModel(self.edge.edge_id, 1, sensitivity, awaited, x, LIFE))
-        )
+        self.edge.on_model("m", encode_model(SendModel(self.edge.edge_id, 1, sensitivity, awaited, x, LIFE)))
         self.broker.settle()
 
     def published(self, leaf: EdgeTopic) -> list[bytes]:
         topic = edge_topic(self.run, self.edge.edge_id, leaf)
         return [payload for name, payload in self.broker.published if name == topic]
+
+    @property
+    def pushed(self) -> int:
+        return len(self.published(EdgeTopic.GRADIENT))
 
     @property
     def hellos(self) -> list[Hello]:
@@ -146,7 +147,7 @@ class Stage:
 # -- models -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sensitivity", [0.0, 5e-324, 1e-30, 1e-10, 1e10, 1e300])
+@pytest.mark.parametrize("sensitivity", [0.0, 5e-324, 1e-10, 1e10, 1e300])
 @pytest.mark.parametrize("clipping", ["per-sample", "normalised", "batch-mean"])
 def test_a_sensitivity_under_which_clipping_cannot_be_trusted_is_dropped_and_counted(
     sensitivity: float, clipping: str
@@ -158,7 +159,7 @@ def test_a_sensitivity_under_which_clipping_cannot_be_trusted_is_dropped_and_cou
     with pytest.raises(RemoteProtocolError, match=r"bΔS/2 = .*from 1e-09 to 1e\+09"):
         stage.model(sensitivity)
     assert stage.edge.dropped["model"] == 1
-    assert (stage.ledger.last_sequence(RUN), stage.edge.pushed, stage.edge.exit_code) == (2, 2, None)
+    assert (stage.ledger.last_sequence(RUN), stage.pushed, stage.edge.exit_code) == (2, 2, None)
     stage.release(1)  # the service goes on
     assert stage.ledger.last_sequence(RUN) == 3
 
@@ -200,44 +201,59 @@ def test_a_model_that_acknowledges_what_was_never_debited_is_dropped_and_counted
     with pytest.raises(RemoteProtocolError, match=f"acknowledged = {acknowledged}: must be at most 2"):
         stage.model(acknowledged=acknowledged)
     assert stage.edge.dropped["model"] == 1
-    assert (stage.ledger.standing(RUN).charges, stage.edge.pushed) == (2, 2)
+    assert (stage.ledger.standing(RUN).charges, stage.pushed) == (2, 2)
     stage.model(acknowledged=2)
     assert stage.ledger.last_sequence(RUN) == 3
 
 
 # -- welcomes -----------------------------------------------------------------------------------------
 
+LAW = "tests.common.test_noise_port:Mixed"
+POISSON = {"sampler": "poisson"}
+BUDGET = OperatorPolicy(budget=Budget(2.0, 1e-5))
+ASKS_Z = OperatorPolicy(parameters={"noise_multiplier": 1.0})
+# What tests/edge/test_policy.py shows of the decision alone, here through the shell.
+REFUSED: list[tuple[OperatorPolicy, dict[str, Any], str]] = [
+    (OperatorPolicy(parameters={"epsilon": 0.2}), {"algorithm": {"name": "asgd"}}, "work.private = False"),
+    (
+        OperatorPolicy(allowed=frozenset({"another:Law"})),
+        {"privacy": {"noise": LAW, "scale": 1.0, "share": 0.5}},
+        f"privacy.noise = {LAW!r}: the run asks for code of its own; allow it with --allow {LAW}",
+    ),
+    (
+        OperatorPolicy(noise="gaussian"),
+        {"privacy": {"noise_multiplier": 8.0, "scope": "first-conv"}},
+        "in the clear",
+    ),
+    (
+        ASKS_Z,
+        {"privacy": {"noise_multiplier": 1.0, "clipping": "batch-mean"}, "data": POISSON},
+        "--noise-multiplier 1: one release of this run guarantees z =",
+    ),
+    (
+        OperatorPolicy(parameters={"epsilon": 0.1}),
+        {"privacy": {"noise_multiplier": 1.0}, "batch_size": 60},
+        "--epsilon 0.1: one release of this run guarantees ε =",
+    ),
+    (BUDGET, {"seed": 7, "data": POISSON}, "seed = 7: whoever knows a run's seed can subtract its noise"),
+    (OperatorPolicy(), {"batch_size": 241}, "batch_size = 241: must be at most the 240 records"),
+    (
+        OperatorPolicy(),
+        {"data": {"partition": "label", "labels_per_edge": 61}},
+        "data.labels_per_edge = 244: must be at most",
+    ),
+]
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        OperatorPolicy(parameters={"epsilon": 0.2}),
-        OperatorPolicy(parameters={"noise_multiplier": 3.0}),
-        OperatorPolicy(noise="gamma-norm"),
-    ],
-)
-def test_an_operator_who_asks_for_noise_takes_no_part_in_a_run_without_any(policy: OperatorPolicy) -> None:
-    stage = Stage(small_scenario(algorithm={"name": "asgd"}), policy=policy)
+
+@pytest.mark.parametrize(("policy", "changes", "words"), REFUSED)
+def test_a_welcome_that_the_operator_does_not_permit_ends_the_edge_before_an_account_is_opened(
+    policy: OperatorPolicy, changes: dict[str, Any], words: str
+) -> None:
+    stage = Stage(private_scenario(**{"seed": None, **changes}), MemoryLedger(accountant=plenty), policy)
     stage.welcome()
-    assert stage.edge.exit_code == EXIT_REFUSED
-    assert "work.private = False" in stage.said[-1]
-    assert stage.leaves == ["refused"]
-
-
-def test_a_noise_law_of_the_runs_own_needs_the_operators_word() -> None:
-    law = "tests.common.test_noise_port:Mixed"
-    scenario = small_scenario(seed=None, privacy={"noise": law, "scale": 1.0, "share": 0.5})
-    for policy in (OperatorPolicy(), OperatorPolicy(allowed=frozenset({"another:Law"}))):
-        stage = Stage(scenario, policy=policy)
-        stage.welcome()
-        assert stage.edge.exit_code == EXIT_REFUSED
-        assert f"privacy.noise = {law!r}" in stage.said[-1]
-        assert f"--allow {law}" in stage.said[-1]
-        assert stage.leaves == ["refused"]
-    stage = Stage(scenario, policy=OperatorPolicy(allowed=frozenset({law})))
-    stage.welcome()
-    assert stage.edge.preparation is not None
-    assert stage.edge.preparation.worker.recipe.law == Mixed(1.0, 0.5)
+    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
+    assert words in stage.said[-1]
+    assert stage.ledger.standings() == []
 
 
 @pytest.mark.parametrize(
@@ -249,125 +265,29 @@ def test_a_noise_law_of_the_runs_own_needs_the_operators_word() -> None:
             GammaNorm(0.5),
         ),
         (
-            OperatorPolicy(parameters={"epsilon": 0.5}),
-            {"noise": "exponential-norm", "epsilon": 1.0},
-            GammaNorm(0.5),
-        ),
-        (
-            OperatorPolicy(parameters={"noise_multiplier": 8.0}),
-            {"noise": "exponential-norm", "epsilon": 1.0},
-            Gaussian(8.0),
-        ),
-        (
-            OperatorPolicy(noise="exponential-norm", parameters={"epsilon": 0.5}),
-            {"noise": "gaussian", "noise_multiplier": 8.0},
-            ExponentialNorm(0.5),
-        ),
-        (
-            OperatorPolicy(noise="exponential-norm"),
-            {"noise": "exponential-norm", "epsilon": 1.0},
-            ExponentialNorm(1.0),
+            OperatorPolicy(allowed=frozenset({LAW})),
+            {"noise": LAW, "scale": 1.0, "share": 0.5},
+            Mixed(1.0, 0.5),
         ),
         (OperatorPolicy(), {"noise": "exponential-norm", "epsilon": 1.0}, ExponentialNorm(1.0)),
     ],
 )
-def test_an_epsilon_alone_means_gamma_norm_noise_and_a_z_gaussian_and_the_hello_says_so(
+def test_an_edge_noises_by_its_operators_word_or_as_the_run_does_and_the_hello_says_so(
     policy: OperatorPolicy, privacy: dict[str, Any], law: NoiseLaw
 ) -> None:
-    sampler = {"sampler": "poisson"}
-    stage = Stage(small_scenario(seed=None, privacy=privacy, data=sampler), policy=policy)
+    stage = Stage(small_scenario(seed=None, privacy=privacy, data=POISSON), policy=policy)
     stage.welcome()
     assert stage.edge.preparation is not None
     assert stage.edge.preparation.worker.recipe.law == law
-    assert stage.hellos[0].noise == (None if policy == OperatorPolicy() else law.name)
+    assert stage.hellos[0].noise == (law.name if policy.parameters else None)
 
 
-@pytest.mark.parametrize(
-    ("policy", "privacy"),
-    [
-        (OperatorPolicy(parameters={"epsilon": 0.5}), {"noise": "gamma-norm", "epsilon": 0.5}),
-        (
-            OperatorPolicy(parameters={"noise_multiplier": 8.0}),
-            {"noise": "gaussian", "noise_multiplier": 8.0},
-        ),
-        (OperatorPolicy(noise="gaussian"), {"noise": "gaussian", "noise_multiplier": 8.0}),
-        (
-            OperatorPolicy(noise="gaussian", parameters={"noise_multiplier": 8.0}),
-            {"noise": "gaussian", "noise_multiplier": 8.0},
-        ),
-    ],
-)
-def test_an_operator_who_asks_for_noise_takes_no_part_where_a_layer_leaves_in_the_clear(
-    policy: OperatorPolicy, privacy: dict[str, Any]
-) -> None:
-    stage = Stage(small_scenario(seed=None, privacy={**privacy, "scope": "first-conv"}), policy=policy)
-    stage.welcome()
-    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
-    assert "in the clear" in stage.said[-1]
-
-
-@pytest.mark.parametrize(
-    ("policy", "says"),
-    [
-        (
-            OperatorPolicy(parameters={"noise_multiplier": 1.0}),
-            "--noise-multiplier 1: one release of this run guarantees z =",
-        ),
-        (
-            OperatorPolicy(parameters={"epsilon": 0.1}),
-            "--epsilon 0.1: one release of this run guarantees ε =",
-        ),
-    ],
-)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"privacy": {"noise_multiplier": 1.0, "clipping": "batch-mean"}, "data": {"sampler": "poisson"}},
-        {"privacy": {"noise_multiplier": 1.0}, "data": {"sampler": "with-replacement"}, "batch_size": 60},
-    ],
-)
-def test_a_welcome_that_voids_what_the_operator_asked_for_is_not_followed(
-    policy: OperatorPolicy, says: str, changes: dict[str, Any]
-) -> None:
-    stage = Stage(small_scenario(seed=None, **changes), policy=policy)
-    stage.welcome()
-    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
-    assert says in stage.said[-1]
-    assert stage.ledger.standings() == []
-
-
-ASKED = [
-    OperatorPolicy(budget=Budget(2.0, 1e-5)),
-    OperatorPolicy(noise="gaussian"),
-    OperatorPolicy(parameters={"noise_multiplier": 8.0}),
-    OperatorPolicy(parameters={"epsilon": 0.5}),
-]
-
-
-@pytest.mark.parametrize("policy", ASKED)
-def test_an_operator_who_asks_for_protection_takes_no_part_in_a_run_with_a_seed(
-    policy: OperatorPolicy,
-) -> None:
-    """The welcome brings the seed: whoever reads it takes the noise off again."""
-    scenario = private_scenario(data={"sampler": "poisson"})
-    stage = Stage(scenario, policy=policy, ledger=MemoryLedger(accountant=plenty))
-    stage.welcome(seed=7)
-    assert (stage.edge.exit_code, stage.leaves) == (EXIT_REFUSED, ["refused"])
-    assert "seed = 7" in stage.said[-1]
-    assert "--allow-seed" in stage.said[-1]
-    assert stage.ledger.standings() == []
-
-
-@pytest.mark.parametrize("policy", ASKED)
 @pytest.mark.parametrize(("seed", "allow_seed"), [(7, True), (None, False)])
 def test_an_operator_may_allow_a_seed_and_need_not_where_there_is_none(
-    policy: OperatorPolicy, seed: int | None, allow_seed: bool
+    seed: int | None, allow_seed: bool
 ) -> None:
-    stage = Stage(
-        private_scenario(seed=seed, data={"sampler": "poisson"}),
-        policy=replace(policy, allow_seed=allow_seed),
-        ledger=MemoryLedger(accountant=plenty),
-    )
+    scenario = private_scenario(seed=seed, data=POISSON)
+    stage = Stage(scenario, MemoryLedger(accountant=plenty), replace(BUDGET, allow_seed=allow_seed))
     stage.welcome()
     stage.release(1)
     assert stage.ledger.last_sequence(RUN) == 1
@@ -412,23 +332,6 @@ def test_a_welcome_that_cannot_be_followed_here_ends_this_edge_and_not_its_proce
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"batch_size": 241}, "batch_size = 241: must be at most the 240 records"),
-        (
-            {"data": {"partition": "label", "labels_per_edge": 61}},
-            "data.labels_per_edge = 244: must be at most",
-        ),
-    ],
-)
-def test_sizes_that_the_data_set_cannot_fill_are_refused(changes: dict[str, Any], words: str) -> None:
-    stage = Stage(private_scenario(**changes))  # drawn with replacement: no shard would be too small
-    stage.welcome()
-    assert stage.edge.exit_code == EXIT_REFUSED
-    assert words in stage.said[-1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
         ({"index": 2}, "index = 2, not 0"),
         ({"edges": 9}, "edges = 9, not 4"),
         ({"seed": 8}, "seed = 8, not 7"),
@@ -442,11 +345,11 @@ def test_a_later_welcome_with_other_terms_ends_the_edge(changes: dict[str, Any],
     stage.release(3)
     stage.welcome(last_sequence=3)
     assert stage.edge.exit_code is None
-    pushed = stage.edge.pushed
+    pushed = stage.pushed
     stage.welcome(**{"last_sequence": 2, **changes})
     assert stage.edge.exit_code == EXIT_REFUSED
     assert words in stage.said[-1]
-    assert (stage.leaves, stage.edge.pushed) == (["refused"], pushed)
+    assert (stage.leaves, stage.pushed) == (["refused"], pushed)
 
 
 def test_a_welcome_for_other_shards_than_its_scenario_s_is_refused_before_they_are_dealt() -> None:
@@ -471,7 +374,7 @@ def test_a_welcome_that_knows_of_releases_never_debited_is_dropped_and_nothing_i
     assert stage.ledger.standing(RUN).charges == 3
     stage.welcome(last_sequence=3)
     stage.release(1)
-    assert (stage.ledger.last_sequence(RUN), stage.edge.pushed) == (4, 4)
+    assert (stage.ledger.last_sequence(RUN), stage.pushed) == (4, 4)
 
 
 def test_a_welcome_to_an_older_hello_has_the_gradient_since_then_sent_again() -> None:
@@ -514,13 +417,15 @@ def released(ledger: MemoryLedger, run: str, index: int, **changes: Any) -> None
     assert ledger.last_sequence(RunId(run)) == 2
 
 
-def test_a_hello_asks_for_the_shard_that_the_ledger_has_charged() -> None:
+def test_a_hello_asks_for_the_shard_that_the_ledger_has_charged_and_asks_again_for_it() -> None:
     ledger = MemoryLedger()
     released(ledger, "first", 3)
     stage = Stage(ledger=ledger)
-    assert [hello.index for hello in stage.hellos] == [3]
+    stage.welcome(0)
+    assert [hello.index for hello in stage.hellos] == [3, 3]
     stage.welcome(3)
-    assert stage.edge.preparation is not None
+    stage.release(1)
+    assert (ledger.last_sequence(RUN), ledger.standing(RUN).account.shard.index) == (1, 3)
 
 
 def test_an_edge_asks_once_for_its_shard_of_the_run_s_cut_and_takes_no_other() -> None:
@@ -537,16 +442,6 @@ def test_an_edge_asks_once_for_its_shard_of_the_run_s_cut_and_takes_no_other() -
     assert "shard 1 " in stage.said[-1]
     assert "holds shard 3" in stage.said[-1]
     assert stage.leaves == ["refused"]
-
-
-def test_an_edge_that_is_given_its_shard_when_it_asks_again_goes_on() -> None:
-    ledger = MemoryLedger()
-    released(ledger, "first", 3)
-    stage = Stage(ledger=ledger)
-    stage.welcome(0)
-    stage.welcome(3)
-    stage.release(1)
-    assert (ledger.last_sequence(RUN), ledger.standing(RUN).account.shard.index) == (1, 3)
 
 
 def test_an_operator_may_replace_a_budget() -> None:
@@ -569,7 +464,7 @@ def lost(stage: Stage, known: int = 5) -> None:
     words = f"the ledger has 0 releases, but {known} were applied"
     answered = (stage.edge.nonce, stage.edge.session.hellos)
     refuse = Refuse(stage.edge.edge_id, "ledger-lost", words, *answered, last_sequence=known)
-    stage.edge.inbox.on_answer("welcome", encode_refuse(refuse))
+    stage.edge.on_answer("welcome", encode_refuse(refuse))
     stage.broker.settle()
 
 
@@ -649,9 +544,9 @@ def test_an_edge_waits_for_days() -> None:
     stage.release(1)
     stage.broker.advance(20 * HOUR)
     assert stage.edge.exit_code is None
-    pushed = stage.edge.pushed
+    pushed = stage.pushed
     stage.broker.advance(HOUR)
-    assert stage.edge.pushed == pushed + 60  # one a minute
+    assert stage.pushed == pushed + 60  # one a minute
 
 
 def test_hellos_do_not_pile_up_while_the_broker_is_away() -> None:
@@ -665,18 +560,7 @@ def test_hellos_do_not_pile_up_while_the_broker_is_away() -> None:
 
 def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
     stage = Stage(private_scenario(links=[{"delay_ms": 5.0}]))
-    stage.edge.inbox.on_answer(
-        "welcome",
-        encode_welcome(
-            Admission(
-                welcome=Welcome(stage.edge.edge_id, 0, 0),
-                edges=4,
-                scenario=stage.scenario.for_edge(0),
-                seed=stage.scenario.seed,
-                nonce=stage.edge.nonce,
-            )
-        ),
-    )
+    stage.edge.on_answer("welcome", encode_welcome(stage.admission()))
     assert stage.edge.preparation is not None
     stage.edge.leave("shutdown")
     stage.broker.advance(HOUR)
@@ -804,9 +688,9 @@ def test_an_edge_says_once_what_it_joins_with() -> None:
     ]
     assert stage.said == []
     stage.release(3)
-    assert stage.edge.progress == stage.edge.spending
-    assert "3 releases made" in stage.edge.spending
-    assert "3 of 500 charges" in stage.edge.spending
+    assert stage.edge.progress == spending_text(stage.edge.standing)
+    assert "3 releases made" in stage.edge.progress
+    assert "3 of 500 charges" in stage.edge.progress
 
 
 def test_an_edge_without_a_budget_names_the_option_that_sets_one() -> None:

@@ -20,14 +20,12 @@ from common.messages import Welcome
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario, parse_scenario
 from common.wire.codec import Admission
-from edge.claims import ClaimsBook
+from edge.joining import Preparation, prepare
 from edge.ledger import Ledger, MemoryLedger
-from edge.own_data import OwnData, check_name
-from edge.owners import BOOK_VARIABLE
+from edge.own_data import REGISTRY_VARIABLE, OwnData, check_name
 from edge.policy import OperatorPolicy, PolicyError
-from edge.preparation import Preparation, prepare
-from edge.slots import take_slot
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import STATE_FILE, StateDirectory, take_slot
 from tests.local_support import SCHEMA, declared, local_values, write_csv
 
 MINE = OperatorPolicy(data_name="default")
@@ -35,7 +33,7 @@ MINE = OperatorPolicy(data_name="default")
 
 @pytest.fixture(autouse=True)
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(BOOK_VARIABLE, str(tmp_path / "registry.sqlite3"))
+    monkeypatch.setenv(REGISTRY_VARIABLE, str(tmp_path / "registry.sqlite3"))
 
 
 @pytest.fixture
@@ -235,9 +233,9 @@ def test_a_budget_is_one_for_all_runs_of_a_name_however_many_records_they_had(mi
 
 def test_two_slots_of_one_state_directory_hold_the_same_records(mine: OwnData) -> None:
     budgeted = OperatorPolicy(data_name="default", budget=Budget(2.0, 1e-5))
-    book = ClaimsBook(mine.state_dir)
+    book = StateDirectory(mine.state_dir)
     slots = [take_slot(mine.state_dir) for _ in range(3)]
-    ledgers = [SqliteLedger(s.directory, siblings=book.of(s.directory.name)) for s in slots]
+    ledgers = [SqliteLedger(s.directory, siblings=book.claims_of(s.directory.name)) for s in slots]
     try:
         follow(mine, ledgers[0], policy=budgeted)
         with pytest.raises(PolicyError, match="no two edges release the same records at the same time"):
@@ -336,6 +334,14 @@ def test_a_copy_of_the_state_directory_is_refused_while_the_original_is_there(mi
         mine.check()
     shutil.rmtree(copy)
     mine.check()
+
+
+def test_a_state_directory_whose_file_was_removed_is_another_account(mine: OwnData) -> None:
+    follow(mine)
+    (mine.state_dir / STATE_FILE).unlink()
+    with pytest.raises(ConfigurationError, match="--take-data"):
+        mine.check()
+    OwnData(mine.path, mine.state_dir, take=True).check()
 
 
 def test_several_edges_of_a_process_read_the_file_once(mine: OwnData) -> None:

@@ -21,12 +21,11 @@ from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario
 from common.wire.codec import Admission
 from edge.account import Account, ShardIdentity
-from edge.conversation import BudgetSpent, GradientDebited, Prepared, WelcomeDeclined
-from edge.joining import Joining
+from edge.client import Outbox
+from edge.joining import Membership, Preparation, prepare
 from edge.ledger import BudgetExhausted, Ledger, MemoryLedger
-from edge.outbox import Outbox
 from edge.policy import OperatorPolicy
-from edge.preparation import Preparation, prepare
+from edge.session import BudgetSpent, GradientDebited, Prepared, WelcomeDeclined
 from edge.sqlite_ledger import SqliteLedger
 from tests.core_support import small_dataset, small_scenario, small_world
 
@@ -83,17 +82,13 @@ def test_an_edge_says_whether_its_number_or_its_budget_ended_it(ledger: Ledger) 
     world = small_world(iterations=2 * CAP)
     worker, outbox = world.workers()[0], Outbox(RUN, ledger)
     model = ModelReceived(EDGE, 1, 1.0, 0, first_model(world.model, world.streams))
-
-    def made(sequence: int) -> object:
-        return outbox.make(worker, sequence, model)
-
     ledger.open(account())
     for sequence in range(1, CAP + 1):
-        assert made(sequence) == GradientDebited(sequence)
-    assert made(CAP + 1) == BudgetSpent(cap=CAP)
-    outbox.run = RunId("tight")
-    ledger.open(account(run=outbox.run, kind=kind(z_for(1))))  # the run before has spent of the same records
-    assert made(1) == BudgetSpent()
+        assert outbox.make(worker, sequence, model) == GradientDebited(sequence)
+    assert outbox.make(worker, CAP + 1, model) == BudgetSpent(cap=CAP)
+    tight = RunId("tight")
+    ledger.open(account(run=tight, kind=kind(z_for(1))))  # the run before has spent of the same records
+    assert Outbox(tight, ledger).make(worker, 1, model) == BudgetSpent()
 
 
 @pytest.mark.parametrize("other", [CAP + 1, CAP - 1, 1000, None])
@@ -223,7 +218,7 @@ def test_a_cloud_that_takes_the_pace_away_after_a_look_is_refused() -> None:
 )
 def test_a_second_welcome_must_deal_the_same_pace(changed: dict[str, Any]) -> None:
     """Before the first release, too: what the ledger holds was fixed with the first welcome."""
-    joining = Joining(RUN, OperatorPolicy(), MemoryLedger(EDGE), lambda _: small_dataset())
+    joining = Membership(RUN, OperatorPolicy(), MemoryLedger(EDGE), lambda _: small_dataset())
     first = filled().for_edge(0)
     assert isinstance(joining.follow(admitted(first)), Prepared)
     later = {**first, "privacy": {**first["privacy"], **changed}}

@@ -15,9 +15,9 @@ from common.models.registry import make_model
 from common.quantities import EdgeId, RunId
 from common.scenario import parts
 from common.wire.codec import Admission
+from edge.joining import prepare
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
-from edge.preparation import prepare
 from tests.core_support import small_scenario
 
 ROWS, SHAPE, EDGES = 20_000, (8, 8), 20

@@ -12,7 +12,7 @@ from common.errors import LocalProtocolError
 from common.messages import Halt, ModelReceived, Refuse, Welcome
 from common.quantities import EdgeId
 from common.wire.codec import Admission, Presence
-from edge.conversation import (
+from edge.session import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_FULL,
@@ -22,6 +22,7 @@ from edge.conversation import (
     Connected,
     Disconnected,
     DropOutbox,
+    EdgeSession,
     GivenUp,
     GradientDebited,
     IdentityKept,
@@ -46,7 +47,6 @@ from edge.conversation import (
     WelcomeDeclined,
     WentAway,
 )
-from edge.session import EdgeSession
 
 EDGE, LIFE, OTHER = EdgeId("a"), 5, 6
 CLOUD, RIVAL, MINE = "c" * 16, "d" * 16, "e" * 16
@@ -261,11 +261,6 @@ def test_a_believed_halt_ends_every_phase(phase: Phase) -> None:
     assert made.phase is Phase.DONE
 
 
-def test_nobody_else_writes_the_phase() -> None:
-    with pytest.raises(AttributeError):
-        EdgeSession().phase = Phase.DONE  # type: ignore[misc]
-
-
 # -- while the shell is busy ------------------------------------------------------------------------------
 
 
@@ -324,13 +319,6 @@ def test_without_a_connection_a_leave_is_still_said_unless_the_connection_is_the
         assert failed.receive(event) == [*said, Stop(EXIT_FAILED, "why")]
 
 
-def test_an_end_is_told_once() -> None:
-    made = pushing()
-    made.receive(GivenUp(EXIT_FAILED, "why"))
-    assert made.receive(LeaveWanted("shutdown")) == []
-    assert made.receive(GivenUp(EXIT_FAILED, "why")) == []
-
-
 def test_without_a_connection_nothing_is_said_again() -> None:
     for made in (session(), waiting(), pushing()):
         made.receive(Disconnected())
@@ -371,6 +359,10 @@ def test_the_reasons_of_an_end_have_their_codes() -> None:
     kept = session()
     kept.receive(refuse("ledger-lost", 1))
     assert kept.receive(IdentityKept("why")) == [Stop(EXIT_REFUSED, "why")]
+    for reason, code in (("fleet-full", EXIT_FULL), ("halted", EXIT_DONE), ("mechanism", EXIT_REFUSED)):
+        (stop,) = session().receive(refuse(reason, 1))
+        assert isinstance(stop, Stop)
+        assert stop.code == code
 
 
 # -- hellos and answers -----------------------------------------------------------------------------------
@@ -384,6 +376,8 @@ def test_a_hello_is_meant_for_the_cloud_that_was_heard_of_and_each_has_its_numbe
     assert made.receive(away(OTHER, RIVAL)) == []
     assert made.receive(online(OTHER, RIVAL)) == [SayHello(0, 4, OTHER)]
     assert made.receive(Connected()) == [SayHello(0, 5, OTHER)]
+    assert made.receive(refuse("anything", 5)) == []  # no reason that a cloud gives
+    assert made.receive(refuse("incarnation", 5, incarnation=LIFE)) == [SayHello(0, 6, LIFE)]
 
 
 def test_a_welcome_counts_once_and_none_that_answers_an_older_hello_after_it() -> None:
@@ -412,27 +406,9 @@ def test_a_ledger_that_lacks_nothing_is_not_lost(known: int | None) -> None:
     assert made.receive(refuse("ledger-lost", 1, last_sequence=4)) == [RenewIdentity(4)]
 
 
-def test_a_reason_that_no_cloud_gives_ends_nobody() -> None:
-    made = session()
-    assert made.receive(refuse("anything", 1)) == []
-    assert made.phase is Phase.GREETING
-
-
 def test_a_refuse_of_a_hello_that_was_welcomed_by_another_cloud_is_not_obeyed() -> None:
     made = waiting()
     assert made.receive(refuse("fleet-full", 1)) == []
-
-
-def test_a_full_fleet_ends_with_4_and_a_halt_that_is_told_with_0() -> None:
-    for reason, code in (("fleet-full", EXIT_FULL), ("halted", EXIT_DONE)):
-        (stop,) = session().receive(refuse(reason, 1))
-        assert isinstance(stop, Stop)
-        assert stop.code == code
-
-
-def test_a_hello_for_an_earlier_life_is_said_again_for_this_one() -> None:
-    made = session()
-    assert made.receive(refuse("incarnation", 1, incarnation=OTHER)) == [SayHello(0, 2, OTHER)]
 
 
 def test_a_stranger_says_hello_once() -> None:
@@ -643,9 +619,3 @@ def test_whoever_goes_away_while_it_connects_through_its_link_lets_the_cloud_kno
     assert made.receive(WentAway()) == []
     assert names(made.receive(Connected())) == ["SayHello"]
     assert follow(made, welcome(3)) == [SayLeave("away")]
-
-
-def test_whoever_is_away_believes_a_halt_and_its_goodbye() -> None:
-    made = IN_PHASE[Phase.AWAY]()
-    assert made.receive(Halt("finished", 9, LIFE)) == []
-    assert names(made.receive(over())) == ["Stop"]

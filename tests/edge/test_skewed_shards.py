@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common.errors import ConfigurationError
 from common.noise.mechanism import Sampling
 from common.quantities import Indices
-from edge.preparation import identity
+from edge.joining import identity
 from edge.shards import all_shards, check_shards, shard_rows
 from tests.core_support import small_dataset, small_scenario
 

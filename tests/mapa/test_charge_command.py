@@ -13,9 +13,8 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from edge.account import Account, ShardIdentity, Standing
-from edge.claims import ClaimsBook
-from edge.slots import take_slot
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import StateDirectory, take_slot
 from tests.program_support import Done, Mapa
 
 RUN, EDGE = RunId("r"), EdgeId("edge-a")
@@ -139,9 +138,9 @@ def test_nothing_is_charged_while_an_edge_beside_it_spends_a_budget_on_the_same_
     write(tmp_path, 0, account(None, shared), slot="1", edge=EdgeId("edge-b"))
     first, sibling = take_slot(tmp_path), take_slot(tmp_path)
     first.close()
-    book = ClaimsBook(tmp_path)
+    book = StateDirectory(tmp_path)
     try:
-        book.of("1").claim(account(None, shared), budgeted=True, replace_budget=False)
+        book.claims_of("1").claim(account(None, shared), budgeted=True, replace_budget=False)
         done = charge(mapa, tmp_path, 9)
     finally:
         book.close()

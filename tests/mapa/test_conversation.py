@@ -29,9 +29,10 @@ from common.transport.link import LinkProfile
 from common.wire.codec import decode_gradient, encode_leave
 from common.wire.topics import EdgeTopic, edge_topic
 from edge.client import EdgeClient
-from edge.conversation import EXIT_FULL, EXIT_REFUSED, LeaveWanted
+from edge.joining import Membership
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
+from edge.session import EXIT_FULL, EXIT_REFUSED, LeaveWanted
 from mapa.simulation.simulator import simulate
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
@@ -116,11 +117,14 @@ class Talk:
         self.service.start()
 
     def edge(self, policy: OperatorPolicy | None = None, ledger: MemoryLedger | None = None) -> EdgeClient:
-        client = EdgeClient(
+        membership = Membership(
             run=self.run_id,
             policy=policy or OperatorPolicy(),
             ledger=ledger or MemoryLedger(),
             load=lambda name: small_dataset(),  # noqa: ARG005
+        )
+        client = EdgeClient(
+            membership,
             loop=self.broker,
             connect=self._connect,
             say=self.said.append,
@@ -262,14 +266,14 @@ def test_an_edge_whose_shard_a_cloud_started_anew_has_dealt_again_stops() -> Non
     scenario = talk(seed=None, iterations=200)
     before = Talk(scenario)
     first = before.edge()
-    before.until(lambda: first.pushed > 3)
+    before.until(lambda: first.session.last_sequence > 3)
     assert isinstance(before.service.channel, MemoryChannel)
     before.service.channel.lose()
     assert isinstance(first.channel, MemoryChannel)
     first.channel.lose()
     after = Talk(scenario, broker=before.broker)  # it knows nothing
     newcomer = after.edge()
-    before.until(lambda: newcomer.pushed > 0)
+    before.until(lambda: newcomer.session.last_sequence > 0)
     first.channel.restore()
     before.until(lambda: first.exit_code is not None)
     assert first.exit_code == EXIT_REFUSED
@@ -335,10 +339,10 @@ def test_an_epsilon_that_does_not_fit_the_law_ends_the_edge_with_2() -> None:
 @pytest.mark.parametrize("privacy", [{"noise": "gamma-norm", "epsilon": 1.0}, {"noise_multiplier": 1.0}])
 def test_an_edge_with_its_own_epsilon_noises_with_it(privacy: dict[str, Any]) -> None:
     run = Talk(talk(seed=None, privacy=privacy, iterations=10, data={"sampler": "poisson"}))
-    edge = run.edge(OperatorPolicy(parameters={"epsilon": 0.25}))
+    client = run.edge(OperatorPolicy(parameters={"epsilon": 0.25}))
     run.run()
-    assert edge.preparation is not None
-    law = edge.preparation.worker.recipe.law
+    assert client.preparation is not None
+    law = client.preparation.worker.recipe.law
     assert getattr(law, "epsilon", None) == 0.25
     assert run.service.server.moment == pytest.approx(17 * 18 / 0.25**2)
 
@@ -350,7 +354,7 @@ def test_a_silent_edge_is_reported_gone_and_nothing_waits_for_it() -> None:
     run.until(lambda: run.service.server.updates >= 4)
     for client in (silent, lively):
         assert isinstance(client.channel, LossyChannel)
-        client.patience.first = 1e9
+        client.retry.first = 1e9
         client.channel.mute = True
     run.until(lambda: not run.service.server.edges[silent.edge_id].present)
     assert isinstance(lively.channel, LossyChannel)

@@ -28,9 +28,10 @@ from common.transport.link import LinkProfile
 from common.wire.codec import decode_gradient, encode_halt, encode_leave, encode_presence
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, parse_edge_topic, presence_topic
 from edge.client import EdgeClient
-from edge.conversation import LeaveWanted
+from edge.joining import Membership
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
+from edge.session import LeaveWanted
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario
 from tests.mapa.test_conversation import AppliedTally, AtOnce
@@ -132,11 +133,14 @@ class Schedule:
         return self.clouds[-1]
 
     def edge(self, ledger: MemoryLedger) -> None:
-        client = EdgeClient(
+        membership = Membership(
             run=RUN,
             policy=OperatorPolicy(),
             ledger=ledger,
             load=lambda name: DATASET,  # noqa: ARG005
+        )
+        client = EdgeClient(
+            membership,
             loop=self.broker,
             connect=self._connect,
             say=self.said.append,
@@ -197,7 +201,7 @@ class Schedule:
         channel = client.channel
         assert isinstance(channel, MemoryChannel)
         client.session.receive(LeaveWanted("killed"))  # nothing of it is performed
-        client.patience.end()
+        client.retry.end()
         if channel.connected:
             channel.lose()
         channel.closed = True

@@ -18,7 +18,7 @@ import yaml
 from cloud.readings import FAMILIES as CLOUD
 from cloud.readings import STALENESS
 from common.telemetry.family import Buckets, Family, Kind, Reading
-from edge.readings import FAMILIES as EDGE
+from edge.metrics import FAMILIES as EDGE
 from tests.common.test_telemetry import exposition
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from common.records.directory import RunDirectory
 from common.records.tally import Tally
 from common.transport.channel import MemoryChannel
 from edge.client import EdgeClient
-from edge.conversation import LeaveWanted
+from edge.session import LeaveWanted
 from mapa.cloud_run import CloudRun, Setting
 from mapa.recording import record_cloud
 from mapa.simulation.world import World

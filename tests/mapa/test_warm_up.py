@@ -12,7 +12,7 @@ import pytest
 from common.datasets import catalogue
 from common.errors import ConfigurationError
 from common.scenario.scenario import parse_scenario
-from mapa.warm_up import gradients_per_second, made_up_worker
+from edge.device import gradients_per_second, made_up_worker
 from tests.core_support import small_scenario
 from tests.program_support import Mapa
 

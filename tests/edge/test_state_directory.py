@@ -23,11 +23,10 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
-from edge.claims import BOOK, ClaimsBook
 from edge.ledger import BudgetExhausted, OtherShardError
 from edge.policy import PolicyError
-from edge.slots import Slot, take_slot
 from edge.sqlite_ledger import SqliteLedger
+from edge.state_directory import FORMER_FILES, STATE_FILE, Slot, StateDirectory, take_slot
 
 RUN = RunId("r")
 # At δ = 0 totals are plain sums of these zero-out ε: 0.5 and 0.75 a release.
@@ -53,13 +52,13 @@ class Fleet:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.book = ClaimsBook(directory)
+        self.book = StateDirectory(directory)
         self.slots: dict[str, Slot] = {}
         self.ledgers: dict[str, SqliteLedger] = {}
 
     def take(self, name: str) -> SqliteLedger:
         self.slots[name] = take_slot(self.directory, [name])
-        self.ledgers[name] = SqliteLedger(self.directory / name, siblings=self.book.of(name))
+        self.ledgers[name] = SqliteLedger(self.directory / name, siblings=self.book.claims_of(name))
         return self.ledgers[name]
 
     def kill(self, name: str) -> None:
@@ -186,7 +185,7 @@ def test_a_slot_that_is_taken_again_brings_no_claim_of_its_former_life(fleet: Fl
 CHILD = """
 import sys
 from pathlib import Path
-from tests.edge.test_claims import Fleet, account, shard, spend
+from tests.edge.test_state_directory import Fleet, account, shard, spend
 ledger = Fleet(Path(sys.argv[1])).take("0")
 ledger.open(account(shard(0)))
 spend(ledger, 3)
@@ -212,26 +211,26 @@ def test_a_book_that_was_removed_is_made_anew_from_the_ledgers(fleet: Fleet) -> 
     ledger.open(account(shard(0)))
     spend(ledger, 3)
     fleet.close()
-    for path in fleet.directory.glob(f"{BOOK}*"):
+    for path in fleet.directory.glob(f"{STATE_FILE}*"):
         path.unlink()
     again = Fleet(fleet.directory)
     assert again.take("1").open(account(shard(0), budget=None)).cap == 1
     again.close()
-    fleet.book = ClaimsBook(fleet.directory)
+    fleet.book = StateDirectory(fleet.directory)
 
 
 def test_an_edge_whose_book_is_removed_while_it_opens_does_not_go_on(fleet: Fleet) -> None:
     """The accountant takes seconds: a book made anew in between would know nothing of this claim."""
 
     def slow(budget: Budget, kind: ReleaseKind, spent: tuple[Spent, ...]) -> int:  # noqa: ARG001
-        for path in fleet.directory.glob(f"{BOOK}*"):
+        for path in fleet.directory.glob(f"{STATE_FILE}*"):
             path.unlink()
-        ClaimsBook(fleet.directory).close()
+        StateDirectory(fleet.directory).close()
         return 4
 
     ledger = fleet.take("0")
     ledger._accountant = slow
-    with pytest.raises(ConfigurationError, match="claims book"):
+    with pytest.raises(ConfigurationError, match="state file"):
         ledger.open(account(shard(0)))
     assert ledger.standings() == []
 
@@ -245,14 +244,21 @@ def test_a_missing_ledger_is_no_empty_one(fleet: Fleet) -> None:
 
 
 def test_a_book_of_a_later_version_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / BOOK) as connection:
+    with sqlite3.connect(tmp_path / STATE_FILE) as connection:
         connection.execute("PRAGMA user_version = 9")
     connection.close()
     with pytest.raises(ConfigurationError, match="version 9"):
-        ClaimsBook(tmp_path)
-    (tmp_path / BOOK).write_bytes(b"no database" * 100)
-    with pytest.raises(ConfigurationError, match="claims book"):
-        ClaimsBook(tmp_path)
+        StateDirectory(tmp_path)
+    (tmp_path / STATE_FILE).write_bytes(b"no database" * 100)
+    with pytest.raises(ConfigurationError, match="state file"):
+        StateDirectory(tmp_path)
+
+
+@pytest.mark.parametrize("name", FORMER_FILES)
+def test_a_state_directory_of_an_earlier_version_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigurationError, match=f"{name} was written by an earlier version"):
+        StateDirectory(tmp_path)
 
 
 RECORDS = 6

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigurationError
-from edge.owners import BOOK_VARIABLE, Account, Source, book_path, register
+from edge.own_data import REGISTRY_VARIABLE, DataAccount, RecordFile, register, registry_path
 
 
 @pytest.fixture
@@ -26,23 +26,25 @@ def records(tmp_path: Path) -> Path:
     return path
 
 
-def account(directory: str, name: str = "default") -> Account:
-    return Account(f"id of {directory}", Path("/") / directory, name)
+def account(directory: str, name: str = "default") -> DataAccount:
+    return DataAccount(f"id of {directory}", Path("/") / directory, name)
 
 
 def claim(
     path: Path,
-    of: Account,
+    of: DataAccount,
     book: Path,
     *,
     take: bool = False,
     forget: tuple[str, ...] = (),
     keep: bool = True,
 ) -> None:
-    register(Source.of(path), of, take=take, forget=forget, keep=keep, book=book)
+    register(RecordFile.at(path), of, take=take, forget=forget, keep=keep, registry=book)
 
 
-def refused(path: Path, of: Account, book: Path, *, take: bool = False, forget: tuple[str, ...] = ()) -> str:
+def refused(
+    path: Path, of: DataAccount, book: Path, *, take: bool = False, forget: tuple[str, ...] = ()
+) -> str:
     with pytest.raises(ConfigurationError) as caught:
         claim(path, of, book, take=take, forget=forget)
     return str(caught.value)
@@ -60,7 +62,7 @@ def test_the_same_account_may_come_back_and_a_moved_directory_is_the_same_accoun
 ) -> None:
     claim(records, account("one"), book)
     claim(records, account("one"), book)
-    claim(records, Account("id of one", Path("/elsewhere"), "default"), book)
+    claim(records, DataAccount("id of one", Path("/elsewhere"), "default"), book)
 
 
 def test_a_copy_a_symbolic_link_and_a_hard_link_are_the_same_records(book: Path, records: Path) -> None:
@@ -98,14 +100,18 @@ def test_a_renamed_file_is_known_by_its_place(book: Path, records: Path) -> None
 
 def test_a_place_that_another_file_took_over_is_no_sign(book: Path, records: Path) -> None:
     claim(records, account("one"), book)
-    first = Source.of(records)
+    first = RecordFile.at(records)
     other = records.with_name("other.csv")
     other.write_text("unrelated\n")
     saved = records.with_name("saved.csv")
     saved.write_text("a,label\n9,0\n")
     saved.replace(records)  # as editors save
     # as if the disk had used the first file's place for the other one
-    register(Source(other, first.device, first.inode, Source.of(other).digest), account("two"), book=book)
+    register(
+        RecordFile(other, first.device, first.inode, RecordFile.at(other).digest),
+        account("two"),
+        registry=book,
+    )
 
 
 def test_a_folder_and_a_file_within_it_are_the_same_records(book: Path, tmp_path: Path) -> None:
@@ -190,12 +196,12 @@ def test_an_empty_or_missing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name, why in (("empty.csv", "is empty"), ("folder", "is empty"), ("none.csv", "cannot be read")):
         with pytest.raises(ConfigurationError, match=why):
-            Source.of(tmp_path / name)
+            RecordFile.at(tmp_path / name)
 
 
 def test_a_book_that_cannot_be_used_is_refused_and_names_the_variable(records: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match=BOOK_VARIABLE):
+    with pytest.raises(ConfigurationError, match=REGISTRY_VARIABLE):
         claim(records, account("one"), tmp_path / "file" / "book.sqlite3")
     newer = tmp_path / "newer.sqlite3"
     connection = sqlite3.connect(newer)
@@ -206,6 +212,8 @@ def test_a_book_that_cannot_be_used_is_refused_and_names_the_variable(records: P
 
 
 def test_where_the_book_is() -> None:
-    assert book_path({BOOK_VARIABLE: "/x/y.sqlite3"}) == Path("/x/y.sqlite3")
-    assert book_path({"XDG_STATE_HOME": "/s"}) == Path("/s/mapa/local-data.sqlite3")
-    assert book_path({"XDG_STATE_HOME": "relative"}) == Path.home() / ".local/state/mapa/local-data.sqlite3"
+    assert registry_path({REGISTRY_VARIABLE: "/x/y.sqlite3"}) == Path("/x/y.sqlite3")
+    assert registry_path({"XDG_STATE_HOME": "/s"}) == Path("/s/mapa/local-data.sqlite3")
+    assert (
+        registry_path({"XDG_STATE_HOME": "relative"}) == Path.home() / ".local/state/mapa/local-data.sqlite3"
+    )

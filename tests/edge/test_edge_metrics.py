@@ -16,12 +16,10 @@ from common.errors import ConfigurationError
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
-from edge.accountant import epsilons_apart
-from edge.inbox import Inbox
+from edge.accountant import MOST_KINDS, SpentCurves, epsilons_apart
 from edge.ledger import MemoryLedger
+from edge.metrics import DROPPED, FAMILIES, read_edges
 from edge.policy import OperatorPolicy
-from edge.readings import DROPPED, FAMILIES, read_edges
-from edge.spending import MOST_KINDS, Spending
 from tests.common.test_telemetry import exposition, read
 from tests.core_support import small_dataset
 from tests.edge.test_client import Stage, plenty, private_scenario
@@ -53,8 +51,8 @@ def here(kind: ReleaseKind, charges: Sequence[int], delta: float) -> list[float 
     return [one if math.isfinite(one) else None for one in found]
 
 
-def told(stage: Stage, spending: Spending | None = None) -> dict[tuple[str, str], float]:
-    return read(exposition(read_edges([stage.edge], spending or Spending(here, at_once))))
+def told(stage: Stage, spending: SpentCurves | None = None) -> dict[tuple[str, str], float]:
+    return read(exposition(read_edges([stage.edge], spending or SpentCurves(here, at_once))))
 
 
 def unseeded(**changes: Any) -> Any:
@@ -81,7 +79,7 @@ def test_other_records_and_other_batches_tell_the_same(monkeypatch: pytest.Monke
         for _ in range(20):
             stage.model()
         assert stage.edge.session.last_sequence == 20
-        texts.append(exposition(read_edges([stage.edge], Spending(here, at_once))))
+        texts.append(exposition(read_edges([stage.edge], SpentCurves(here, at_once))))
     assert texts[0] == texts[1]
 
 
@@ -92,7 +90,7 @@ def test_an_edge_says_what_it_does_and_no_more() -> None:
     assert ("mapa_edge_epsilon_spent", "") not in first
     stage.welcome()
     stage.model()
-    stage.edge.inbox.dropped["model"] += 1
+    stage.edge.dropped["model"] += 1
     after = told(stage)
     assert after["mapa_edge_state", "training"] == after["mapa_edge_releases_total", ""] == 1
     assert after["mapa_edge_dropped_messages_total", "model"] == 1
@@ -108,9 +106,8 @@ def test_a_lost_connection_is_counted() -> None:
 
 
 def test_the_words_for_dropped_messages_are_all_there() -> None:
-    sources = Path(Inbox.__module__.replace(".", "/") + ".py"), Path("edge/fleet.py")
     root = Path(__file__).parents[2]
-    text = "".join((root / path).read_text() for path in sources)
+    text = "".join((root / path).read_text() for path in ("edge/client.py", "edge/fleet.py"))
     assert set(re.findall(r'(?:_read\(|dropped\[)"(\w+)"', text)) == set(DROPPED)
 
 
@@ -147,7 +144,7 @@ def test_a_budget_bounds_what_is_spent_and_its_share_is_told() -> None:
 
 @pytest.mark.parametrize("charges", [0, 1, 2, 3, 7, 50, 64, 65, 1000, 12_345])
 def test_the_bound_is_one_and_a_close_one(charges: int) -> None:
-    spending = Spending(here, at_once)
+    spending = SpentCurves(here, at_once)
     spending.epsilon(KIND, charges, 1e-5)
     bound = spending.epsilon(KIND, charges, 1e-5)
     exact = total([Spent(KIND, charges)], 1e-5, quick=True).epsilon
@@ -162,7 +159,7 @@ def test_few_questions_are_asked_in_a_long_run() -> None:
         asked.append(len(charges))
         return [float(n) for n in charges]
 
-    spending = Spending(counting, at_once)
+    spending = SpentCurves(counting, at_once)
     bounds = [spending.epsilon(KIND, n, 1e-5) for n in range(20_000)]
     assert all(bound is None or bound >= n for n, bound in enumerate(bounds))
     assert bounds.count(None) == 0
@@ -171,7 +168,7 @@ def test_few_questions_are_asked_in_a_long_run() -> None:
 
 def test_nobody_waits_for_the_accountant() -> None:
     waiting: list[Callable[[], None]] = []
-    spending = Spending(here, waiting.append)
+    spending = SpentCurves(here, waiting.append)
     assert spending.epsilon(KIND, 5, 1e-5) is None
     assert spending.epsilon(KIND, 6, 1e-5) is None
     assert len(waiting) == 1, "one question at a time"
@@ -186,13 +183,13 @@ def test_without_an_accountant_nothing_is_claimed_and_it_is_not_asked_again() ->
         asked.append(delta)
         raise ConfigurationError("dp-accounting is not installed")
 
-    spending = Spending(missing, at_once)
+    spending = SpentCurves(missing, at_once)
     assert [spending.epsilon(KIND, n, 1e-5) for n in range(1, 4)] == [None, None, None]
     assert len(asked) == 1
 
 
 def test_so_many_kinds_and_no_more() -> None:
-    spending = Spending(here, at_once)
+    spending = SpentCurves(here, at_once)
     kinds = [ReleaseKind(KIND.law, KIND.mechanism, 100 + k) for k in range(MOST_KINDS + 2)]
     for kind in kinds:
         spending.epsilon(kind, 1, 1e-5)

@@ -1,4 +1,4 @@
-"""What an edge tells its operator's Prometheus. A closed list: nothing here derives from records or from a batch.
+"""An edge's Prometheus metrics. A closed list: nothing here derives from records or from a batch.
 
 Not the loss, a norm, a batch's size, how long a gradient took, processor time or memory: docs/privacy.md says why
 each of these would be a release of its own, and why none of the following is. All edges of a process are told
@@ -13,17 +13,13 @@ from collections.abc import Iterable, Sequence
 
 from common.telemetry.family import Family, Kind, Reading, Readings
 from edge.account import Standing
+from edge.accountant import SpentCurves
 from edge.client import EdgeClient
-from edge.conversation import Phase
-from edge.spending import Spending
+from edge.session import WELCOMED, Phase
 
 EVERY = 5.0  # seconds between two readings: when exactly a release was made does not show
 STATES = ("joining", "training", "ended")
 DROPPED = ("halt", "model", "presence", "retained", "welcome")
-_TRAINING = frozenset(
-    {Phase.WAITING, Phase.MAKING, Phase.PUSHING}
-)  # one word: MAKING alone would tell how long
-
 _COUNTER, _GAUGE = Kind.COUNTER, Kind.GAUGE
 
 RUN_INFO = Family("mapa_edge_run_info", _GAUGE, "1, with the run's name.", "run", most=1)
@@ -40,7 +36,7 @@ RESENT = Family(
 RECONNECTS = Family(
     "mapa_edge_reconnects_total",
     _COUNTER,
-    "Connections to the broker that were lost and had to be made anew.",
+    "Connections to the broker that were lost and had to be made again.",
 )
 DROPS = Family(
     "mapa_edge_dropped_messages_total",
@@ -71,9 +67,9 @@ FAMILIES = (
 )
 
 
-def read_edges(clients: Sequence[EdgeClient], spending: Spending) -> Readings:
+def read_edges(clients: Sequence[EdgeClient], curves: SpentCurves) -> Readings:
     """Return the values of this moment, in the loop's thread."""
-    found: dict[Family, Reading] = {
+    readings: dict[Family, Reading] = {
         RUN_INFO: {client.run: 1 for client in clients},
         STATE: Counter(_state(client.session.phase) for client in clients),
         CONNECTED: sum(client.channel is not None and client.channel.connected for client in clients),
@@ -83,43 +79,49 @@ def read_edges(clients: Sequence[EdgeClient], spending: Spending) -> Readings:
         DROPS: sum((client.dropped for client in clients), Counter[str]()),
     }
     standings = [client.standing for client in clients]
-    found |= _privacy([standing for standing in standings if standing is not None], clients, spending)
-    return {family: found[family] for family in FAMILIES if family in found}
+    readings |= _privacy([standing for standing in standings if standing is not None], clients, curves)
+    return {family: readings[family] for family in FAMILIES if family in readings}
 
 
 def _state(phase: Phase) -> str:
     if phase is Phase.DONE:
         return "ended"
-    return "training" if phase in _TRAINING else "joining"
+    return "training" if phase in WELCOMED else "joining"  # one word: Phase.MAKING alone would tell how long
 
 
 def _privacy(
-    standings: Sequence[Standing], clients: Iterable[EdgeClient], spending: Spending
+    standings: Sequence[Standing], clients: Iterable[EdgeClient], curves: SpentCurves
 ) -> dict[Family, Reading]:
     """Return what was spent; nothing where one of the edges cannot say: the largest is not known then."""
-    deltas = {delta for client in clients if (delta := client.delta) is not None}
+    deltas = {delta for client in clients if (delta := _delta(client)) is not None}
     if not standings or len(deltas) != 1:
         return {}
     [delta] = deltas
-    found: dict[Family, Reading] = {DELTA: delta}
-    spent = [_epsilon(standing, delta, spending) for standing in standings]
-    known = [one for one in spent if one is not None]
+    readings: dict[Family, Reading] = {DELTA: delta}
+    spent = [_epsilon(standing, delta, curves) for standing in standings]
+    known = [epsilon for epsilon in spent if epsilon is not None]
     if len(known) == len(spent):
-        found[EPSILON] = max(known)
-    budgets = [one.account.budget.epsilon for one in standings if one.account.budget is not None]
-    if budgets:
-        found[BUDGET] = min(budgets)
-    shares = [_share(one) for one in standings if one.cap is not None]
-    if shares:
-        found[USED] = max(shares)
-    return found
+        readings[EPSILON] = max(known)
+    if budgets := [each.account.budget.epsilon for each in standings if each.account.budget is not None]:
+        readings[BUDGET] = min(budgets)
+    if shares := [_share(each) for each in standings if each.cap is not None]:
+        readings[USED] = max(shares)
+    return readings
 
 
-def _epsilon(standing: Standing, delta: float, spending: Spending) -> float | None:
+def _delta(client: EdgeClient) -> float | None:
+    """Return the δ that this run is accounted at; None: not known yet."""
+    standing, preparation = client.standing, client.preparation
+    if standing is not None and standing.account.budget is not None:
+        return standing.account.budget.delta
+    return None if preparation is None else preparation.scenario.privacy.total_delta
+
+
+def _epsilon(standing: Standing, delta: float, curves: SpentCurves) -> float | None:
     """Return a bound on what this run's releases cost: the accountant's, or the budget that they are within."""
     if standing.account.reproducible:
-        return math.inf  # whoever knows the seed subtracts the noise
-    bound = spending.epsilon(standing.account.kind, standing.charges, delta)
+        return math.inf  # who knows the seed subtracts the noise
+    bound = curves.epsilon(standing.account.kind, standing.charges, delta)
     budget, cap = standing.account.budget, standing.cap
     if bound is not None and budget is not None and cap is not None and standing.charges <= cap:
         return min(bound, budget.epsilon)
