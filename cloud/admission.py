@@ -1,18 +1,252 @@
-"""Who may take part: what a hello gets, and which index; pure."""
+"""Which stage and ΔS each model version was sent to one edge with; pure."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from cloud.terms import BelowFloorError, EdgeAccount
 from common.errors import ConfigurationError
 from common.messages import Hello, Refuse
 from common.noise.law import NoiseLaw
+from common.noise.registry import describe_law, law_names, noise_law, paced_law
+from common.own_code import is_dotted
 from common.quantities import EdgeId
 
 if TYPE_CHECKING:
     from cloud.server import CloudServer
+
+
+_KEPT = 256  # an algorithm may change ΔS at every update; an edge is never so many models late
+
+
+class _Opening(NamedTuple):
+    version: int  # the first one sent so
+    stage: int
+    sensitivity: float
+    beside: bool  # that version had been sent with the opening before, too
+
+
+@dataclass(slots=True)
+class Openings:
+    """One entry for every change of (stage, ΔS), and no more than the newest of them."""
+
+    _all: list[_Opening] = field(default_factory=list)
+    _sent: int = 0  # the newest version that was sent
+
+    def sent(self, version: int, stage: int, sensitivity: float) -> None:
+        """Note what a model is sent with; versions never go back."""
+        last = self._all[-1] if self._all else None
+        if last is None or last.stage != stage or last.sensitivity != sensitivity:
+            beside = last is not None and self._sent == version
+            self._all.append(_Opening(version, stage, sensitivity, beside))
+            del self._all[:-_KEPT]
+        self._sent = version
+
+    def plain(self) -> list[Any]:
+        """Return all of it in lists and numbers."""
+        return [self._sent, [list(opening) for opening in self._all]]
+
+    @classmethod
+    def from_plain(cls, plain: list[Any]) -> Self:
+        sent, openings = plain
+        return cls([_Opening(*opening) for opening in openings], sent)
+
+    def newest(self, version: int, stage: int, sensitivity: float) -> bool:
+        """Tell whether the model that was sent last is this one, so that sending it again is no news."""
+        last = self._all[-1] if self._all else None
+        return (
+            last is not None
+            and self._sent == version
+            and last.stage == stage
+            and last.sensitivity == sensitivity
+        )
+
+    def stage_of(self, version: int, sensitivity: float) -> int | None:
+        """Return the stage of a version that was sent with exactly this ΔS; None: it never was."""
+        for opening in reversed(self._all):
+            if opening.version > version:
+                continue
+            if opening.sensitivity == sensitivity:
+                return opening.stage
+            if not (opening.beside and opening.version == version):
+                return None
+        return None
+
+
+FOR_GOOD = (
+    "budget",
+    "refused",
+    "failed",
+)  # reasons of a leave after which an edge does not come back by itself
+_REMEMBERED = 16  # processes of one edge that were replaced
+_NO_MORE = 2**63  # above the number of any hello
+_ROUNDING = 1e-3  # share by which float32 may lengthen a gradient
+
+
+class BelowFloorError(ConfigurationError):
+    """An edge wants more privacy than the run can bear: everybody's learning rate would be ruined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the cloud asks of edges and of itself; the constants of the algorithm are in the schedule."""
+
+    edges: int  # K: how many shards there are to assign
+    iterations: int  # T
+    private: bool  # False for ASGD and CSGD: nobody clips or noises
+    noise: str  # the run's law
+    parameters: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # of the law, where a hello leaves them open; each cycled over k
+    noised_dimension: int = 1  # how many coordinates η has
+    limits: Mapping[str, float] = field(
+        default_factory=dict
+    )  # `epsilon_floor` and the like, those that are set
+    edges_at_least: int = (
+        1  # edges that can train, by their hellos, to wait for before the first model is sent
+    )
+    evaluate_every: int = 0  # 0: never, else x₁ too
+    fifo_capacity: int = 1024
+    most_samples: float = (
+        math.inf
+    )  # that a batch holds but for a probability below 1e-12; ∞: lengths are not checked
+    regularization: float = 0.0  # λ
+    batch_size: int = 1  # b
+    steps: int = 1  # E: a message is the mean of so many noised gradients
+    local_rate: float = 0.0  # ρ_local between them
+    devices: Sequence[str] = ()  # names, cycled over k; none: nothing is said of devices
+    caps: Sequence[int] = ()  # R_k, cycled over k; none: no edge has a pace of its own
+
+    def cap(self, index: int) -> float:
+        """Return how many gradients of edge k the run takes."""
+        return self.caps[index % len(self.caps)] if self.caps else math.inf
+
+    def law(self, hello: Hello, index: int) -> NoiseLaw:
+        """Return how edge k will noise: by its own hello, else as the run's scenario says."""
+        name = hello.noise or self.noise
+        if name != self.noise and is_dotted(name):  # an edge must not have the cloud import anything
+            raise ConfigurationError(
+                f"noise = {name!r}: allowed are {', '.join(law_names())} or the run's law"
+            )
+        if self.caps:
+            own = {key: values[index % len(values)] for key, values in self.parameters.items()}
+            return paced_law(noise_law(self.noise, own), name, hello.parameters)
+        parameters = hello.parameters
+        if not parameters and name == self.noise:
+            parameters = {key: values[index % len(values)] for key, values in self.parameters.items()}
+        return noise_law(name, parameters)
+
+    def moment(self, law: NoiseLaw) -> float:
+        """Return v_k of a message; raise BelowFloorError where a release has more than the run bears.
+
+        γ knows an edge's noise by v alone, so the run's limit holds for v whatever law the edge chose. A mean of E
+        independent draws has v/E.
+        """
+        for parameter in describe_law(law.name).parameters:
+            value, bound = law.parameters[parameter.name], self.limits.get(parameter.limit)
+            if bound is not None and parameter.passes(value, bound):
+                most = "at most" if parameter.reading.larger_is_noisier else "at least"
+                raise BelowFloorError(
+                    f"{parameter.name} = {value}: must be {most} {bound}, this run's privacy.{parameter.limit}"
+                )
+        moment, limit = law.relative_second_moment(self.noised_dimension), self.moment_limit
+        if moment > limit:
+            raise BelowFloorError(
+                f"noise = {law.name!r}: has E‖η‖²/ΔS² = {moment:.6g}, which must be at most {limit:.6g}"
+                f" by this run's privacy.{' and '.join(describe_law(self.noise).limits)}"
+            )
+        return moment / self.steps
+
+    def device(self, index: int) -> str | None:
+        """Name the device of edge k."""
+        return self.devices[index % len(self.devices)] if self.devices else None
+
+    def reach(self, law: NoiseLaw | None, steps: int | None = None) -> float:
+        """Return ‖g̃‖/ΔS, the regulariser's part left out, that no honest edge exceeds; ∞ where nothing is clipped.
+
+        Each of the batch's samples moves the mean by C/b = ΔS/2 at most, and the law knows its tail, of one release
+        and of the mean of E.
+        """
+        if law is None:
+            return math.inf
+        tail = law.relative_tail_of_mean(self.noised_dimension, steps or self.steps)
+        return (1 + _ROUNDING) * (self.most_samples / 2 + tail)
+
+    def regular_part(self, law: NoiseLaw | None, sensitivity: float, longest: float) -> float:
+        """Return the length that λx adds to g̃ at most, where no model that was sent is longer than `longest`.
+
+        Local steps move x: x⁽ᵉ⁾ = (1 − γλ)x⁽ᵉ⁻¹⁾ − γg, with γ = ρ_local/C and g a release without its regulariser.
+        """
+        if self.steps > 1 and law is not None and self.regularization:
+            rate = 2 * self.local_rate / (self.batch_size * sensitivity)
+            moved = rate * sensitivity * self.reach(law, steps=1)
+            for _ in range(self.steps - 1):
+                longest = max(longest, abs(1 - rate * self.regularization) * longest + moved)
+        return 1.001 * self.regularization * longest
+
+    @property
+    def moment_limit(self) -> float:
+        """v of the run's own law at the limits of its parameters; infinite where one of them has none."""
+        law = describe_law(self.noise)
+        if not law.parameters or any(key not in self.limits for key in law.limits):
+            return math.inf
+        noisiest = law.make({one.name: self.limits[one.limit] for one in law.parameters})
+        return noisiest.relative_second_moment(self.noised_dimension)
+
+
+@dataclass(slots=True)
+class EdgeAccount:
+    """What the cloud knows of one edge."""
+
+    edge_id: EdgeId
+    index: int  # k
+    last_sequence: int = 0  # last sequence applied (or refused for good)
+    announced: int = 0  # last_sequence of its newest hello
+    earlier: int = 0  # last_sequence of its first hello to this cloud: releases of earlier lives of the run
+    applied: int = 0
+    present: bool = True
+    left: str = ""  # why it went on purpose; only the hello of another process takes it back
+    nonce: str = ""  # of the process that speaks for it
+    number: int = 0  # of the newest hello of that process
+    preparing: bool = False  # by that hello: it cannot train yet
+    former: dict[str, int] = field(
+        default_factory=dict
+    )  # nonce → newest hello, of processes that were replaced
+    reach: float = math.inf  # ‖g̃‖/ΔS of an honest gradient, at most
+    moment: float = 0.0  # v_k
+    law: NoiseLaw | None = None  # how it said that it noises
+    reopenings: int = 0  # how often its noise has opened a stage again
+    openings: Openings = field(default_factory=Openings)  # what it was sent
+
+    def has_heard(self, hello: Hello) -> bool:
+        """Tell whether a hello is late or comes twice: one of its process as new as this was heard before.
+
+        A process that left on purpose says no more, so whatever comes of it is late.
+        """
+        if hello.nonce == self.nonce:
+            return bool(self.left) or hello.number <= self.number
+        return hello.number <= self.former.get(hello.nonce, 0)
+
+    def spoken_for_by(self, hello: Hello) -> None:
+        """Let the process of this hello speak for the edge from now on."""
+        if hello.nonce != self.nonce and self.number:
+            self.former.pop(hello.nonce, None)
+            self.former[self.nonce] = _NO_MORE if self.left else self.number
+            while len(self.former) > _REMEMBERED:
+                del self.former[next(iter(self.former))]
+        self.nonce, self.number, self.announced = hello.nonce, hello.number, hello.last_sequence
+        self.present, self.left, self.preparing = True, "", hello.preparing
+
+    def is_vacant(self, *, begun: bool) -> bool:
+        """Return whether it left on purpose and cannot have released anything in this run: another may take its place.
+
+        `begun`: models have been sent, so that an edge that was shut down may have a gradient on its way.
+        """
+        reasons = ("refused", "budget") if begun else ("refused", "budget", "shutdown")
+        return self.left in reasons and not self.last_sequence and not self.announced
+
 
 _LIVES = 100  # of a run's name: an edge that comes with more releases than they can have is not believed
 _REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of

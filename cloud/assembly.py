@@ -7,11 +7,10 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from cloud.admission import BelowFloorError, Terms
 from cloud.algorithm import Algorithm, PublicNumbers
-from cloud.averaging import averaged
 from cloud.server import CloudServer
-from cloud.terms import BelowFloorError, Terms
-from cloud.weighting import WithWeights, effective_multiplier, noise_weights
+from cloud.wrappers import WithWeights, averaged, effective_multiplier, noise_weights
 from common.errors import ConfigurationError
 from common.models.model import Model, feature_length
 from common.noise.law import TAIL_NATS, NoiseLaw

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloud.algorithm import Algorithm
-from cloud.contacts import Contact
 from cloud.history import History
-from cloud.lives import Life
+from cloud.peers import Contact, Life
 from cloud.service import CloudService
 from cloud.snapshot import restore_server, server_state
 from common.errors import LocalProtocolError, RecordsError
@@ -17,7 +16,7 @@ from common.quantities import EdgeId
 from common.records.log_format import Entry, Kind, LogDamagedError, segment_name
 from common.records.log_reader import LogReader
 from common.records.rundir import RunDirectory
-from common.transport.routing import OnMessage
+from common.transport.channel import OnMessage
 from common.wire.codec import decode_hello, decode_leave
 from common.wire.topics import EdgeTopic, edge_topic
 

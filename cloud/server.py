@@ -1,24 +1,20 @@
-"""The cloud side of algorithm:MAPA: events in, effects out, nothing performed.
-
-Every update makes a new x (in the memory of its step), so a model that was handed out never changes.
-"""
+"""What the records are told of a stage that opens and of an edge that joins, whichever engine runs; pure."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import numpy as np
 
-from cloud.admission import Admitted, Indices, judged
+from cloud.admission import FOR_GOOD, Admitted, EdgeAccount, Indices, Terms, judged
 from cloud.algorithm import Algorithm, Update
-from cloud.facts import edge_joined, stage_opened
-from cloud.fifo import GradientFifo
-from cloud.terms import FOR_GOOD, EdgeAccount, Terms
 from common.messages import (
     EdgeGone,
+    EdgeJoined,
     Effect,
     EvaluationDue,
     Event,
@@ -33,7 +29,73 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
+from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite, length
+
+
+def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened | None:
+    """State the stage that opens before update t; None: the algorithm has no stages."""
+    stage = schedule.opened()
+    if stage is None:
+        return None
+    return StageOpened(
+        stage=stage.index,
+        t=t,
+        sensitivity=stage.sensitivity,
+        variance=stage.variance,
+        p=stage.p,
+        learning_rate=stage.learning_rate,
+        length=stage.length,
+        tau_max=stage.tau_max,
+        reopened=reopened,
+    )
+
+
+def edge_joined(
+    index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool, device: str | None = None
+) -> EdgeJoined:
+    """State under which law an edge takes part from update t on."""
+    parameters = {} if law is None else law.parameters
+    return EdgeJoined(
+        edge=index,
+        edge_id=edge_id,
+        t=t,
+        noise="none" if law is None else law.name,
+        epsilon=parameters.pop("epsilon", None),
+        noise_multiplier=parameters.pop("noise_multiplier", None),
+        returned=returned,
+        parameters=parameters,
+        device=device,
+    )
+
+
+class GradientFifo:
+    """Gradients that arrived and wait for their update.
+
+    It does not look for duplicates: the server refuses a sequence that was applied, and applies all that waits
+    before it takes the next event.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity = {capacity}: must be at least 1")
+        self.capacity = capacity
+        self._waiting: deque[GradientArrived] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def offer(self, arrived: GradientArrived) -> str | None:
+        """Take a gradient; return None, or why it was refused: `full`."""
+        if len(self._waiting) >= self.capacity:
+            return "full"
+        self._waiting.append(arrived)
+        return None
+
+    def take(self) -> GradientArrived:
+        """Remove and return the gradient that came first."""
+        return self._waiting.popleft()
+
 
 _FLOAT32 = np.dtype(np.float32)
 

@@ -9,13 +9,11 @@ from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
-from cloud.contacts import Allowance, Contacts
-from cloud.evaluation import Evaluator
-from cloud.evaluations import Evaluations
+from cloud.evaluation import Evaluations, Evaluator
 from cloud.history import History
-from cloud.lives import Lives
-from cloud.notices import Notices
-from cloud.owed import Owed
+from cloud.peers import Allowance, Contacts, Lives
+from cloud.presence import Notices
+from cloud.resend_queue import Owed
 from cloud.server import CloudServer
 from common.errors import RemoteProtocolError
 from common.messages import (

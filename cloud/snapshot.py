@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from cloud.admission import EdgeAccount, Openings
 from cloud.algorithm import Algorithm
-from cloud.averaging import WithAverage
-from cloud.openings import Openings
 from cloud.server import CloudServer
 from cloud.stages import Stage
-from cloud.terms import EdgeAccount
-from cloud.weighting import WithWeights
+from cloud.wrappers import WithAverage, WithWeights
 from common.errors import ConfigurationError
 from common.messages import Halt
 from common.noise.law import NoiseLaw

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from common.dotted import import_named, is_dotted, names_in
 from common.errors import ConfigurationError, MapaError
 from common.options import Option, Value, options_of, resolved
-from common.own_code import given_object, require_allowed
+from common.own_code import given_object, import_named, is_dotted, names_in, require_allowed
 
 _HOME = "cloud.algorithms"
 _KEY = "algorithm.name"

@@ -13,10 +13,10 @@ import numpy as np
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.dataset import Dataset, Samples
 from common.datasets.source import Source
-from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
 from common.models.feature_cache import user_cache
 from common.models.making import features_of
+from common.own_code import is_dotted
 from common.quantities import Indices, RunId
 from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema

@@ -18,7 +18,7 @@ from typing import IO
 
 from common.errors import BrokerUnavailableError, ConfigurationError
 from common.transport.connection import BrokerAddress, parse_address
-from mapa.children import ends_with_parent
+from mapa.processes import ends_with_parent
 
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean session, no client id
 OWN = ("auto", "mosquitto", "embedded")  # what we start ourselves

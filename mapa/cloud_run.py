@@ -14,10 +14,10 @@ from pathlib import Path
 
 from cloud.assembly import algorithm_for, begun, explained, server_for
 from cloud.history import History
+from cloud.metrics import EVERY, SECONDS, read_cloud
+from cloud.presence import Inquiry
 from cloud.probe import SizeProbe
-from cloud.readings import EVERY, SECONDS, read_cloud
 from cloud.revival import begin_history, revive
-from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from cloud.snapshot import ValueCodec
 from common.datasets.catalogue import load_dataset
@@ -39,11 +39,10 @@ from common.records.recorder import Recorder
 from common.records.rundir import RunDirectory
 from common.scenario.scenario import Scenario
 from common.telemetry.family import Buckets, published
-from common.transport.channel import Will
+from common.transport.channel import UNREAD, RetainedMessageError, Will
 from common.transport.connection import SIZE_HINT, BrokerAddress, Credentials, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
-from common.transport.routing import UNREAD, RetainedMessageError
 from common.wire.codec import Admission, Presence, encode_presence, encode_welcome, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
 from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit

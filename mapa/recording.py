@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from cloud.admission import EdgeAccount
 from cloud.assembly import explained
-from cloud.averaging import first_of_tail
-from cloud.lives import Lives
-from cloud.terms import EdgeAccount
+from cloud.peers import Lives
+from cloud.wrappers import first_of_tail
 from common.accounting.kept import kept_in
 from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset

@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from common.algorithms import Description
-from common.constants import NOMINAL, measured_constants
 from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping
 from common.options import check_belonging
+from common.problem import NOMINAL, measured_constants
 from common.scenario.tables import Fraction, NonNegative, Positive, Table, lasting
 
 _LATER = {"average": "none", "average_decay": None, "average_from": None, "weights": None}

@@ -1,27 +1,77 @@
-"""A delaying TCP relay inside the edge's program: no privileges, every platform.
-
-The edge's client connects to 127.0.0.1:<port>, the relay to the broker; each way has a LinkClock.
-All relays of a program share one thread and one asyncio loop.
-"""
+"""The thread that relays live in, with one asyncio loop for all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import threading
 from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from common.transport.connection import BrokerAddress
 from common.transport.link import LinkClock, LinkProfile
-from common.transport.relay_thread import RelayThread
+
+_PATIENCE = 30.0  # seconds for what is asked of the loop
+
+
+class Relay(Protocol):
+    async def shut(self) -> None:
+        """Close the port and every connection."""
+
+
+_T = TypeVar("_T")
+_R = TypeVar("_R", bound=Relay)
+
+
+class RelayThread(Generic[_R]):
+    """One thread for all relays of a kind; its methods are called from another one."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._relays: list[_R] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def shut(self, relay: _R) -> None:
+        """Close one relay."""
+        self._relays.remove(relay)
+        self._await(relay.shut())
+
+    def close(self) -> None:
+        """Close every relay and end the thread; a second close does nothing."""
+        if self._loop.is_closed():
+            return
+        while self._relays:
+            self.shut(self._relays[-1])
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _keep(self, opening: Coroutine[Any, Any, _R]) -> _R:
+        """Wait for a relay to open; close it with the others."""
+        relay = self._await(opening)
+        self._relays.append(relay)
+        return relay
+
+    def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=_PATIENCE)
+
 
 _LOOK = 0.005  # seconds between two looks at what is still under way
 _HELD_LIMIT = 1 << 22  # bytes held one way before the sender is told to wait
 
 
-class _Way(asyncio.Protocol):
+class _DelayedWay(asyncio.Protocol):
     """One direction of one connection: what comes here goes out of `other` when it is due."""
 
     def __init__(self, relay: DelayRelay, *, upward: bool) -> None:
@@ -34,7 +84,7 @@ class _Way(asyncio.Protocol):
         self.choked = upward  # `other` does not read, or is not reached yet
         self._timer: asyncio.TimerHandle | None = None
         self.over = False  # the end was sent on
-        self.other: _Way | None = None
+        self.other: _DelayedWay | None = None
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -146,7 +196,7 @@ class DelayRelay:
         self.clocks = {way: LinkClock(profile, generator, opened) for way in (True, False)}
         self.transports: set[asyncio.Transport] = set()
         self._broker = broker
-        self._ways: list[_Way] = []
+        self._ways: list[_DelayedWay] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._listener = socket.socket()
         self.address = BrokerAddress("127.0.0.1", 0)
@@ -192,7 +242,7 @@ class DelayRelay:
         call.add_done_callback(self._calls.discard)
 
     async def _join(self, connection: socket.socket) -> None:
-        near, far = _Way(self, upward=True), _Way(self, upward=False)
+        near, far = _DelayedWay(self, upward=True), _DelayedWay(self, upward=False)
         near.other, far.other = far, near
         self._ways = [way for way in self._ways if way.transport is None or not way.transport.is_closing()]
         self._ways += [near, far]

@@ -19,7 +19,7 @@ import time
 from functools import lru_cache
 
 from common.errors import LocalProtocolError
-from common.transport.routing import UNREAD
+from common.transport.channel import UNREAD
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READ_AHEAD = 131072

@@ -18,7 +18,7 @@ from experiments.bench.ratios import Ratio
 from mapa.brokers import private_mosquitto
 from mapa.cloud_run import Setting, open_cloud
 from mapa.live import PlainView
-from mapa.local_run import edge_processes
+from mapa.process_run import edge_processes
 from mapa.scenario_files import load_scenario
 
 _EDGES = 3

@@ -33,7 +33,7 @@ from experiments.reference.reference import make_table
 from experiments.sweep import SWEEP_ENGINES
 from mapa.commands import options
 from mapa.output import progress_console
-from mapa.signals import interrupted_by_signals
+from mapa.processes import interrupted_by_signals
 
 _COLOURS = {
     "reproduced": "green",

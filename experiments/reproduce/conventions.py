@@ -41,7 +41,7 @@ def conventions(results: Results) -> list[str]:
         "could not do for free. Neither is in the paper, which says “determined by actual model”.",
         "Noise, clipping and the CNN's scope are as printed (exponential-norm, batch-mean, first-conv; not DP), "
         "except in `sound`, which uses this project's defaults.",
-        "This project's constants (`common/constants.py`, `docs/paper.md`): σ at x₁, R and f(x₁) of LR and SVM are "
+        "This project's constants (`common/problem.py`, `docs/paper.md`): σ at x₁, R and f(x₁) of LR and SVM are "
         "as measured on the public data, but L is a quarter of the measured one for LR and 7.5 for the SVM, far "
         "below its nominal 78 (MNIST) and 55 (USPS); the CNN's L = σ = R = 10 are nominal, not measured. "
         "MAPA on the testbed and in `sensitivity` has the paper's σ = 30, L = 10, δ = 1e-3.",

@@ -13,8 +13,8 @@ from pathlib import Path
 from common.errors import MapaError
 from experiments.reproduce.points import PROCESSES, Point
 from experiments.reproduce.results import Result
-from mapa.children import interruptible
-from mapa.local_run import one_thread_each
+from mapa.process_run import one_thread_each
+from mapa.processes import interruptible
 from mapa.run_reader import read_run
 
 _SECONDS_AN_UPDATE = 0.5  # far beyond any: a run that takes longer hangs

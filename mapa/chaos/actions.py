@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from common.transport.hostile import Disorder, HostileLoop, HostileRelay
+from common.transport.hostile_relay import Disorder, HostileLoop, HostileRelay
 from mapa.chaos.node import FAILED, ChaosBroker, Node
 from mapa.chaos.schedule import BROKER, CLOUD, Fault, Kind
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.errors import MapaError
 from common.quantities import RunId
-from common.transport.hostile import HostileLoop
+from common.transport.hostile_relay import HostileLoop
 from common.wire.topics import probe_topic
 from common.wire.v1 import packet_limit
 from mapa.chaos.actions import Actions

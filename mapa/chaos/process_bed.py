@@ -16,7 +16,7 @@ from mapa.brokers import Broker, MosquittoOptions, private_mosquitto
 from mapa.chaos.plan import Plan
 from mapa.chaos.programs import Program
 from mapa.chaos.schedule import CLOUD
-from mapa.local_run import edge_arguments
+from mapa.process_run import edge_arguments
 
 
 class ProcessBroker:

@@ -17,9 +17,9 @@ from common.errors import ConfigurationError
 from common.records import slow_disk
 from mapa.chaos.judge import Ended
 from mapa.chaos.node import FAILED, SLOW
-from mapa.children import ends_with_parent
 from mapa.environment import without_options
-from mapa.local_run import one_thread_each
+from mapa.process_run import one_thread_each
+from mapa.processes import ends_with_parent
 
 MAPA = (sys.executable, "-P", "-m", "mapa.cli")
 _KILLED = -int(signal.SIGKILL)

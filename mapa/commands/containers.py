@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 
 from common.datasets.source import LOCAL
-from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.registry import model_class
+from common.own_code import is_dotted
 from common.scenario.scenario import Scenario
 from common.wire.v1 import payload_limit
 from mapa.cloud_run import EXIT_CODES
@@ -26,8 +26,8 @@ from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
-from mapa.local_run import permitted
 from mapa.output import progress_console
+from mapa.process_run import permitted
 from mapa.recipes import recipe_names
 from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
 from mapa.scenario_files import find_scenario

@@ -9,10 +9,10 @@ from typing import Any
 
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
-from common.dotted import is_dotted
 from common.errors import MapaError
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import describe_law
+from common.own_code import is_dotted
 
 MOST_KINDS = 8  # whose curves are computed; of further ones the statement at the end has the figures
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloud.terms import EdgeAccount
+from cloud.admission import EdgeAccount
 from common.accounting.releases import ReleaseKind
 from common.datasets.source import LOCAL
 from common.messages import GradientApplied

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from cloud.lives import Lives
+from cloud.peers import Lives
 from cloud.server import CloudServer
 from common.errors import RemoteProtocolError
 from common.messages import (

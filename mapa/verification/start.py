@@ -16,10 +16,9 @@ import numpy as np
 from cloud.assembly import begin, first_model, terms_for
 from cloud.server import CloudServer
 from common.datasets.catalogue import describe
-from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.model import Model
-from common.own_code import code_named_by
+from common.own_code import code_named_by, is_dotted
 from common.quantities import Vector, is_finite
 from common.randomness import CounterStreams, streams_for
 from common.records.checkpoint import unpack

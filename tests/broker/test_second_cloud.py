@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloud.rivals import Inquiry
+from cloud.presence import Inquiry
 from common.errors import ConfigurationError
 from common.messages import EvaluationDue
 from common.quantities import RunId

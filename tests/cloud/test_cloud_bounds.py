@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cloud.assembly import fifo_capacity
-from cloud.contacts import Allowance
+from cloud.peers import Allowance
 from common.messages import Hello, Refuse
 from common.quantities import EdgeId
 from common.wire.codec import Admission, encode_hello

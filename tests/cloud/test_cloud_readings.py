@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloud.history import History
-from cloud.readings import (
+from cloud.metrics import (
     DROPPED,
     DROPS,
     EDGES,
@@ -96,7 +96,7 @@ def test_the_closed_sets_name_every_word_that_the_code_uses() -> None:
     assert said == documented == set(REFUSALS)
     judged = (ROOT / "cloud/admission.py").read_text().partition("def judged(")[2]
     assert set(re.findall(r'refuse\("([\w-]+)"', judged)) | {"mechanism"} == set(HELLO_REFUSALS)
-    places = [ROOT / "cloud/service.py", ROOT / "cloud/notices.py", ROOT / "mapa/cloud_run.py"]
+    places = [ROOT / "cloud/service.py", ROOT / "cloud/presence.py", ROOT / "mapa/cloud_run.py"]
     assert {
         word for path in places for word in re.findall(r'dropped\["([\w-]+)"\]', path.read_text())
     } == set(DROPPED)

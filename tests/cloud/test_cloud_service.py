@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
-from cloud.rivals import Inquiry
+from cloud.presence import Inquiry
 from cloud.service import CloudService
 from common.messages import GradientArrived, Halt, Hello, Leave, Refuse
 from common.metrics import ACCURACY, LOSS
@@ -243,7 +243,7 @@ def test_evaluations_that_cannot_keep_up_are_left_out_but_never_the_last(
 ) -> None:
     bed = Bed({"iterations": 6, "evaluation": {"every": 1}})
     evaluations = bed.service.evaluations.executor = WaitingEvaluations()
-    monkeypatch.setattr("cloud.evaluations._WAITING_MODELS", 2 * bed.service.server.model.nbytes)
+    monkeypatch.setattr("cloud.evaluation._WAITING_MODELS", 2 * bed.service.server.model.nbytes)
     bed.hello("a")
     for sequence in range(1, 5):
         bed.gradient("a", sequence)
@@ -262,7 +262,7 @@ def test_evaluations_that_cannot_keep_up_are_left_out_but_never_the_last(
 def test_the_last_model_is_evaluated_where_its_turn_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed({"iterations": 3, "evaluation": {"every": 1}})
     evaluations = bed.service.evaluations.executor = WaitingEvaluations()
-    monkeypatch.setattr("cloud.evaluations._WAITING_MODELS", 1)
+    monkeypatch.setattr("cloud.evaluation._WAITING_MODELS", 1)
     bed.hello("a")
     for sequence in range(1, 4):
         bed.gradient("a", sequence)

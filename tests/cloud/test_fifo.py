@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud.fifo import GradientFifo
+from cloud.server import GradientFifo
 from common.messages import GradientArrived
 from common.quantities import EdgeId, NoisyGradient
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud import lives as module
-from cloud.lives import Lives
+from cloud import peers as module
+from cloud.peers import Lives
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud.openings import Openings
+from cloud.admission import Openings
 
 
 def test_a_version_has_the_stage_and_bound_that_it_was_sent_with() -> None:

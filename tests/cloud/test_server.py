@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud.admission import Terms
 from cloud.server import CloudServer
 from cloud.stages import first_stage, next_stage, reopen_stage
-from cloud.terms import Terms
 from common.messages import (
     EdgeGone,
     EdgeJoined,

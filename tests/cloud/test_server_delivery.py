@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cloud.admission import _REMEMBERED, Terms
 from cloud.assembly import most_samples
 from cloud.server import CloudServer
-from cloud.terms import _REMEMBERED, Terms
 from common.messages import (
     EdgeGone,
     Effect,

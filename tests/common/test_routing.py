@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.errors import RemoteProtocolError
 from common.quantities import EdgeId, RunId
-from common.transport.routing import Routes, ignore_violation
+from common.transport.channel import Routes, ignore_violation
 from common.wire.topics import EdgeTopic, edge_topic, every_edge, parse_edge_topic
 
 RUN = RunId("run")

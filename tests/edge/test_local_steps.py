@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud.lives import Lives
+from cloud.peers import Lives
 from common.accounting.releases import Budget, ReleaseKind
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian

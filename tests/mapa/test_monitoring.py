@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cloud.readings import FAMILIES as CLOUD
-from cloud.readings import STALENESS
+from cloud.metrics import FAMILIES as CLOUD
+from cloud.metrics import STALENESS
 from common.telemetry.family import Buckets, Family, Kind, Reading
 from edge.readings import FAMILIES as EDGE
 from tests.common.test_telemetry import exposition

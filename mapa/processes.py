@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, MutableMapping, Sequence
 
 # By the kernel: a pipe would need the program's help, and Mosquitto reads no stdin. The setting survives exec;
 # a launcher makes it, because code between fork and exec is not safe in a program with threads.
@@ -35,3 +38,33 @@ os.execv(sys.argv[1], sys.argv[1:])
 def interruptible(command: Sequence[str]) -> list[str]:
     """Return a command that SIGINT ends even where this process ignores it; the process id is the command's."""
     return [sys.executable, "-I", "-S", "-c", _LISTENER, *command]
+
+
+@contextlib.contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM raise KeyboardInterrupt, so that whatever was started is ended and tidied up.
+
+    A non-interactive shell starts its background jobs with SIGINT ignored, and Python leaves it so: the first
+    signal would reach the handlers of a run, and the second, while it waits for its edges, nobody.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are not ours
+        return
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def one_thread(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Ask for one thread, unless the user has said how many, by any of the variables."""
+    if not any(environ.get(name) for name in VARIABLES):
+        environ.update(dict.fromkeys(VARIABLES, "1"))

@@ -13,11 +13,11 @@ import socket
 
 from common.errors import RemoteProtocolError
 from common.transport.connection import BrokerAddress
-from common.transport.relay_thread import RelayThread
+from common.transport.relay import RelayThread
 
 _PUBLISH, _DISCONNECT = 3, 14
 _DUPLICATE = 0x08  # DUP, in the first byte of a PUBLISH with an acknowledgement
-_READ = 1 << 16
+_CHUNK = 1 << 16
 _PARTING = 5.0  # seconds for the other end to close, once one has
 
 
@@ -91,7 +91,7 @@ class Disorder:
         return sent
 
 
-class _Way:
+class _HostileWay:
     """One direction of one connection."""
 
     def __init__(
@@ -104,7 +104,7 @@ class _Way:
     async def carry(self) -> None:
         """Pass on until the end; what is late goes before it."""
         with contextlib.suppress(OSError, RemoteProtocolError):
-            while received := await self._reader.read(_READ):
+            while received := await self._reader.read(_CHUNK):
                 for packet in self._framer.feed(received):
                     await self._relay.open.wait()
                     self._pass(packet)
@@ -192,7 +192,7 @@ class HostileRelay:
         self._writers.add(far_writer)
         for one in (writer, far_writer):
             one.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ways = _Way(self, reader, far_writer), _Way(self, far_reader, writer)
+        ways = _HostileWay(self, reader, far_writer), _HostileWay(self, far_reader, writer)
         carried = [asyncio.create_task(way.carry()) for way in ways]
         try:
             await asyncio.wait(carried, return_when=asyncio.FIRST_COMPLETED)
