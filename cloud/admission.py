@@ -29,7 +29,7 @@ class _Opening(NamedTuple):
 
 
 @dataclass(slots=True)
-class Openings:
+class SentModels:
     """One entry for every change of (stage, ΔS), and no more than the newest of them."""
 
     _all: list[_Opening] = field(default_factory=list)
@@ -108,7 +108,6 @@ class Terms:
         1  # edges that can train, by their hellos, to wait for before the first model is sent
     )
     evaluate_every: int = 0  # 0: never, else x₁ too
-    fifo_capacity: int = 1024
     most_samples: float = (
         math.inf
     )  # that a batch holds but for a probability below 1e-12; ∞: lengths are not checked
@@ -218,7 +217,7 @@ class EdgeAccount:
     moment: float = 0.0  # v_k
     law: NoiseLaw | None = None  # how it said that it noises
     reopenings: int = 0  # how often its noise has opened a stage again
-    openings: Openings = field(default_factory=Openings)  # what it was sent
+    sent_models: SentModels = field(default_factory=SentModels)  # what it was sent
 
     def has_heard(self, hello: Hello) -> bool:
         """Tell whether a hello is late or comes twice: one of its process as new as this was heard before.
@@ -253,7 +252,7 @@ _REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns whi
 
 
 @dataclass(slots=True)
-class Indices:
+class ShardIndices:
     """The indices 0 … K − 1, each held by one edge id at most."""
 
     edges: int  # K
@@ -287,7 +286,7 @@ class Admitted:
     instead_of: EdgeId | None = None  # who held the index, and left without a release
 
 
-def judged(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
+def judge_hello(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
     """Say what a hello gets, and change nothing that counts; None: no answer at all."""
     account, terms = server.edges.get(hello.edge_id), server.terms
 
@@ -345,7 +344,7 @@ def _most_releases(account: EdgeAccount | None, iterations: int) -> int:
     return account.earlier + 2 * (iterations + 1)  # in this life, with all that was refused or lost
 
 
-def _redealt(indices: Indices, hello: Hello, account: EdgeAccount) -> int:
+def _redealt(indices: ShardIndices, hello: Hello, account: EdgeAccount) -> int:
     """Return the index of an edge that is known: another free one if it asks for it before its first release here.
 
     Only a welcome names the data, so an edge may learn late that its ledger is of another shard of it.

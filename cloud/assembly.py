@@ -22,13 +22,6 @@ from common.randomness import CounterStreams, Purpose
 from common.scenario.parts import noised_dimension
 from common.scenario.scenario import Scenario
 
-_WAITING_GRADIENTS = 1 << 28  # bytes; before the first update an edge may send any number of them
-
-
-def fifo_capacity(workers: int, dimension: int) -> int:
-    """Return how many gradients may wait: one of every edge, and more as far as memory allows."""
-    return max(workers, min(max(1024, 2 * workers), _WAITING_GRADIENTS // (4 * dimension)))
-
 
 def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms:
     privacy = scenario.privacy
@@ -42,7 +35,6 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         limits=privacy.limits,
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluate_every,
-        fifo_capacity=fifo_capacity(scenario.workers, model.dimension),
         most_samples=most_samples(scenario.mechanism),
         regularization=scenario.model.regularization,
         batch_size=scenario.batch_size,

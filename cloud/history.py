@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cloud.server import CloudServer
+from cloud.server import CloudServer, Judged, JudgedGradient, JudgedHello, JudgedLeave
 from common.errors import ConfigurationError, LocalProtocolError, RecordsError
-from common.messages import GradientArrived, Hello, Leave
 from common.quantities import EdgeId
 from common.records.checkpoint import Checkpoints
 from common.records.log_format import Entry, Kind
@@ -151,25 +150,19 @@ class History:
 
     # -- what is taken --------------------------------------------------------------------------------
 
-    def gradient(self, server: CloudServer, arrived: GradientArrived, payload: bytes, seconds: float) -> None:
-        """Log a gradient unless it changes nothing; before the server takes it."""
-        if server.is_new(arrived):
-            kind, body = Kind.GRADIENT, payload
-        elif server.heeds(arrived):
-            kind, body = Kind.REPEAT, payload[:HEADER_BYTES]
-        else:
+    def event(self, server: CloudServer, judged: Judged, payload: bytes, seconds: float) -> None:
+        """Log an event unless it changes nothing; between the server's `judge` and `commit`."""
+        if not judged.changes:
             return
-        self._append(kind, server, seconds, body, arrived.edge_id)
-
-    def hello(self, server: CloudServer, hello: Hello, payload: bytes, seconds: float) -> None:
-        """Log a hello that will be welcomed."""
-        if server.heeds(hello):
-            self._append(Kind.HELLO, server, seconds, payload, hello.edge_id)
-
-    def leave(self, server: CloudServer, leave: Leave, seconds: float) -> None:
-        """Log a leave by which an edge goes."""
-        if server.heeds(leave):
-            self._append(Kind.LEAVE, server, seconds, encode_leave(leave), leave.edge_id)
+        match judged:
+            case JudgedGradient(arrived=arrived, is_new=is_new):
+                kind = Kind.GRADIENT if is_new else Kind.REPEAT
+                body = payload if is_new else payload[:HEADER_BYTES]
+                self._append(kind, server, seconds, body, arrived.edge_id)
+            case JudgedHello(hello=hello):
+                self._append(Kind.HELLO, server, seconds, payload, hello.edge_id)
+            case JudgedLeave(leave=leave):
+                self._append(Kind.LEAVE, server, seconds, encode_leave(leave), leave.edge_id)
 
     def begins(self, server: CloudServer, seconds: float) -> None:
         """Log that the training begins with the edges that are here."""

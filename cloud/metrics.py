@@ -14,7 +14,7 @@ EVERY = 1.0  # seconds between two readings
 STALENESS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377)
 SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 REFUSALS = (
-    *("after-halt", "cap", "duplicate", "full", "future", "incarnation"),
+    *("after-halt", "cap", "duplicate", "future", "incarnation"),
     *("no-such-model", "norm", "sensitivity", "sequence", "stranger"),
 )
 HELLO_REFUSALS = ("epsilon-floor", "fleet-full", "halted", "incarnation", "ledger-lost", "mechanism")
@@ -110,18 +110,18 @@ def read_cloud(service: CloudService, clock: Callable[[], float] = time.time) ->
         VERSION: server.t,
         STALE: _staleness(tally.staleness),
         REFUSED: dict(tally.refused),
-        REFUSED_HELLOS: dict(service.refused_hellos),
+        REFUSED_HELLOS: dict(service.traffic.refused_hellos),
         DROPS: dict(service.dropped),
         STAGE: server.stage,
         EDGES: Counter(_state(account.present, account.left) for account in server.edges.values()),
         EXPECTED: server.terms.edges,
         CONNECTED: int(service.channel.connected),
-        RECONNECTS: service.lost_connections,
+        RECONNECTS: service.traffic.lost_connections,
         HALTED: int(service.halted is not None),
         READ_AT: now,
     }
-    if service.replies is not None:
-        found[REPLY] = service.replies.copy()
+    if service.traffic.replies is not None:
+        found[REPLY] = service.traffic.replies.copy()
     if service.last_update is not None:
         found[LAST_UPDATE] = now - (service.loop.now() - service.last_update)
     if service.history is not None:

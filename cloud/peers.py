@@ -38,7 +38,7 @@ class Allowance:
 
 
 @dataclass(slots=True)
-class Contact:
+class Peer:
     """The process that speaks for one edge id."""
 
     nonce: str  # of its process
@@ -50,20 +50,20 @@ class Contact:
     left: bool = False  # it has said that it goes: another process of this id is no duplicate
 
 
-class Contacts(dict[EdgeId, Contact]):
+class Peers(dict[EdgeId, Peer]):
     """One contact for each edge that was welcomed, so never more than the run has shards.
 
     A hello that was refused makes none and replaces none: whoever posed as an edge must not be able
     to make the cloud deaf to that edge's own leave.
     """
 
-    def welcomed(self, edge_id: EdgeId, nonce: str, now: float, model_topic: str) -> Contact | None:
+    def welcomed(self, edge_id: EdgeId, nonce: str, now: float, model_topic: str) -> Peer | None:
         """Note a welcomed hello; return the contact of another process, not gone, that it takes the place of."""
         known = self.get(edge_id)
         if known is not None and known.nonce == nonce:
             known.seen = now
             return None
-        self[edge_id] = contact = Contact(nonce, now, model_topic)
+        self[edge_id] = contact = Peer(nonce, now, model_topic)
         if known is None or not known.left:
             return known
         contact.turnarounds, contact.turnaround_sum = known.turnarounds, known.turnaround_sum
@@ -84,7 +84,7 @@ _MOST = 10_000  # starts of one edge that are told apart; beyond, every release 
 
 
 @dataclass(slots=True)
-class Life:
+class EdgeRestarts:
     """The starts of one edge id."""
 
     nonce: str  # of the process that was heard last
@@ -93,16 +93,16 @@ class Life:
 
 
 @dataclass(slots=True)
-class Lives:
+class Restarts:
     """The starts of all edges that were welcomed."""
 
-    edges: dict[EdgeId, Life] = field(default_factory=dict)
+    edges: dict[EdgeId, EdgeRestarts] = field(default_factory=dict)
 
     def welcomed(self, edge_id: EdgeId, nonce: str, last_sequence: int) -> None:
         """Note a hello that was answered with a welcome; a new nonce is a new process, with a new shuffle."""
         life = self.edges.get(edge_id)
         if life is None:
-            life = self.edges[edge_id] = Life(nonce, {last_sequence})
+            life = self.edges[edge_id] = EdgeRestarts(nonce, {last_sequence})
         elif nonce != life.nonce:
             life.nonce = nonce
             if len(life.begins) <= _MOST:

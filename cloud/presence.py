@@ -1,4 +1,4 @@
-"""What the broker keeps for everybody: that the run's cloud is there, and that the run has ended."""
+"""One cloud per run: its retained presence and halt, and the question whether another cloud serves the run."""
 
 from __future__ import annotations
 
@@ -6,43 +6,45 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cloud.resend_queue import Owed
-from cloud.server import CloudServer
-from common.errors import RemoteProtocolError
+from cloud.resend_queue import ResendQueue
+from common.errors import ConfigurationError, RemoteProtocolError
 from common.messages import Halt
 from common.quantities import RunId
 from common.transport.channel import Channel, Loop
 from common.wire.codec import Presence, decode_halt, decode_presence, encode_halt, encode_presence
 from common.wire.topics import clouds_topic, halt_topic, presence_topic
 
-_RESTORE = 0.25  # seconds until what we retain is retained again, however many messages call for it
+_RESTORE = 0.25  # seconds until presence and halt are retained again, however many messages call for it
 
 
 @dataclass(slots=True)
-class Notices:
-    """Presence and halt of one run, retained; what others write in their place does not stay."""
+class CloudPresence:
+    """Presence and halt of one run, retained; what other senders write in their place does not stay."""
 
     run: RunId
     nonce: str  # of this cloud's process
-    server: CloudServer
+    incarnation: int  # of the run
     loop: Loop
-    channel: Callable[[], Channel]  # the service's, which a replay exchanges
-    complain: Callable[[str], None]  # to the operator, a bounded number of times
-    dropped: Counter[str]  # hostile messages by leaf
+    channel: Channel
+    warn: Callable[[str], None]  # tells the operator, a bounded number of times
+    dropped: Counter[str]  # messages that break the protocol, by kind
     halt: Halt | None = None
-    over: bool = False  # the loop ends: nobody is here for the edges
-    _owed: Owed[bytes] = field(init=False)
+    over: bool = False  # the loop ends: no cloud is here for the edges
+    _queue: ResendQueue[bytes] = field(init=False)
     _restoring: bool = False
 
     def __post_init__(self) -> None:
-        self._owed = Owed(self.loop, self._publish)
+        def retain(topic: str, payload: bytes) -> bool:
+            return self.channel.publish(topic, payload, qos=1, retain=True)
+
+        self._queue = ResendQueue(self.loop, retain)
 
     def begin(self) -> None:
         """Announce the cloud; a halt left by an earlier run of this name is removed."""
         self._retain_halt()
         self.announce()
         # after our own presence: one that a former cloud left is no news
-        subscribe = self.channel().subscribe
+        subscribe = self.channel.subscribe
         subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
         subscribe(halt_topic(self.run), self.on_halt, qos=1, retained=True)
         self._clear_questions()  # ours: the presence says more
@@ -50,22 +52,22 @@ class Notices:
 
     def announce(self) -> None:
         """Publish the cloud's presence; again after every reconnect, since its last will said it is offline."""
-        self._owed.send(presence_topic(self.run), encode_presence(self.presence(online=not self.over)))
+        self._queue.send(presence_topic(self.run), self._encoded(online=not self.over))
 
     def tell_halt(self, halt: Halt) -> None:
-        """Publish the halt; what no edge may miss is tried again until the channel takes it."""
+        """Publish the halt, again until the channel takes it: no edge may miss it."""
         self.halt = halt
         self._retain_halt()
 
     def leave(self) -> None:
-        """Say that nobody is here any more."""
+        """Announce that the cloud goes."""
         self.over = True
         self.announce()
 
     def restore(self) -> None:
-        """Retain presence and halt again, soon: a message that we cannot read may have taken the place of either.
+        """Retain presence and halt again, soon: an unreadable message may have replaced either.
 
-        A new edge would wait for a presence for ever.
+        A new edge would wait for a presence forever.
         """
         if not self._restoring:
             self._restoring = True
@@ -76,26 +78,22 @@ class Notices:
         self._retain_halt()
         self.announce()
 
-    def presence(self, *, online: bool) -> Presence:
-        """Return this cloud's presence message."""
-        return Presence(online, self.nonce, self.server.incarnation, over=self.over)
-
     @property
     def owing(self) -> bool:
         """Whether the channel still has to take the halt or the presence."""
-        return bool(self._owed.waiting)
+        return bool(self._queue.waiting)
+
+    def _encoded(self, *, online: bool) -> bytes:
+        return encode_presence(Presence(online, self.nonce, self.incarnation, over=self.over))
 
     @property
     def _encoded_halt(self) -> bytes:
         return b"" if self.halt is None else encode_halt(self.halt)
 
     def _retain_halt(self) -> None:
-        self._owed.send(halt_topic(self.run), self._encoded_halt)
+        self._queue.send(halt_topic(self.run), self._encoded_halt)
 
-    def _publish(self, topic: str, payload: bytes) -> bool:
-        return self.channel().publish(topic, payload, qos=1, retain=True)
-
-    # -- what others say there ------------------------------------------------------------------------
+    # -- messages of other senders ----------------------------------------------------------------------
 
     def on_halt(self, topic: str, payload: bytes) -> None:
         """Remove a halt that is not ours: late edges would believe it, and the others ask us about it."""
@@ -103,14 +101,14 @@ class Notices:
         if not payload or payload == ours:
             return
         self.dropped["halt"] += 1
-        self.complain(f"run {self.run!r}: a halt from another sender was removed")
-        self._owed.send(topic, ours)
+        self.warn(f"run {self.run!r}: a halt from another sender was removed")
+        self._queue.send(topic, ours)
         decode_halt(payload)  # what is no halt at all is a violation, too
 
     def on_presence(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
         """Announce again where the will of another cloud, or a late one of ours, says that no cloud is online.
 
-        Also where the retained presence was removed, or replaced by what is none.
+        Also where the retained presence was removed, or replaced by an unreadable message.
         """
         try:
             presence = self._decoded(payload)
@@ -121,14 +119,14 @@ class Notices:
             return
         if not presence.online:
             self.announce()
-            if presence.over and presence.incarnation == self.server.incarnation:
+            if presence.over and presence.incarnation == self.incarnation:
                 self.dropped["presence"] += 1
-                self.complain(
+                self.warn(
                     f"run {self.run!r}: another sender has said goodbye in this cloud's name: with a halt it"
                     " ends edges, with exit code 0; the broker's ACL keeps others from that topic"
                 )
         elif presence.nonce != self.nonce:
-            self.complain(f"another cloud is announcing itself for run {self.run!r}")
+            self.warn(f"another cloud is announcing itself for run {self.run!r}")
 
     def on_inquiry(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
         """Answer a cloud that is about to start under this run's name."""
@@ -136,12 +134,11 @@ class Notices:
             return  # a question that was withdrawn
         asking = self._decoded(payload)
         if not asking.online and asking.nonce != self.nonce and not self.over:
-            answer = encode_presence(self.presence(online=True))
-            self.channel().publish(clouds_topic(self.run), answer, qos=1)
+            self.channel.publish(clouds_topic(self.run), self._encoded(online=True), qos=1)
             self._clear_questions()  # it will not start
 
     def _clear_questions(self) -> None:
-        self.channel().publish(clouds_topic(self.run), b"", qos=1, retain=True)
+        self.channel.publish(clouds_topic(self.run), b"", qos=1, retain=True)
 
     def _decoded(self, payload: bytes) -> Presence:
         try:
@@ -153,7 +150,7 @@ class Notices:
 
 @dataclass(slots=True)
 class Inquiry:
-    """What a cloud learns before it announces itself.
+    """Asks, before a cloud announces itself, whether another one serves the run.
 
     A retained online presence may be left over from a cloud whose end the broker has not noticed; an answer is not.
     Of clouds that start together the one whose question the broker takes first goes on: all of them get the questions
@@ -181,6 +178,14 @@ class Inquiry:
         """Remove our question: this cloud does not start. Another one that answered removes it itself."""
         if not self.answered:
             self.channel.publish(clouds_topic(self.run), b"", qos=1, retain=True)
+
+    def check_alone(self) -> None:
+        """Raise ConfigurationError if another cloud has answered."""
+        if self.answered:
+            raise ConfigurationError(
+                f"run = {self.run!r}: another cloud is serving it on this broker, or began to at the same moment; stop"
+                " that one, or choose another --run"
+            )
 
     @property
     def settled(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the channel did not take, published again until it does."""
+"""Resend queue: publish again what the channel did not take, the newest message of each topic alone."""
 
 from __future__ import annotations
 
@@ -9,39 +9,41 @@ from typing import Generic, TypeVar
 from common.transport.channel import Loop, Timer
 
 _T = TypeVar("_T")
-_AGAIN = 0.1  # seconds until what the channel did not take is published again
-
-
-def _always() -> bool:
-    return True
+_RETRY = 0.1  # seconds between two tries
 
 
 @dataclass(slots=True)
-class Owed(Generic[_T]):
-    """On each topic the newest alone: whoever waits for it has no use for an older one."""
+class ResendQueue(Generic[_T]):
+    """Messages that wait, by topic; an older one of the same topic is of no use to its reader."""
 
     loop: Loop
     publish: Callable[[str, _T], bool]  # whether the channel took it
-    ready: Callable[[], bool] = _always  # whether there is any use in trying again now
-    waiting: dict[str, _T] = field(default_factory=dict)  # by topic
+    ready: Callable[[], bool] = lambda: True  # whether a try can succeed now
+    waiting: dict[str, _T] = field(default_factory=dict)
     _timer: Timer | None = None
 
-    def send(self, topic: str, what: _T) -> None:
-        if self.publish(topic, what):
-            if self.waiting:
-                self.waiting.pop(topic, None)  # an older one
-            return
-        self.waiting[topic] = what
-        self._try_later()
+    def send(self, topic: str, message: _T) -> None:
+        """Publish now, or as soon as the channel takes it."""
+        if self.publish(topic, message):
+            self.forget(topic)
+        else:
+            self.add(topic, message)
 
-    def _try_later(self) -> None:
+    def add(self, topic: str, message: _T) -> None:
+        """Publish later, in place of what waits for the topic."""
+        self.waiting[topic] = message
         if self._timer is None:
-            self._timer = self.loop.call_later(_AGAIN, self._try_again)
+            self._timer = self.loop.call_later(_RETRY, self._retry)
 
-    def _try_again(self) -> None:
+    def forget(self, topic: str) -> None:
+        """Drop what waits for the topic."""
+        if self.waiting:
+            self.waiting.pop(topic, None)
+
+    def _retry(self) -> None:
         self._timer = None
         if self.waiting and not self.ready():
-            self._try_later()
+            self._timer = self.loop.call_later(_RETRY, self._retry)
             return
-        for topic, what in list(self.waiting.items()):
-            self.send(topic, what)
+        for topic, message in list(self.waiting.items()):
+            self.send(topic, message)

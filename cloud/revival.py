@@ -7,7 +7,7 @@ from typing import Any
 
 from cloud.algorithm import Algorithm
 from cloud.history import History
-from cloud.peers import Contact, Life
+from cloud.peers import EdgeRestarts, Peer
 from cloud.service import CloudService
 from cloud.snapshot import restore_server, server_state
 from common.errors import LocalProtocolError, RecordsError
@@ -70,11 +70,11 @@ def service_state(service: CloudService, made: type[Algorithm], directory: RunDi
         "server": server_state(service.server, made),
         "lives": [
             [edge_id, life.nonce, sorted(life.begins), life.known]
-            for edge_id, life in service.lives.edges.items()
+            for edge_id, life in service.restarts.edges.items()
         ],
         "contacts": [
             [edge_id, contact.nonce, contact.turnarounds, contact.turnaround_sum]
-            for edge_id, contact in service.contacts.items()
+            for edge_id, contact in service.peers.items()
         ],
         "dropped": dict(service.dropped),
         "records": records,
@@ -92,11 +92,11 @@ def restore_service(service: CloudService, state: Mapping[str, Any], made: type[
     service.records.began = 0.0
     service.first_update, service.last_update = state["first_update"], state["last_update"]
     for edge_id, nonce, begins, known in state["lives"]:
-        service.lives.edges[EdgeId(edge_id)] = Life(nonce, set(begins), known)
+        service.restarts.edges[EdgeId(edge_id)] = EdgeRestarts(nonce, set(begins), known)
     for edge_id, nonce, turnarounds, seconds in state["contacts"]:
         topic = edge_topic(service.run, EdgeId(edge_id), EdgeTopic.MODEL)
-        contact = Contact(nonce, state["time"], topic, 0.0, turnarounds, seconds)
-        service.contacts[EdgeId(edge_id)] = contact
+        contact = Peer(nonce, state["time"], topic, 0.0, turnarounds, seconds)
+        service.peers[EdgeId(edge_id)] = contact
     service.dropped.update(state["dropped"])
     for due in state["dues"]:
         service.evaluations.evaluate(EvaluationDue(**due))
@@ -109,9 +109,10 @@ def replay(service: CloudService, entry: Entry) -> None:
         raise LogDamagedError(f"gradient log: a record of t = {entry.t} follows t = {server.t}")
     match entry.kind:
         case Kind.GRADIENT | Kind.REPEAT:
-            service.take_gradient(entry.arrived, entry.time)
+            service.take_gradient(server.judge_gradient(entry.arrived), entry.time)
         case Kind.HELLO:
-            service.take_hello(decode_hello(entry.edge_id, entry.body), entry.time)
+            hello = decode_hello(entry.edge_id, entry.body)
+            service.take_hello(hello, server.judge(hello), entry.time)
         case Kind.LEAVE:
             service.answer(server.receive(decode_leave(entry.edge_id, entry.body)), entry.time)
         case Kind.BEGIN:
@@ -214,7 +215,7 @@ def _move_clock(service: CloudService, seconds: float) -> None:
         service.first_update += began
     if service.last_update is not None:
         service.last_update += began
-    for contact in service.contacts.values():
+    for contact in service.peers.values():
         contact.seen, contact.sent = now, 0.0
 
 

@@ -11,10 +11,10 @@ from typing import assert_never
 
 from cloud.evaluation import Evaluations, Evaluator
 from cloud.history import History
-from cloud.peers import Allowance, Contacts, Lives
-from cloud.presence import Notices
-from cloud.resend_queue import Owed
-from cloud.server import CloudServer
+from cloud.peers import Allowance, Peers, Restarts
+from cloud.presence import CloudPresence
+from cloud.resend_queue import ResendQueue
+from cloud.server import CloudServer, Judged, JudgedGradient
 from common.errors import RemoteProtocolError
 from common.messages import (
     EdgeGone,
@@ -22,7 +22,6 @@ from common.messages import (
     Effect,
     EvaluationDue,
     GradientApplied,
-    GradientArrived,
     GradientRefused,
     Halt,
     Hello,
@@ -48,22 +47,43 @@ from common.wire.codec import (
     encode_welcome,
     new_nonce,
 )
-from common.wire.topics import (
-    EdgeTopic,
-    edge_topic,
-    every_edge,
-    parse_edge_topic,
-)
+from common.wire.topics import EdgeTopic, edge_topic, every_edge, parse_edge_topic
+from common.wire.v1 import HEADER_BYTES
 
 _RECORD_EVERY = 0.25  # seconds between two batches of records
-_COMPLAINTS = 50  # messages that get a line for the operator: anybody can send any number
-# times silent_after that an edge which is only away may take to come back to a run without budgets
-_RETURN = 10
+_WARNINGS = 50  # lines for the operator about messages, of which any client may send any number
+_RETURN = (
+    10  # times silent_after that an edge which is away may take to return to a run whose budgets are spent
+)
 _SLOWEST = 10  # times `gather` that edges may take to come one after the other
 _SUSPECT = {  # reasons of a refused gradient that its operator should know of
     "norm": "its norm is larger than an honest edge's can be",
     "sensitivity": "the model version that it names was sent with another ΔS",
 }
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counts of messages that only metrics and summaries show."""
+
+    dropped: Counter[str] = field(default_factory=Counter)  # messages that break the protocol, by kind
+    refused_hellos: Counter[str] = field(default_factory=Counter)  # by reason
+    lost_connections: int = 0
+    replies: Buckets | None = None  # seconds from a message to the model that answers it; None: not measured
+
+
+class Warnings:
+    """Lines for the operator, as many as a person reads; any client can cause any number of them."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._count = say, 0
+
+    def __call__(self, text: str) -> None:
+        self._count += 1
+        if self._count <= _WARNINGS:
+            self._say(text)
+        if self._count == _WARNINGS:
+            self._say("further messages of this kind are not shown")
 
 
 @dataclass(slots=True)
@@ -77,45 +97,43 @@ class CloudService:
     channel: Channel
     loop: Loop
     records: Recorder = field(default_factory=lambda: Recorder(goes_on=True))
-    on_records: Callable[[], None] = lambda: None  # after each batch of records: a view may look
+    on_records: Callable[[], None] = lambda: None  # called after each batch of records, for a view
     say: Callable[[str], None] = print  # a line for the operator
-    history: History | None = None  # None: nobody can go on where this process ends
+    history: History | None = None  # None: no log and no checkpoints, so the run cannot be resumed
     gather: float | None = None  # seconds without a new hello after which the training begins; None: never
-    dropped: Counter[str] = field(default_factory=Counter)  # hostile messages by leaf
-    refused_hellos: Counter[str] = field(default_factory=Counter)  # by reason
-    lost_connections: int = 0
-    replies: Buckets | None = None  # seconds from a message to the model that answers it; None: nobody asks
-    contacts: Contacts = field(default_factory=Contacts)
-    lives: Lives = field(default_factory=Lives)
-    nonce: str = field(default_factory=new_nonce)
+    nonce: InitVar[str | None] = None  # of this process
+    traffic: Traffic = field(default_factory=Traffic)
+    peers: Peers = field(default_factory=Peers)
+    restarts: Restarts = field(default_factory=Restarts)
     replaying: bool = False  # it takes events of the log
     revived: bool = False  # it goes on with a run that another process began
     first_update: float | None = None
     last_update: float | None = None
     _held: list[tuple[list[Effect], float, Hello | None]] = field(
         default_factory=list
-    )  # what must not be performed before the log is on disk
-    _complaints: int = 0
+    )  # effects that wait until the log is on disk
     _told: int = 0  # edges that the operator was last told to be here
-    _idle: float = 0.0  # seconds that nobody has been here who could train
-    notices: Notices = field(init=False)
+    _idle: float = 0.0  # seconds without an edge that could train
+    presence: CloudPresence = field(init=False)
     evaluations: Evaluations = field(init=False)
     allowance: Allowance = field(init=False)
-    models: Owed[SendModel] = field(init=False)  # on their way; what the channel has not taken
+    models: ResendQueue[SendModel] = field(init=False)  # that the channel has not taken
+    _warn: Warnings = field(init=False)
 
-    def __post_init__(self, evaluator: Evaluator | None) -> None:
-        self.notices = Notices(
+    def __post_init__(self, evaluator: Evaluator | None, nonce: str | None) -> None:
+        self._warn = Warnings(lambda text: self.say(text))
+        self.presence = CloudPresence(
             self.run,
-            self.nonce,
-            self.server,
+            nonce or new_nonce(),
+            self.server.incarnation,
             self.loop,
-            lambda: self.channel,
-            self._complain,
+            self.channel,
+            self._warn,
             self.dropped,
         )
         self.allowance = Allowance(self.scenario.testbed.resend_after)
         self.evaluations = Evaluations(evaluator, self.loop, self._evaluated, lambda text: self.say(text))
-        self.models = Owed(self.loop, self._publish_model, lambda: self.channel.connected)
+        self.models = ResendQueue(self.loop, self._publish_model, lambda: self.channel.connected)
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -131,7 +149,7 @@ class CloudService:
         subscribe(every_edge(self.run, EdgeTopic.HELLO), self.on_hello, qos=1)
         subscribe(every_edge(self.run, EdgeTopic.LEAVE), self.on_leave, qos=1)
         subscribe(every_edge(self.run, EdgeTopic.WILL), self.on_leave, qos=1)
-        self.notices.begin()
+        self.presence.begin()
         self.loop.call_later(_RECORD_EVERY, self._record_often)
         self.loop.call_later(self.scenario.testbed.silent_after / 2, self._look_for_silence)
 
@@ -143,12 +161,8 @@ class CloudService:
         if self.server.halted is not None and self.halted is None:
             self._on_halt(self.server.halted)
 
-    def interrupt(self, reason: str = "interrupted") -> None:
-        """End the run early, from the loop's thread."""
-        self.halt(reason)
-
     def halt(self, reason: str) -> None:
-        """End the training for a reason that no message brings about."""
+        """End the run for a local reason (time limit, interrupt, budgets spent), in the loop's thread."""
         now = self.loop.now()
         if self.history is not None:
             self.history.halt(self.server, reason, now - self.records.began)
@@ -156,11 +170,16 @@ class CloudService:
 
     @property
     def halted(self) -> Halt | None:
-        return self.notices.halt
+        return self.presence.halt
 
     @property
     def tally(self) -> Tally:
         return self.records.tally
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Messages that break the protocol, came late or too often, by kind."""
+        return self.traffic.dropped
 
     # -- messages -------------------------------------------------------------------------------------
 
@@ -171,35 +190,35 @@ class CloudService:
         except RemoteProtocolError:
             self.dropped["gradient"] += 1
             raise
-        now, history = self.loop.now(), self.history
-        if not self.server.is_new(arrived) and not self._may_be_answered(edge_id, now):
+        judged, now, history = self.server.judge_gradient(arrived), self.loop.now(), self.history
+        if not judged.is_new and not self._may_be_answered(edge_id, now):
             return
         if history is None:
-            self.take_gradient(arrived, now)
+            self.take_gradient(judged, now)
         else:
-            history.gradient(self.server, arrived, payload, now - self.records.began)
-            self.take_gradient(arrived, now)
+            history.event(self.server, judged, payload, now - self.records.began)
+            self.take_gradient(judged, now)
             history.at("replied")
 
     def _may_be_answered(self, edge_id: EdgeId, now: float) -> bool:
-        """Tell whether an edge has not asked too often; before the log: what is dropped here has never come."""
+        """Return whether an edge may be answered now; asked before the log, since what is dropped counts as lost."""
         granted = self.allowance.grant(edge_id, now)
         if not granted:
             self.dropped["too-often"] += 1
-            if (contact := self.contacts.get(edge_id)) is not None:
-                contact.seen = now  # it is there
+            if (peer := self.peers.get(edge_id)) is not None:
+                peer.seen = now
         return granted
 
-    def take_gradient(self, arrived: GradientArrived, now: float) -> None:
-        """Apply a gradient, whoever brings it: the network, or the log."""
-        contact = self.contacts.get(arrived.edge_id)
-        if contact is not None:
-            contact.seen = now
-            if contact.sent:
-                contact.turnarounds += 1
-                contact.turnaround_sum += now - contact.sent
-                contact.sent = 0.0
-        self.answer(self.server.receive(arrived), now)
+    def take_gradient(self, judged: JudgedGradient, now: float) -> None:
+        """Commit a gradient that came from the network or from the log, and answer it."""
+        peer = self.peers.get(judged.arrived.edge_id)
+        if peer is not None:
+            peer.seen = now
+            if peer.sent:
+                peer.turnarounds += 1
+                peer.turnaround_sum += now - peer.sent
+                peer.sent = 0.0
+        self.answer(self.server.commit(judged), now)
 
     def on_hello(self, topic: str, payload: bytes) -> None:
         try:
@@ -211,19 +230,20 @@ class CloudService:
         now = self.loop.now()
         if not self._may_be_answered(edge_id, now):
             return
+        judged = self.server.judge(hello)
         if self.history is not None:
-            self.history.hello(self.server, hello, payload, now - self.records.began)
-        self.take_hello(hello, now)
+            self.history.event(self.server, judged, payload, now - self.records.began)
+        self.take_hello(hello, judged, now)
 
-    def take_hello(self, hello: Hello, now: float) -> None:
-        """Answer a hello, whoever brings it: the network, or the log."""
+    def take_hello(self, hello: Hello, judged: Judged, now: float) -> None:
+        """Commit a hello that came from the network or from the log, and answer it."""
         edge_id, before = hello.edge_id, len(self.server.edges)
-        effects = self.server.receive(hello)
+        effects = self.server.commit(judged)
         if not effects or hello.incarnation != self.server.incarnation:
-            self.dropped["late-hello"] += 1  # it came before, or a newer one did, or it is of an earlier life
+            self.dropped["late-hello"] += 1  # late, repeated, or for another incarnation of the run
         self.answer(effects, now, hello)
         if any(isinstance(effect, Welcome) for effect in effects):  # as the log has it: a replay counts alike
-            self.lives.welcomed(edge_id, hello.nonce, hello.last_sequence)
+            self.restarts.welcomed(edge_id, hello.nonce, hello.last_sequence)
         here = len(self.server.edges)
         if self.gather is not None and self.server.schedule is None and here > before:
             # a machine that takes long to start one edge takes as long to start the next
@@ -251,10 +271,11 @@ class CloudService:
     def _leave(self, leave: Leave) -> None:
         now = self.loop.now()
         if leave.on_purpose:
-            self.contacts.leaves(leave.edge_id, leave.nonce)
+            self.peers.leaves(leave.edge_id, leave.nonce)
+        judged = self.server.judge(leave)
         if self.history is not None:
-            self.history.leave(self.server, leave, now - self.records.began)
-        self.answer(self.server.receive(leave), now)
+            self.history.event(self.server, judged, b"", now - self.records.began)
+        self.answer(self.server.commit(judged), now)
 
     # -- effects --------------------------------------------------------------------------------------
 
@@ -286,12 +307,12 @@ class CloudService:
     def _perform(self, effect: Effect, now: float, hello: Hello | None) -> None:
         match effect:
             case SendModel():
-                contact = self.contacts.get(effect.edge_id)
-                if contact is not None:
-                    contact.sent = now
-                    self.models.send(contact.model_topic, effect)
-                    if self.replies is not None:
-                        self.replies.observe(self.loop.now() - now)
+                peer = self.peers.get(effect.edge_id)
+                if peer is not None:
+                    peer.sent = now
+                    self._send_model(peer.model_topic, effect)
+                    if self.traffic.replies is not None:
+                        self.traffic.replies.observe(self.loop.now() - now)
             case GradientApplied():
                 self.last_update = now
                 if self.first_update is None:
@@ -300,7 +321,7 @@ class CloudService:
             case StageOpened() | EdgeJoined() | EdgeGone() | GradientRefused():
                 self.records.facts.append((now, effect))
                 if isinstance(effect, GradientRefused) and effect.reason in _SUSPECT:
-                    self._complain(
+                    self._warn(
                         f"{effect.edge_id}: gradient {effect.sequence} refused: {_SUSPECT[effect.reason]}"
                     )
             case EvaluationDue():
@@ -315,22 +336,26 @@ class CloudService:
             case _:
                 assert_never(effect)
 
-    def _publish_model(self, topic: str, effect: SendModel) -> bool:
-        payload = encode_model(effect)
-        if self.channel.publish(topic, payload):
-            return True
+    def _send_model(self, topic: str, effect: SendModel) -> None:
+        if self._publish_model(topic, effect):
+            self.models.forget(topic)  # an older one
+            return
         if not self.models.waiting:
-            self._complain(
-                f"{effect.edge_id}: model of {len(payload)} bytes not sent (connection lost or queue full); retrying"
+            size = HEADER_BYTES + effect.model.nbytes
+            self._warn(
+                f"{effect.edge_id}: model of {size} bytes not sent (connection lost or queue full); retrying"
             )
-        return False
+        self.models.add(topic, effect)
+
+    def _publish_model(self, topic: str, effect: SendModel) -> bool:
+        return self.channel.publish(topic, encode_model(effect))
 
     def _welcome(self, welcome: Welcome, hello: Hello, now: float) -> None:
         edge_id = welcome.edge_id
         model_topic = edge_topic(self.run, edge_id, EdgeTopic.MODEL)
-        former = self.contacts.welcomed(edge_id, hello.nonce, now, model_topic)
+        former = self.peers.welcomed(edge_id, hello.nonce, now, model_topic)
         if former is not None and now - former.seen < self.scenario.testbed.silent_after:
-            self._complain(f"{edge_id}: duplicate process for this edge id")
+            self._warn(f"{edge_id}: duplicate process for this edge id")
         admission = Admission(
             welcome=welcome,
             edges=self.server.terms.edges,
@@ -347,26 +372,17 @@ class CloudService:
     def _refuse(self, refuse: Refuse) -> None:
         topic = edge_topic(self.run, refuse.edge_id, EdgeTopic.WELCOME)
         if refuse.nonce is not None:
-            self.refused_hellos[refuse.reason] += 1
-        # without acknowledgement: whoever hears nothing asks again, and a flood must not fill the halt's queue
+            self.traffic.refused_hellos[refuse.reason] += 1
+        # without acknowledgement: an edge that hears nothing asks again, and a flood must not fill the halt's queue
         self.channel.publish(topic, encode_refuse(refuse))
         if refuse.nonce is not None and refuse.reason not in ("halted", "incarnation"):
-            self._complain(f"{refuse.edge_id}: refused, {refuse.reason}: {refuse.detail}")
-
-    def _complain(self, text: str) -> None:
-        self._complaints += 1
-        if self._complaints <= _COMPLAINTS:
-            self.say(text)
-        if self._complaints == _COMPLAINTS:
-            self.say("further messages of this kind are not shown")
+            self._warn(f"{refuse.edge_id}: refused, {refuse.reason}: {refuse.detail}")
 
     def _on_halt(self, halt: Halt) -> None:
-        if self.replaying:
-            return  # `go_on` ends a run that had ended
-        if self.halted is not None:
-            return  # it is retained; and whoever asks by a hello is told by a refuse
-        self.notices.tell_halt(halt)
-        self.models.waiting.clear()  # no edge waits for a model any more
+        if self.replaying or self.halted is not None:
+            return  # `go_on` ends a run that had ended; the halt is retained, and a hello is refused
+        self.presence.tell_halt(halt)
+        self.models.waiting.clear()
         self._stop_when_evaluated()
 
     # -- off the hot path -----------------------------------------------------------------------------
@@ -388,18 +404,15 @@ class CloudService:
             last = self.tally.evaluations[-1] if evaluations.evaluator is not None else None
             if halt.reason == "finished" and last is not None and not math.isfinite(last["loss"]):
                 halt = replace(halt, reason="diverged")  # x is finite, and useless
-                self.notices.tell_halt(halt)
+                self.presence.tell_halt(halt)
             self.records.halted(halt.updates, halt.reason, self.loop.now())
-        self.notices.leave()
+        self.presence.leave()
         evaluations.shutdown(wait=False)
         self.loop.stop()
 
-    def record(self) -> None:
-        """Write the facts collected so far; the hot path only keeps them."""
-        self.records.write()
-
     def _record_often(self) -> None:
-        self.record()
+        """Write the facts collected so far, which the hot path only keeps, and see whether the time is over."""
+        self.records.write()
         self.on_records()
         self._tell_who_is_here()
         if self.history is not None:
@@ -421,10 +434,10 @@ class CloudService:
             )
 
     def _look_for_silence(self) -> None:
-        """Report edges that have been silent for too long; no one waits for them."""
+        """Report edges that have been silent for too long."""
         silent_after = self.scenario.testbed.silent_after
-        for edge_id in self.contacts.silent_since(self.loop.now() - silent_after):
-            self._leave(Leave(edge_id, "silent", self.contacts[edge_id].nonce))
+        for edge_id in self.peers.silent_since(self.loop.now() - silent_after):
+            self._leave(Leave(edge_id, "silent", self.peers[edge_id].nonce))
         self._mind_budgets(silent_after / 2)
         if self.halted is None:
             self.loop.call_later(silent_after / 2, self._look_for_silence)
@@ -432,8 +445,8 @@ class CloudService:
     def _mind_budgets(self, passed: float) -> None:
         """End a run whose budgets are spent once no edge comes that could continue it.
 
-        New edges, while shards are free, get silent_after for it; edges that are only away, ten times as long, and
-        as long as their devices may be away by the scenario's word.
+        New edges, while shards are free, get silent_after for it; edges that are away ten times as long, and the
+        longest absence of their emulated devices.
         """
         spent = self.server.spent()
         self._idle = self._idle + passed if spent and self.channel.connected else 0.0

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cloud.admission import EdgeAccount, Openings
+from cloud.admission import EdgeAccount, SentModels
 from cloud.algorithm import Algorithm
 from cloud.server import CloudServer
 from cloud.stages import Stage
@@ -110,8 +110,7 @@ def law_from(plain: Mapping[str, Any] | None) -> NoiseLaw | None:
 
 
 def server_state(server: CloudServer, made: type[Algorithm]) -> dict[str, Any]:
-    """Return all of a server that its scenario does not say. The buffer is empty between two events."""
-    assert not len(server.fifo)
+    """Return all of a server that its scenario does not say."""
     halted = server.halted
     return {
         "incarnation": server.incarnation,
@@ -164,7 +163,7 @@ def _account(account: EdgeAccount) -> dict[str, Any]:
         "moment": account.moment,
         "law": plain_law(account.law),
         "reopenings": account.reopenings,
-        "openings": account.openings.plain(),
+        "openings": account.sent_models.plain(),
     }
 
 
@@ -187,5 +186,5 @@ def _account_from(state: Mapping[str, Any], server: CloudServer) -> EdgeAccount:
         moment=state["moment"],
         law=law,
         reopenings=state["reopenings"],
-        openings=Openings.from_plain(state["openings"]),
+        sent_models=SentModels.from_plain(state["openings"]),
     )

@@ -156,7 +156,7 @@ class GradientApplied:
 class GradientRefused:
     """A gradient that was not applied.
 
-    `duplicate`, `stranger`, `full`, `after-halt`; `incarnation` (another life of the run), `sequence` (not the next
+    `duplicate`, `stranger`, `after-halt`; `incarnation` (another life of the run), `sequence` (not the next
     one), `future`, `no-such-model` (version 0, or before the first model), `sensitivity` (that version had another
     ΔS), `norm` (no honest edge makes so long a gradient), `cap` (beyond the releases that its own pace allows).
     """

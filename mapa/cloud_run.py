@@ -167,14 +167,14 @@ class CloudRun:
 
     def _signalled(self) -> None:
         self._hurried = self.service.halted is not None
-        self.service.interrupt()
+        self.service.halt("interrupted")
 
     def _deliver(self) -> None:
         """Wait until the broker has the halt, which is what the edges wait for."""
         channel, service, say = self.channel, self.service, self.service.say
 
         def owing() -> bool:
-            return channel.owing or service.notices.owing
+            return channel.owing or service.presence.owing
 
         if owing() and not channel.connected:
             say(
@@ -242,11 +242,11 @@ def open_cloud(
 
     def announce_again() -> None:
         for service in started:
-            service.notices.announce()
+            service.presence.announce()
 
     def lost(reason: str) -> None:
         for service in started:
-            service.lost_connections += 1
+            service.traffic.lost_connections += 1
         view.say(f"{reason}; reconnecting")
 
     def count_packets(topic: str, error: RemoteProtocolError) -> None:
@@ -255,7 +255,7 @@ def open_cloud(
                 service.dropped["retained"] += 1
             elif topic == UNREAD:
                 service.dropped["packet"] += 1
-                service.notices.restore()  # on which topic it was nobody knows
+                service.presence.restore()  # on which topic it was nobody knows
 
     records = Recorder(directory.journal if scenario.records.events else None, goes_on=True)
 
@@ -316,7 +316,7 @@ def open_cloud(
     beat(loop, lambda: channel.connected)
     try:
         if metrics is not None:
-            service.replies = Buckets(SECONDS)
+            service.traffic.replies = Buckets(SECONDS)
         with published(metrics, loop, lambda: read_cloud(service), view.say, every=EVERY):
             yield cloud
             channel.close(cloud.patience)

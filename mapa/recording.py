@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from cloud.admission import EdgeAccount
 from cloud.assembly import explained
-from cloud.peers import Lives
+from cloud.peers import Restarts
 from cloud.wrappers import first_of_tail
 from common.accounting.kept import kept_in
 from common.accounting.releases import ReleaseKind
@@ -198,7 +198,7 @@ def record_cloud(
     summary["network"] = network(cloud)
     accounts = sorted(service.server.edges.values(), key=lambda account: account.index)
     begun = service.server.schedule is not None
-    released = [releases_of(a, service.lives, service.tally, begun=begun) for a in accounts]
+    released = [releases_of(a, service.restarts, service.tally, begun=begun) for a in accounts]
     summary["releases"] = [most for _, most in released]
     with _kept(failures):
         _write_model(
@@ -220,7 +220,7 @@ def record_cloud(
                 (a.index, a.edge_id, a.law, setting.shard_sizes[a.index], releases)
                 for a, releases in zip(accounts, summary["releases"], strict=True)
             ],
-            service.lives,
+            service.restarts,
             least_records(setting.scenario),
         )
     with _kept(failures):
@@ -241,7 +241,7 @@ def _kept(failures: list[RecordsError]) -> Iterator[None]:
         failures.append(error)
 
 
-def releases_of(account: EdgeAccount, lives: Lives, tally: Tally, *, begun: bool) -> tuple[int, int]:
+def releases_of(account: EdgeAccount, lives: Restarts, tally: Tally, *, begun: bool) -> tuple[int, int]:
     """Return how many gradients the cloud knows an edge to have released, and how many it can have.
 
     One more than the cloud knows of may have left, if the edge was ever sent a model (`begun`: with the first stage
@@ -321,7 +321,7 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
     scenario, service = cloud.setting.scenario, cloud.service
     rows = []
     for account in sorted(service.server.edges.values(), key=lambda account: account.index):
-        contact = service.contacts.get(account.edge_id)
+        contact = service.peers.get(account.edge_id)
         tally = service.tally.edges.get(account.index)
         measured = contact is not None and contact.turnarounds
         rows.append(

@@ -76,7 +76,7 @@ def measure(
             former()
             if not found and cloud.service.server.updates >= _UPDATES * _EDGES:
                 found.extend(held_by(child.pid) for child in children.children)
-                cloud.service.interrupt()
+                cloud.service.halt("interrupted")
 
         cloud.service.on_records = look
         children.watch(cloud.loop, over, lambda: cloud.service.halted is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from cloud.peers import Lives
+from cloud.peers import Restarts
 from cloud.server import CloudServer
 from common.errors import RemoteProtocolError
 from common.messages import (
@@ -42,7 +42,7 @@ class Rerun:
 
     server: CloudServer
     tally: Tally = field(default_factory=Tally)
-    lives: Lives = field(default_factory=Lives)
+    lives: Restarts = field(default_factory=Restarts)
     facts: list[Fact] = field(
         default_factory=list
     )  # in order; refusals of what changed nothing are not in a log
@@ -84,7 +84,7 @@ class Rerun:
                 self._gradient(arrived)
             case Kind.REPEAT:
                 arrived = entry.arrived
-                if arrived.gradient.size or server.is_new(arrived):
+                if arrived.gradient.size or server.judge_gradient(arrived).is_new:
                     raise ValueError(
                         f"gradient {arrived.sequence} of {arrived.edge_id} was never taken before"
                     )

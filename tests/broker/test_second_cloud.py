@@ -46,7 +46,9 @@ def test_a_second_cloud_of_the_run_ends_and_the_first_goes_on(
         assert first.finish()["updates"] == 20
         observer.wait(lambda: not decode_presence(observer.seen[-1][1]).online)
         # the second one has said nothing to the edges, not even as its last will
-        assert {decode_presence(payload).nonce for _, payload in observer.seen} == {first.cloud.service.nonce}
+        assert {decode_presence(payload).nonce for _, payload in observer.seen} == {
+            first.cloud.service.presence.nonce
+        }
         assert [decode_presence(payload).online for _, payload in observer.seen] == [True, False]
 
 
@@ -110,7 +112,7 @@ def test_a_presence_that_nobody_stands_behind_is_replaced_after_a_while(
             presence_topic(RUN), encode_presence(Presence(False, THEIRS)), qos=1, retain=True
         )
         dead.wait(lambda: len(dead.seen) == 4)
-        ours = Presence(True, bed.cloud.service.nonce, bed.cloud.service.server.incarnation)
+        ours = Presence(True, bed.cloud.service.presence.nonce, bed.cloud.service.server.incarnation)
         assert [decode_presence(payload) for _, payload in dead.seen[1:]] == [
             ours,
             Presence(False, THEIRS),

@@ -65,7 +65,7 @@ class Bed:
     def __post_init__(self) -> None:
         scenario = small_scenario(**{"evaluation": {"every": 0}, **self.changes})
         world = World.on(scenario, small_dataset())
-        self.cloud = MemoryChannel(self.broker, on_connected=lambda: self.service.notices.announce())
+        self.cloud = MemoryChannel(self.broker, on_connected=lambda: self.service.presence.announce())
         self.service = CloudService(
             run=RUN,
             scenario=scenario,
@@ -111,7 +111,7 @@ class Bed:
         return [answer for name, answer in self.answers if name == edge]
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        self.service.record()
+        self.service.records.write()
         lines = map(json.loads, self.written.getvalue().splitlines())
         return [event for event in lines if event["event"] == name]
 
@@ -149,10 +149,10 @@ def test_a_hello_said_again_keeps_the_contact_and_what_it_measured() -> None:
     bed = Bed()
     bed.hello("a")
     bed.gradient("a", 1)
-    contact = bed.service.contacts[EdgeId("a")]
+    contact = bed.service.peers[EdgeId("a")]
     assert contact.turnarounds == 1
     bed.hello("a", last_sequence=1)
-    assert bed.service.contacts[EdgeId("a")] is contact
+    assert bed.service.peers[EdgeId("a")] is contact
     assert bed.said == []
 
 
@@ -165,7 +165,7 @@ def test_strangers_leave_nothing_behind_but_counts() -> None:
         assert isinstance(refusal, Refuse)
         assert (refusal.reason, refusal.nonce) == ("fleet-full", THEIRS)
         assert isinstance(bed.gradient(f"h{number}", 1)[-1], Refuse)
-    assert list(bed.service.contacts) == ["a"]
+    assert list(bed.service.peers) == ["a"]
     assert list(bed.service.server.edges) == ["a"]
     assert len(bed.said) < 60
     assert bed.events("gradient_refused") == []
@@ -189,7 +189,7 @@ def test_refused_gradients_of_one_edge_get_a_hundred_lines_and_are_counted_beyon
     lines = [event["edge_id"] for event in bed.events("gradient_refused")]
     assert (lines.count("a"), lines.count("b")) == (100, 1)
     assert bed.service.tally.refused == {"duplicate": 151}
-    bed.service.interrupt()
+    bed.service.halt("interrupted")
     for number in range(150):
         bed.gradient(f"h{number}", 1)
     assert len(bed.events("gradient_refused")) == 201
@@ -212,7 +212,7 @@ def test_an_error_in_the_evaluation_ends_the_cloud_with_it(interrupted: bool) ->
     bed.hello("a")
 
     def halt() -> None:
-        bed.service.interrupt() if interrupted else bed.gradient("a", 1)
+        bed.service.halt("interrupted") if interrupted else bed.gradient("a", 1)
         assert bed.service.halted is not None
         bed.service.evaluations.shutdown(wait=True)  # now the error is posted, or it never will be
         bed.broker.settle()
@@ -289,7 +289,7 @@ def test_a_cloud_that_is_over_does_not_announce_itself_to_a_broker_that_comes_ba
     assert all(seen)
     seen.clear()
     bed.cloud.lose()
-    bed.service.interrupt()
+    bed.service.halt("interrupted")
     bed.service.evaluations.shutdown(wait=True)
     bed.broker.settle()
     assert bed.service.halted is not None
@@ -314,19 +314,19 @@ def test_a_halt_that_finds_the_queue_full_is_said_again_until_it_is_taken() -> N
     bed = Bed({"iterations": 1})
     full = FullChannel(bed.broker)
     full.connect()
-    bed.service.channel = full
+    bed.service.channel = bed.service.presence.channel = full
     bed.hello("a")
     full.full = True
     bed.gradient("a", 1)
     bed.service.evaluations.shutdown(wait=True)
     bed.broker.advance(5.0)
     assert bed.service.halted == Halt("finished", 1, LIFE)
-    assert bed.service.notices.owing
+    assert bed.service.presence.owing
     assert not bed.broker.retained.get(halt_topic(RUN))
     assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online
     full.full = False
     bed.broker.advance(1.0)
-    assert not bed.service.notices.owing
+    assert not bed.service.presence.owing
     assert decode_halt(bed.broker.retained[halt_topic(RUN)]) == Halt("finished", 1, LIFE)
     assert not decode_presence(bed.broker.retained[presence_topic(RUN)]).online
 
@@ -335,7 +335,7 @@ def test_refusals_need_no_place_in_the_queue() -> None:
     bed = Bed({"edges": 1})
     full = FullChannel(bed.broker)
     full.connect()
-    bed.service.channel = full
+    bed.service.channel = bed.service.presence.channel = full
     bed.hello("a")
     full.full = True
     assert isinstance(bed.hello("b"), Refuse)
@@ -368,7 +368,7 @@ def test_a_presence_without_anybody_behind_it_is_not_an_answer() -> None:
     inquiry = ask(bed)
     assert (inquiry.online, inquiry.asked, inquiry.answered, inquiry.settled) == (True, True, False, False)
     bed.broker.route(
-        presence_topic(RUN), encode_presence(Presence(False, bed.service.nonce, LIFE)), retain=True
+        presence_topic(RUN), encode_presence(Presence(False, bed.service.presence.nonce, LIFE)), retain=True
     )
     bed.broker.settle()  # the last will, at last
     assert inquiry.settled
@@ -434,7 +434,7 @@ def test_a_goodbye_that_somebody_else_says_is_told_counted_and_taken_back() -> N
     bed = Bed()
     edge = EdgeSession()
     bed.edge.subscribe(presence_topic(RUN), lambda _, payload: edge.receive(decode_presence(payload)))
-    forged = Presence(False, bed.service.nonce, LIFE, over=True)
+    forged = Presence(False, bed.service.presence.nonce, LIFE, over=True)
     bed.broker.route(presence_topic(RUN), encode_presence(forged), retain=True)
     bed.broker.settle()
     assert bed.service.dropped == {"presence": 1}
@@ -451,7 +451,7 @@ def test_the_will_of_another_cloud_does_not_stay_the_last_word() -> None:
     bed.broker.route(presence_topic(RUN), encode_presence(Presence(False, THEIRS, 5)), retain=True)
     bed.broker.settle()
     assert decode_presence(bed.broker.retained[presence_topic(RUN)]) == Presence(
-        True, bed.service.nonce, LIFE
+        True, bed.service.presence.nonce, LIFE
     )
     bed.broker.route(presence_topic(RUN), encode_presence(Presence(True, THEIRS, 5)), retain=True)
     bed.broker.settle()
@@ -489,7 +489,7 @@ def test_a_halt_that_somebody_else_sends_is_told_and_taken_back(payload: bytes) 
     assert bed.service.dropped["halt"] == 1
     assert any("a halt from another sender was removed" in line for line in bed.said)
     assert bed.service.halted is None
-    bed.service.interrupt()
+    bed.service.halt("interrupted")
     bed.broker.settle()
     bed.broker.route(halt_topic(RUN), payload, retain=True)
     bed.broker.settle()
@@ -498,7 +498,7 @@ def test_a_halt_that_somebody_else_sends_is_told_and_taken_back(payload: bytes) 
 
 def test_a_hello_after_the_halt_is_told_of_it() -> None:
     bed = Bed()
-    bed.service.interrupt()
+    bed.service.halt("interrupted")
     refuse = bed.hello("a")
     assert isinstance(refuse, Refuse)
     assert (refuse.reason, refuse.detail) == ("halted", "interrupted after 0 updates")
@@ -521,7 +521,7 @@ def test_a_retained_hello_gradient_or_leave_is_not_heard() -> None:
 def test_a_late_will_of_our_own_does_not_stay_the_last_word() -> None:
     bed = Bed()
     bed.broker.route(
-        presence_topic(RUN), encode_presence(Presence(False, bed.service.nonce, LIFE)), retain=True
+        presence_topic(RUN), encode_presence(Presence(False, bed.service.presence.nonce, LIFE)), retain=True
     )
     bed.broker.settle()
     assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cloud.admission import Openings
+from cloud.admission import SentModels
 
 
 def test_a_version_has_the_stage_and_bound_that_it_was_sent_with() -> None:
-    openings = Openings()
+    openings = SentModels()
     for version, stage, sensitivity in ((1, 1, 1.0), (1, 1, 1.0), (4, 1, 1.0), (7, 2, 0.5), (9, 3, 0.25)):
         openings.sent(version, stage, sensitivity)
     assert [openings.stage_of(version, 1.0) for version in (1, 6, 7, 100)] == [1, 1, None, None]
@@ -16,11 +16,11 @@ def test_a_version_has_the_stage_and_bound_that_it_was_sent_with() -> None:
 
 
 def test_nothing_was_sent_before_the_first_model() -> None:
-    assert Openings().stage_of(1, 0.0) is None
+    assert SentModels().stage_of(1, 0.0) is None
 
 
 def test_a_version_that_was_sent_with_two_bounds_has_both() -> None:
-    openings = Openings()
+    openings = SentModels()
     openings.sent(1, 1, 1.0)
     openings.sent(5, 1, 1.0)
     openings.sent(5, 2, 0.5)  # the stage was opened again by a newcomer

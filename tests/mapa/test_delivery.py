@@ -78,7 +78,7 @@ class Cloud:
             records=Recorder(tally=self.tally),
         )
         self.service.evaluations.executor = AtOnce()
-        away = encode_presence(self.service.notices.presence(online=False))
+        away = encode_presence(self.service.presence.presence(online=False))
         self.channel.will = Will(presence_topic(RUN), away, retain=True)
         self.started = False
         self.channel.connect()
@@ -87,7 +87,7 @@ class Cloud:
 
     def _announce(self) -> None:
         if self.started:
-            self.service.notices.announce()
+            self.service.presence.announce()
 
     @property
     def incarnation(self) -> int:
@@ -177,7 +177,7 @@ class Schedule:
             # a shard that was dealt to an edge which never heard of it may go to another one in the next life
             if len(self.clouds) == 3 or any(ledger.account(RUN) is None for ledger in self.ledgers):
                 return
-            self.cloud.service.notices.halt = Halt("killed", 0)  # its timers end with it
+            self.cloud.service.presence.halt = Halt("killed", 0)  # its timers end with it
             if self.cloud.channel.connected:
                 self.cloud.channel.lose()
             self.cloud.channel.closed = True
@@ -216,7 +216,7 @@ class Schedule:
             events += 1
         self.broker.advance(LONG)
         for cloud in self.clouds:
-            cloud.service.record()
+            cloud.service.records.write()
 
     # -- what must be true --------------------------------------------------------------------------------
 
