@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from cloud.resend_queue import ResendQueue
 from common.errors import ConfigurationError, RemoteProtocolError
-from common.messages import Halt
+from common.messages import Halt, Presence
 from common.quantities import RunId
 from common.transport.channel import Channel, Loop
-from common.wire.codec import Presence, decode_halt, decode_presence, encode_halt, encode_presence
+from common.wire.codec import decode_halt, decode_presence, encode_halt, encode_presence
 from common.wire.topics import clouds_topic, halt_topic, presence_topic
 
 _RESTORE = 0.25  # seconds until presence and halt are retained again, however many messages call for it

@@ -237,7 +237,15 @@ class CloudServer:
         account.index = index
         account.moment, account.law, account.reach = moment, law, self.terms.reach(law)
         account.spoken_for_by(hello)
-        yield Welcome(hello.edge_id, account.index, min(account.last_sequence, hello.last_sequence))
+        yield Welcome(
+            edge_id=hello.edge_id,
+            index=account.index,
+            edges=self.terms.edges,
+            last_sequence=min(account.last_sequence, hello.last_sequence),
+            incarnation=self.incarnation,
+            nonce=hello.nonce,
+            number=hello.number,
+        )
         if news:
             device = self.terms.device(account.index)
             yield edge_joined(account.index, account.edge_id, self.t, law, returned=returned, device=device)

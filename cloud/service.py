@@ -38,7 +38,6 @@ from common.scenario.scenario import Scenario
 from common.telemetry.family import Buckets
 from common.transport.channel import Channel, Loop
 from common.wire.codec import (
-    Admission,
     decode_gradient,
     decode_hello,
     decode_leave,
@@ -109,9 +108,7 @@ class CloudService:
     revived: bool = False  # it goes on with a run that another process began
     first_update: float | None = None
     last_update: float | None = None
-    _held: list[tuple[list[Effect], float, Hello | None]] = field(
-        default_factory=list
-    )  # effects that wait until the log is on disk
+    _held: list[tuple[list[Effect], float]] = field(default_factory=list)  # until the log is on disk
     _told: int = 0  # edges that the operator was last told to be here
     _idle: float = 0.0  # seconds without an edge that could train
     presence: CloudPresence = field(init=False)
@@ -241,7 +238,7 @@ class CloudService:
         effects = self.server.commit(judged)
         if not effects or hello.incarnation != self.server.incarnation:
             self.dropped["late-hello"] += 1  # late, repeated, or for another incarnation of the run
-        self.answer(effects, now, hello)
+        self.answer(effects, now)
         if any(isinstance(effect, Welcome) for effect in effects):  # as the log has it: a replay counts alike
             self.restarts.welcomed(edge_id, hello.nonce, hello.last_sequence)
         here = len(self.server.edges)
@@ -279,10 +276,10 @@ class CloudService:
 
     # -- effects --------------------------------------------------------------------------------------
 
-    def answer(self, effects: list[Effect], now: float, hello: Hello | None = None) -> None:
-        """Perform the effects of what was taken at `now`; `hello` is the one that they answer, if they answer one.
+    def answer(self, effects: list[Effect], now: float) -> None:
+        """Perform the effects of an event of time `now`; with durability = "power" after the log is on disk.
 
-        Where the log must be on disk first, all that one turn of the loop brings waits for it together.
+        Then all that one turn of the loop brings waits for one sync.
         """
         history = self.history
         if history is not None:
@@ -290,21 +287,21 @@ class CloudService:
             if history.power:
                 if not self._held:
                     self.loop.post(self.release)
-                self._held.append((effects, now, hello))
+                self._held.append((effects, now))
                 return
         for effect in effects:
-            self._perform(effect, now, hello)
+            self._perform(effect, now)
 
     def release(self) -> None:
         """Perform what waited for the log, which is on disk from now on."""
         if self._held and self.history is not None:
             self.history.sync()
         held, self._held = self._held, []
-        for effects, now, hello in held:
+        for effects, now in held:
             for effect in effects:
-                self._perform(effect, now, hello)
+                self._perform(effect, now)
 
-    def _perform(self, effect: Effect, now: float, hello: Hello | None) -> None:
+    def _perform(self, effect: Effect, now: float) -> None:
         match effect:
             case SendModel():
                 peer = self.peers.get(effect.edge_id)
@@ -327,8 +324,7 @@ class CloudService:
             case EvaluationDue():
                 self.evaluations.evaluate_in_time(effect)
             case Welcome():
-                assert hello is not None  # nothing else is welcomed
-                self._welcome(effect, hello, now)
+                self._welcome(effect, now)
             case Refuse():
                 self._refuse(effect)
             case Halt():
@@ -350,24 +346,15 @@ class CloudService:
     def _publish_model(self, topic: str, effect: SendModel) -> bool:
         return self.channel.publish(topic, encode_model(effect))
 
-    def _welcome(self, welcome: Welcome, hello: Hello, now: float) -> None:
+    def _welcome(self, welcome: Welcome, now: float) -> None:
         edge_id = welcome.edge_id
         model_topic = edge_topic(self.run, edge_id, EdgeTopic.MODEL)
-        former = self.peers.welcomed(edge_id, hello.nonce, now, model_topic)
+        former = self.peers.welcomed(edge_id, welcome.nonce, now, model_topic)
         if former is not None and now - former.seen < self.scenario.testbed.silent_after:
             self._warn(f"{edge_id}: duplicate process for this edge id")
-        admission = Admission(
-            welcome=welcome,
-            edges=self.server.terms.edges,
-            scenario=self.scenario.for_edge(welcome.index),
-            seed=self.scenario.seed,
-            nonce=hello.nonce,
-            number=hello.number,
-            incarnation=self.server.incarnation,
-        )
-        self.channel.publish(
-            edge_topic(self.run, edge_id, EdgeTopic.WELCOME), encode_welcome(admission), qos=1
-        )
+        scenario, seed = self.scenario.for_edge(welcome.index), self.scenario.seed
+        payload = encode_welcome(replace(welcome, scenario=scenario, seed=seed))
+        self.channel.publish(edge_topic(self.run, edge_id, EdgeTopic.WELCOME), payload, qos=1)
 
     def _refuse(self, refuse: Refuse) -> None:
         topic = edge_topic(self.run, refuse.edge_id, EdgeTopic.WELCOME)

@@ -68,22 +68,31 @@ class Leave:
         return self.reason not in ("lost", "silent")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The cloud's answer to a hello."""
+    """The cloud's answer to a hello, with all that an edge needs to begin.
+
+    The server, which is pure, leaves scenario and seed out; the shell adds them.
+    """
 
     edge_id: EdgeId
     index: int  # k ≥ 0, and with it shard k
+    edges: int  # K, the number of shards
     last_sequence: int  # last sequence applied, at most the hello's; the edge goes on at its own + 1
+    scenario: Mapping[str, object] = field(default_factory=dict)
+    seed: int | None = None  # only in seeded scenarios
+    incarnation: int = 0  # of the run
+    nonce: str = ""  # of the hello that it answers
+    number: int = 1  # of the hello that it answers
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """A message that cannot be served.
 
-    To a hello: `incarnation` (it is meant for another life of the run), `fleet-full`, `epsilon-floor`,
+    To a hello: `incarnation` (it is meant for another incarnation of the run), `fleet-full`, `epsilon-floor`,
     `ledger-lost`, `mechanism`, `halted`. To a gradient: `stranger` (say hello first), `full` (send the same bytes
-    again later).
+    again later; no cloud of this project says so).
     """
 
     edge_id: EdgeId
@@ -114,6 +123,16 @@ class Halt:
     reason: str
     updates: int
     incarnation: int = 0  # of the run that has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Whether the cloud is there, and which process it is."""
+
+    online: bool
+    nonce: str
+    incarnation: int = 0  # of the run that it serves
+    over: bool = False  # the run has ended, and the cloud goes on purpose
 
 
 # Facts for the record. Their fields are the keys of events.jsonl.

@@ -10,12 +10,12 @@ from typing import assert_never
 
 from common.datasets.dataset import Dataset
 from common.datasets.source import Source
-from common.messages import AWAY, Leave
+from common.messages import AWAY, Leave, Presence
 from common.quantities import EdgeId, RunId
 from common.transport.channel import Channel, Loop
 from common.transport.connection import SIZE_HINT
 from common.transport.link import LinkProfile
-from common.wire.codec import Presence, encode_hello, encode_leave, new_nonce
+from common.wire.codec import encode_hello, encode_leave, new_nonce
 from common.wire.topics import EdgeTopic, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
 from edge.account import Standing

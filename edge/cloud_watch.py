@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.messages import Halt
-from common.wire.codec import Presence
+from common.messages import Halt, Presence
 
 
 @dataclass(slots=True)

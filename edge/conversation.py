@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from common.messages import Halt, ModelReceived, Refuse
-from common.wire.codec import Admission, Presence
+from common.messages import Halt, ModelReceived, Presence, Refuse, Welcome
 
 EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_FULL, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
 
@@ -29,7 +28,7 @@ class Phase(Enum):
 BUSY = frozenset({Phase.PREPARING, Phase.MAKING, Phase.RENEWING})  # the shell owes the outcome of an effect
 
 
-# -- events: the connection, the clock, the operator. From the cloud: Admission, Refuse, ModelReceived, Presence, Halt.
+# -- events: the connection, the clock, the operator. From the cloud: Welcome, Refuse, ModelReceived, Presence, Halt.
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ class IdentityKept:
     text: str
 
 
-FromCloud = Admission | Refuse | ModelReceived | Presence | Halt
+FromCloud = Welcome | Refuse | ModelReceived | Presence | Halt
 Outcome = (
     Prepared
     | OtherShardHeld
@@ -166,7 +165,7 @@ class Prepare:
     Its outcome: Prepared, OtherShardHeld or WelcomeDeclined.
     """
 
-    admission: Admission
+    admission: Welcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from common.errors import RemoteProtocolError
-from common.messages import ModelReceived, Refuse
+from common.messages import ModelReceived, Refuse, Welcome
 from common.quantities import RunId
 from common.transport.channel import Channel
-from common.wire.codec import Admission, decode_answer, decode_halt, decode_model, decode_presence
+from common.wire.codec import decode_answer, decode_halt, decode_model, decode_presence
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from edge.conversation import FromCloud, Phase
 from edge.joining import Joining
@@ -92,7 +92,7 @@ class Inbox:
         self._check_sequence("model: acknowledged", received.acknowledged)
         return received
 
-    def _answer(self, payload: bytes) -> Admission | Refuse | None:
+    def _answer(self, payload: bytes) -> Welcome | Refuse | None:
         """Return the answer; None: it is for another process of this id. A refuse of a gradient names no process."""
         answer = decode_answer(self.joining.edge_id, payload)
         if isinstance(answer, Refuse):
@@ -101,7 +101,7 @@ class Inbox:
             return None
         if answer.number > self.session.hellos:
             raise RemoteProtocolError(f"welcome: number = {answer.number}: no such hello was sent")
-        self._check_sequence("welcome: last_sequence", answer.welcome.last_sequence)
+        self._check_sequence("welcome: last_sequence", answer.last_sequence)
         return answer
 
     def _check_sequence(self, key: str, sequence: int) -> None:

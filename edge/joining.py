@@ -10,9 +10,8 @@ from pathlib import Path
 from common.datasets.dataset import Dataset
 from common.datasets.source import Source
 from common.errors import LedgerUnavailableError, MapaError
-from common.messages import Hello
+from common.messages import Hello, Welcome
 from common.quantities import EdgeId, RunId
-from common.wire.codec import Admission
 from edge.conversation import (
     EXIT_FAILED,
     GivenUp,
@@ -42,7 +41,7 @@ class Joining:
     preparation: Preparation | None = None
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     state_dir: Path = Path("state")  # where the operator finds this ledger
-    _admission: Admission | None = None  # the welcome that the preparation follows
+    _admission: Welcome | None = None  # the welcome that the preparation follows
     _wanted: int | None = None  # the shard that the ledger holds of the run's cut
 
     @property
@@ -62,7 +61,7 @@ class Joining:
             preparing=self.own is not None and self.preparation is None,
         )
 
-    def follow(self, admission: Admission) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
+    def follow(self, admission: Welcome) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
         """Take what the first welcome deals; the later ones must deal the same."""
         if self._admission is not None:
             return self._compare(self._admission, admission)
@@ -128,7 +127,7 @@ class Joining:
             " can write to the broker can send it. End whatever uses another copy of this ledger first"
         )
 
-    def _compare(self, first: Admission, later: Admission) -> Prepared | WelcomeDeclined:
+    def _compare(self, first: Welcome, later: Welcome) -> Prepared | WelcomeDeclined:
         """Go on under the first welcome's terms, or not at all: a cloud started anew may have dealt our shard again."""
         other = difference(first, later)
         if other:

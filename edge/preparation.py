@@ -14,6 +14,7 @@ from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.dataset import Dataset, Samples
 from common.datasets.source import Source
 from common.errors import ConfigurationError, require
+from common.messages import Welcome
 from common.models.feature_cache import user_cache
 from common.models.making import features_of
 from common.own_code import is_dotted
@@ -22,7 +23,6 @@ from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
-from common.wire.codec import Admission
 from edge.account import Account, ShardIdentity
 from edge.assembly import recipe_for, shard_for
 from edge.device import EmulatedDevice, emulated
@@ -68,7 +68,7 @@ class Dealt:
 
 
 def prepare(
-    admission: Admission,
+    admission: Welcome,
     run: RunId,
     policy: OperatorPolicy,
     ledger: Ledger,
@@ -83,7 +83,7 @@ def prepare(
     for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
         if is_dotted(name):
             check_code(policy, key, name)
-    index, shards = admission.welcome.index, admission.edges
+    index, shards = admission.index, admission.edges
     if shards != scenario.workers:
         raise ConfigurationError(
             f"welcome: edges = {shards}: must be {scenario.workers}, as its scenario says"
@@ -122,7 +122,7 @@ def prepare(
     features = features_of(model, Samples(images, labels), cache)
     shard = Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64))
     worker = EdgeWorker(
-        edge_id=admission.welcome.edge_id,
+        edge_id=admission.edge_id,
         index=index,
         model=model,
         shard=shard,
@@ -158,10 +158,10 @@ def _take(scenario: Scenario, index: int, policy: OperatorPolicy, own: OwnData) 
     return Dealt(samples, rows, schema.shape, schema.classes, schema.target_range, called)
 
 
-def difference(first: Admission, later: Admission) -> str:
+def difference(first: Welcome, later: Welcome) -> str:
     """Say in which term a later welcome differs from the first; '' where it deals the same."""
     terms = (
-        ("index", first.welcome.index, later.welcome.index),
+        ("index", first.index, later.index),
         ("edges", first.edges, later.edges),
         ("seed", first.seed, later.seed),
     )

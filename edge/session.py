@@ -17,8 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.errors import LocalProtocolError
-from common.messages import AWAY, Halt, ModelReceived, Refuse
-from common.wire.codec import Admission, Presence
+from common.messages import AWAY, Halt, ModelReceived, Presence, Refuse, Welcome
 from edge.cloud_watch import CloudWatch
 from edge.conversation import (
     BUSY,
@@ -106,7 +105,7 @@ class EdgeSession:
                 return []
             case Unanswered():
                 return self._again()
-            case Admission():
+            case Welcome():
                 return self._admitted(event)
             case Refuse():
                 return self._refused(event)
@@ -216,12 +215,12 @@ class EdgeSession:
 
     # -- answers --------------------------------------------------------------------------------------
 
-    def _admitted(self, admission: Admission) -> list[SessionEffect]:
+    def _admitted(self, admission: Welcome) -> list[SessionEffect]:
         if self._phase not in _LISTENING or admission.number <= self.answered:
             return []  # it answers an older hello, or has come before
         self.answered, self.tries = admission.number, 0
         self.cloud.answered(admission.number)
-        self.incarnation, self.applied = admission.incarnation, admission.welcome.last_sequence
+        self.incarnation, self.applied = admission.incarnation, admission.last_sequence
         self._phase = Phase.PREPARING
         return [Prepare(admission)]
 

@@ -29,7 +29,7 @@ from common.errors import (
     RemoteProtocolError,
 )
 from common.health import beat
-from common.messages import Welcome
+from common.messages import Presence, Welcome
 from common.own_code import allowing
 from common.quantities import EdgeId, RunId
 from common.randomness import new_incarnation, streams_for
@@ -43,7 +43,7 @@ from common.transport.channel import UNREAD, RetainedMessageError, Will
 from common.transport.connection import SIZE_HINT, BrokerAddress, Credentials, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
-from common.wire.codec import Admission, Presence, encode_presence, encode_welcome, new_nonce
+from common.wire.codec import encode_presence, encode_welcome, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
 from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
 from mapa.budget import Say
@@ -95,9 +95,11 @@ class Setting(RunParts):
         scenario, most = self.scenario, 2**63 - 1
         cycled = (scenario.links, scenario.devices)
         edges = {max(range(len(values)), key=lambda k: len(repr(values[k]))) for values in cycled if values}
-        admissions = [
-            Admission(
-                welcome=Welcome(EdgeId("edge"), k, most),
+        welcomes = [
+            Welcome(
+                edge_id=EdgeId("edge"),
+                index=k,
+                last_sequence=most,
                 edges=scenario.workers,
                 scenario=scenario.for_edge(k),
                 seed=scenario.seed,
@@ -108,7 +110,7 @@ class Setting(RunParts):
             for k in {0, *(k for k in edges if k < scenario.workers)}
         ]
         try:
-            return max(len(encode_welcome(admission)) for admission in admissions)
+            return max(len(encode_welcome(welcome)) for welcome in welcomes)
         except LocalProtocolError as error:
             raise ConfigurationError(f"scenario: edges cannot be sent it: {error}") from error
 

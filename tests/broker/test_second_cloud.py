@@ -12,10 +12,10 @@ import pytest
 
 from cloud.presence import Inquiry
 from common.errors import ConfigurationError
-from common.messages import EvaluationDue
+from common.messages import EvaluationDue, Presence
 from common.quantities import RunId
 from common.transport.channel import Will
-from common.wire.codec import Presence, decode_presence, encode_presence
+from common.wire.codec import decode_presence, encode_presence
 from common.wire.topics import halt_topic, presence_topic
 from mapa import cloud_run
 from mapa.brokers import Broker

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from cloud.peers import Allowance
-from common.messages import Hello, Refuse
+from common.messages import Hello, Refuse, Welcome
 from common.quantities import EdgeId
-from common.wire.codec import Admission, encode_hello
+from common.wire.codec import encode_hello
 from common.wire.topics import EdgeTopic, edge_topic
 from mapa.recording import releases_of
 from tests.cloud.test_cloud_service import LIFE, RUN, THEIRS, Bed
@@ -77,10 +77,10 @@ def test_a_hello_with_more_releases_than_the_run_can_have_does_not_ruin_its_stat
     assert isinstance(answer, Refuse)
     assert f"last_sequence = {count}: must be at most 6100 in a run of T = 60" in answer.detail
     assert bed.service.traffic.refused_hellos == {"mechanism": 1}
-    assert isinstance(bed.hello("b", last_sequence=7), Admission)  # of earlier runs of the name
+    assert isinstance(bed.hello("b", last_sequence=7), Welcome)  # of earlier runs of the name
     bed.gradient("b", 8)
     assert isinstance(bed.hello("b", last_sequence=130), Refuse)
-    assert isinstance(bed.hello("b", last_sequence=129), Admission)  # a cloud that lost its last records
+    assert isinstance(bed.hello("b", last_sequence=129), Welcome)  # a cloud that lost its last records
     assert bed.service.restarts.known(EdgeId("a")) == 0
     assert bed.service.restarts.known(EdgeId("b")) == 129
 

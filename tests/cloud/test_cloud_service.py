@@ -20,7 +20,7 @@ from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
 from cloud.presence import Inquiry
 from cloud.service import CloudService
-from common.messages import GradientArrived, Halt, Hello, Leave, Refuse
+from common.messages import GradientArrived, Halt, Hello, Leave, Presence, Refuse, Welcome
 from common.metrics import ACCURACY, LOSS
 from common.quantities import EdgeId, NoisyGradient, RunId, Vector
 from common.randomness import streams_for
@@ -29,8 +29,6 @@ from common.records.recorder import Recorder
 from common.records.tally import Evaluation
 from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import (
-    Admission,
-    Presence,
     decode_answer,
     decode_halt,
     decode_presence,
@@ -80,7 +78,7 @@ class Bed:
         self.broker.advance(1.0)  # 0 stands for "never" in a contact
         self.service.start()
         self.edge = MemoryChannel(self.broker)
-        self.answers: list[tuple[str, Admission | Refuse]] = []
+        self.answers: list[tuple[str, Welcome | Refuse]] = []
         self.edge.subscribe(edge_topic(RUN, EdgeId("+"), EdgeTopic.WELCOME), self._take)
         self.edge.connect()
 
@@ -91,7 +89,7 @@ class Bed:
         edge_id = topic.split("/")[4]
         self.answers.append((edge_id, decode_answer(EdgeId(edge_id), payload)))
 
-    def hello(self, edge: str, nonce: str = OURS, **fields: Any) -> Admission | Refuse:
+    def hello(self, edge: str, nonce: str = OURS, **fields: Any) -> Welcome | Refuse:
         said = {"number": next(self.numbers), "incarnation": LIFE, **fields}
         hello = Hello(edge_id=EdgeId(edge), nonce=nonce, **said)
         return self.send(edge, EdgeTopic.HELLO, encode_hello(hello))[-1]
@@ -99,13 +97,13 @@ class Bed:
     def leave(self, edge: str, reason: str, nonce: str = OURS) -> None:
         self.send(edge, EdgeTopic.LEAVE, encode_leave(Leave(EdgeId(edge), reason, nonce)))
 
-    def gradient(self, edge: str, sequence: int, incarnation: int = LIFE) -> list[Admission | Refuse]:
+    def gradient(self, edge: str, sequence: int, incarnation: int = LIFE) -> list[Welcome | Refuse]:
         g = NoisyGradient(np.zeros(self.service.server.model.size, np.float32))
         sensitivity = self.service.scenario.problem.first_clip * 2 / self.service.scenario.batch_size  # type: ignore[operator]
         arrived = GradientArrived(EdgeId(edge), sequence, 1, sensitivity, g, incarnation)
         return self.send(edge, EdgeTopic.GRADIENT, encode_gradient(arrived))
 
-    def send(self, edge: str, leaf: EdgeTopic, payload: bytes) -> list[Admission | Refuse]:
+    def send(self, edge: str, leaf: EdgeTopic, payload: bytes) -> list[Welcome | Refuse]:
         self.edge.publish(edge_topic(RUN, EdgeId(edge), leaf), payload, qos=1)
         self.broker.settle()
         return [answer for name, answer in self.answers if name == edge]
@@ -121,7 +119,7 @@ class Bed:
 
 def test_a_refused_hello_is_answered_and_the_edge_itself_still_heard() -> None:
     bed = Bed({"edges": 1})
-    assert isinstance(bed.hello("a"), Admission)
+    assert isinstance(bed.hello("a"), Welcome)
     bed.gradient("a", 1)
     refusal = bed.hello("a", THEIRS)  # a second process under this id, with an empty ledger
     assert isinstance(refusal, Refuse)
@@ -136,7 +134,7 @@ def test_a_second_process_that_is_welcomed_takes_the_first_ones_place() -> None:
     bed = Bed({"edges": 1})
     bed.hello("a")
     answer = bed.hello("a", THEIRS)
-    assert isinstance(answer, Admission)
+    assert isinstance(answer, Welcome)
     assert answer.nonce == THEIRS
     assert any("duplicate process" in line for line in bed.said)
     bed.leave("a", "budget")  # of the process that was replaced
@@ -467,7 +465,7 @@ def test_the_will_of_another_cloud_does_not_stay_the_last_word() -> None:
 
 def test_a_hello_that_comes_again_is_counted_and_has_no_answer() -> None:
     bed = Bed()
-    assert isinstance(bed.hello("a", number=1), Admission)
+    assert isinstance(bed.hello("a", number=1), Welcome)
     answers = len(bed.answers)
     bed.gradient("a", 1)
     bed.hello("a", number=1)

@@ -70,6 +70,12 @@ def refusal(effects: list[Effect]) -> str:
 # -- hellos -----------------------------------------------------------------------------------------------
 
 
+def welcomed(effects: list[Effect]) -> tuple[EdgeId, int, int]:
+    welcome = effects[0]
+    assert isinstance(welcome, Welcome)
+    return welcome.edge_id, welcome.index, welcome.last_sequence
+
+
 def test_a_hello_that_comes_again_after_gradients_were_applied_has_no_effect() -> None:
     server = cloud()
     server.receive(hello())
@@ -88,7 +94,7 @@ def test_the_process_that_speaks_for_an_edge_is_never_told_that_its_ledger_is_lo
     server.receive(gradient(1))
     server.receive(gradient(2))  # forged
     effects = server.receive(hello(number=2, last_sequence=1))
-    assert effects[0] == Welcome(A, 0, 1)
+    assert welcomed(effects) == (A, 0, 1)
     assert refusal(server.receive(gradient(2))) == "duplicate"
     assert names(server.receive(gradient(3))) == ["GradientApplied", "SendModel"]
 
@@ -124,8 +130,8 @@ def test_a_hello_for_another_life_is_refused_and_told_of_this_one() -> None:
 def test_an_edge_that_released_in_an_earlier_life_gets_the_shard_that_it_asks_for() -> None:
     """An older hello of it, which asked for none, may have come first."""
     server = cloud()
-    assert server.receive(hello())[0] == Welcome(A, 0, 0)
-    assert server.receive(hello(number=2, index=1, last_sequence=40))[0] == Welcome(A, 1, 0)
+    assert welcomed(server.receive(hello())) == (A, 0, 0)
+    assert welcomed(server.receive(hello(number=2, index=1, last_sequence=40))) == (A, 1, 0)
     assert names(server.receive(gradient(41)))[0] == "GradientApplied"
 
 

@@ -11,7 +11,7 @@ import pytest
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.datasets.dataset import Dataset
 from common.errors import DataUnavailableError, LedgerUnavailableError, MapaError, RemoteProtocolError
-from common.messages import Hello, Refuse, SendModel, Welcome
+from common.messages import Hello, Presence, Refuse, SendModel, Welcome
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
@@ -21,8 +21,6 @@ from common.scenario.scenario import Scenario
 from common.transport.channel import MemoryBroker, MemoryChannel
 from common.transport.link import LinkProfile
 from common.wire.codec import (
-    Admission,
-    Presence,
     decode_hello,
     decode_leave,
     encode_model,
@@ -103,7 +101,9 @@ class Stage:
 
     def welcome(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> None:
         fields: dict[str, Any] = {
-            "welcome": Welcome(self.edge.edge_id, index, last_sequence),
+            "edge_id": self.edge.edge_id,
+            "index": index,
+            "last_sequence": last_sequence,
             "edges": self.scenario.workers,
             "scenario": self.scenario.for_edge(0),
             "seed": self.scenario.seed,
@@ -114,7 +114,7 @@ class Stage:
         if self.edge.session.answered == self.edge.session.hellos:
             self.edge.on_connected()  # only a new hello has a new answer
             fields["number"] = self.edge.session.hellos
-        self.edge.inbox.on_answer("welcome", encode_welcome(Admission(**{**fields, **changes})))
+        self.edge.inbox.on_answer("welcome", encode_welcome(Welcome(**{**fields, **changes})))
         self.broker.settle()
 
     def model(self, sensitivity: float = 0.4, acknowledged: int | None = None, value: float = 0.0) -> None:
@@ -668,8 +668,10 @@ def test_an_edge_that_leaves_while_its_link_is_set_up_stays_away() -> None:
     stage.edge.inbox.on_answer(
         "welcome",
         encode_welcome(
-            Admission(
-                welcome=Welcome(stage.edge.edge_id, 0, 0),
+            Welcome(
+                edge_id=stage.edge.edge_id,
+                index=0,
+                last_sequence=0,
                 edges=4,
                 scenario=stage.scenario.for_edge(0),
                 seed=stage.scenario.seed,

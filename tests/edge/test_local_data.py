@@ -19,7 +19,6 @@ from common.errors import ConfigurationError
 from common.messages import Welcome
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario, parse_scenario
-from common.wire.codec import Admission
 from edge.claims import ClaimsBook
 from edge.ledger import Ledger, MemoryLedger
 from edge.own_data import OwnData, check_name
@@ -47,13 +46,15 @@ def never(name: str) -> Dataset:
     raise AssertionError(f"a data set was asked for: {name}")
 
 
-def admission(index: int = 0, **changes: Any) -> Admission:
+def admission(index: int = 0, **changes: Any) -> Welcome:
     return of_scenario(parse_scenario(local_values(**changes)), index)
 
 
-def of_scenario(scenario: Scenario, index: int = 0) -> Admission:
-    return Admission(
-        welcome=Welcome(EdgeId("edge-a"), index, 0),
+def of_scenario(scenario: Scenario, index: int = 0) -> Welcome:
+    return Welcome(
+        edge_id=EdgeId("edge-a"),
+        index=index,
+        last_sequence=0,
         edges=scenario.workers,
         scenario=scenario.for_edge(index),
         seed=scenario.seed,
@@ -67,7 +68,7 @@ def follow(
     *,
     policy: OperatorPolicy = MINE,
     run: str = "r",
-    welcome: Admission | None = None,
+    welcome: Welcome | None = None,
     **changes: Any,
 ) -> Preparation:
     taken = welcome or admission(**changes)

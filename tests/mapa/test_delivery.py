@@ -25,7 +25,7 @@ from common.records.recorder import Recorder
 from common.scenario.scenario import Scenario
 from common.transport.channel import Faults, MemoryBroker, MemoryChannel, Will
 from common.transport.link import LinkProfile
-from common.wire.codec import decode_gradient, encode_halt, encode_leave, encode_presence
+from common.wire.codec import decode_gradient, encode_halt, encode_leave
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, parse_edge_topic, presence_topic
 from edge.client import EdgeClient
 from edge.conversation import LeaveWanted
@@ -78,7 +78,7 @@ class Cloud:
             records=Recorder(tally=self.tally),
         )
         self.service.evaluations.executor = AtOnce()
-        away = encode_presence(self.service.presence.presence(online=False))
+        away = self.service.presence._encoded(online=False)
         self.channel.will = Will(presence_topic(RUN), away, retain=True)
         self.started = False
         self.channel.connect()
