@@ -37,8 +37,7 @@ class ResendQueue(Generic[_T]):
 
     def forget(self, topic: str) -> None:
         """Drop what waits for the topic."""
-        if self.waiting:
-            self.waiting.pop(topic, None)
+        self.waiting.pop(topic, None)
 
     def _retry(self) -> None:
         self._timer = None

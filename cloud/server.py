@@ -355,14 +355,12 @@ class CloudServer:
             refusal = "no-such-model"
         elif (stage := account.sent_models.stage_of(arrived.version, arrived.sensitivity)) is None:
             refusal = "sensitivity"
-        elif account.reach < math.inf and not self._has_honest_norm(arrived, account):
-            refusal = "norm"
+        elif account.reach < math.inf:
+            regular = self.terms.regular_part(account.law, arrived.sensitivity, self.longest)
+            norm = length(arrived.gradient) if arrived.norm is None else arrived.norm
+            if not norm <= account.reach * arrived.sensitivity + regular:  # NaN fails too
+                refusal = "norm"
         return JudgedGradient(arrived, account, refusal, stage, True, True)
-
-    def _has_honest_norm(self, arrived: GradientArrived, account: EdgeAccount) -> bool:
-        regular = self.terms.regular_part(account.law, arrived.sensitivity, self.longest)
-        norm = length(arrived.gradient) if arrived.norm is None else arrived.norm
-        return norm <= account.reach * arrived.sensitivity + regular  # NaN fails too
 
     def _apply(self, arrived: GradientArrived, account: EdgeAccount, stage: int) -> list[Effect]:
         """Lines 11-16: let the algorithm change x, then answer that edge alone."""

@@ -334,7 +334,8 @@ class CloudService:
 
     def _send_model(self, topic: str, effect: SendModel) -> None:
         if self._publish_model(topic, effect):
-            self.models.forget(topic)  # an older one
+            if self.models.waiting:
+                self.models.forget(topic)  # an older one
             return
         if not self.models.waiting:
             size = HEADER_BYTES + effect.model.nbytes
