@@ -14,6 +14,7 @@ from common.transport.channel import Channel, Loop
 from common.wire.codec import decode_halt, decode_presence, encode_halt, encode_presence
 from common.wire.topics import clouds_topic, halt_topic, presence_topic
 
+_ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
 _RESTORE = 0.25  # seconds until presence and halt are retained again, however many messages call for it
 
 
@@ -173,6 +174,14 @@ class Inquiry:
         self.channel.subscribe(clouds_topic(self.run), self.on_word, qos=1, retained=True)
         question = encode_presence(Presence(False, self.nonce, self.incarnation))
         self.channel.publish(clouds_topic(self.run), question, qos=1, retain=True)
+
+    def ask(self, loop: Loop, say: Callable[[str], None]) -> None:
+        """Ask and wait; raise ConfigurationError if another cloud answers. A mere retained presence is replaced."""
+        self.begin()
+        loop.serve(lambda: self.settled, until=loop.now() + _ANSWER)
+        self.check_alone()
+        if self.online or self.earlier:
+            say(f"run {self.run!r}: previous cloud unresponsive; taking over")
 
     def withdraw(self) -> None:
         """Remove our question: this cloud does not start. Another one that answered removes it itself."""

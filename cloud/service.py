@@ -36,7 +36,7 @@ from common.records.recorder import Recorder
 from common.records.tally import Evaluation, Tally
 from common.scenario.scenario import Scenario
 from common.telemetry.family import Buckets
-from common.transport.channel import Channel, Loop
+from common.transport.channel import UNREAD, Channel, Loop, RetainedMessageError
 from common.wire.codec import (
     decode_gradient,
     decode_hello,
@@ -177,6 +177,19 @@ class CloudService:
     def dropped(self) -> Counter[str]:
         """Messages that break the protocol, came late or too often, by kind."""
         return self.traffic.dropped
+
+    def on_lost(self, reason: str) -> None:
+        """Count a lost connection, which the channel makes again by itself."""
+        self.traffic.lost_connections += 1
+        self.say(f"{reason}; reconnecting")
+
+    def on_violation(self, topic: str, error: RemoteProtocolError) -> None:
+        """Count messages that never reached the methods below."""
+        if isinstance(error, RetainedMessageError):
+            self.dropped["retained"] += 1
+        elif topic == UNREAD:
+            self.dropped["packet"] += 1
+            self.presence.restore()  # its topic is unknown: it may have replaced either
 
     # -- messages -------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from common.quantities import RunId
 from common.records.naming import LONGEST, STAMP
 from common.records.rundir import new_run_id
 from common.scenario.scenario import Scenario
+from common.transport.channel import Loop
 from common.transport.connection import BrokerAddress, Credentials
-from common.transport.loop import SelectorLoop
 from common.wire.topics import run_id
 from edge.policy import is_owned
 from mapa.brokers import private, resolve_broker
@@ -65,7 +65,7 @@ class EdgeProcesses:
                 return f"an edge process exited with code {child.returncode}: " + " | ".join(words)
         return "all edge processes have exited"
 
-    def watch(self, loop: SelectorLoop, over: list[str], halted: Callable[[], bool]) -> None:
+    def watch(self, loop: Loop, over: list[str], halted: Callable[[], bool]) -> None:
         """Stop the loop once no edge is left to finish the run; after the halt it stops when x is evaluated."""
         if halted():
             return

@@ -1,4 +1,4 @@
-"""Commands for child processes: one that ends with its parent, and one that receives SIGINT."""
+"""Processes: commands for children, signals, and the threads of numerical libraries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from types import FrameType
 
 # By the kernel: a pipe would need the program's help, and Mosquitto reads no stdin. The setting survives exec;
 # a launcher makes it, because code between fork and exec is not safe in a program with threads.
@@ -41,19 +42,12 @@ def interruptible(command: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def interrupted_by_signals() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise KeyboardInterrupt, so that whatever was started is ended and tidied up.
-
-    A non-interactive shell starts its background jobs with SIGINT ignored, and Python leaves it so: the first
-    signal would reach the handlers of a run, and the second, while it waits for its edges, nobody.
-    """
+def on_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Let SIGINT and SIGTERM call a handler; only the main thread gets signals, in others this does nothing."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are not ours
+        yield
         return
-    before = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -61,6 +55,16 @@ def interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, former)
 
 
+def interrupted_by_signals() -> contextlib.AbstractContextManager[None]:
+    """Let SIGINT and SIGTERM raise KeyboardInterrupt, so that whatever was started is ended and tidied up.
+
+    A non-interactive shell starts its background jobs with SIGINT ignored, and Python leaves it so: the first
+    signal would reach the handlers of a run, and the second, while it waits for its edges, would be lost.
+    """
+    return on_signals(signal.default_int_handler)
+
+
+# One BLAS thread: models here are small, and a second thread mostly spins while it waits for the first.
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 

@@ -111,12 +111,15 @@ class Loop(Protocol):
     def run(self) -> None:
         """Serve until `stop`; raise what a callback raised."""
 
+    def serve(self, done: Callable[[], bool], *, until: float | None = None) -> bool:
+        """Serve until done() or until a time of `now`; return done()."""
+
     def stop(self) -> None:
         """Make `run` return; from any thread."""
 
 
 class Channel(Protocol):
-    """One client's connection to a broker."""
+    """One client's connection to a broker, as a service uses it."""
 
     @property
     def connected(self) -> bool:
@@ -138,10 +141,40 @@ class Channel(Protocol):
         """Set the largest inbound packet, in bytes; larger ones are skipped and counted."""
 
     def hasten(self) -> None:
-        """Reconnect as soon as can be: only last words are left to say."""
+        """Reconnect now; only the final messages remain to be sent."""
 
     def close(self, timeout: float = 5.0) -> None:
         """Deliver pending QoS 1 messages within `timeout` seconds, disconnect (no last will), release all resources."""
+
+
+class BrokerChannel(Channel, Protocol):
+    """A channel as the program sees it that opens it; the callbacks run in the loop's thread."""
+
+    on_connected: Callable[[], None] | None
+    on_lost: Callable[[str], None] | None
+    on_violation: OnViolation
+    last_error: str  # why the last attempt to connect failed
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last attempt to connect failed."""
+
+    @property
+    def refusal(self) -> str | None:
+        """What the operator must fix: credentials or certificates; None: nothing."""
+
+    @property
+    def owing(self) -> bool:
+        """Whether something has not reached the broker: unacknowledged QoS 1 messages, unsent bytes."""
+
+    def open(self) -> None:
+        """Start connecting and keep trying, without waiting."""
+
+    def connect(self, timeout: float, say: Callable[[str], None] | None = None) -> None:
+        """Connect within `timeout` seconds; raise BrokerUnavailableError, or ConfigurationError for a refusal."""
+
+    def abort(self) -> None:
+        """Drop the connection as a crash would: the last will is published."""
 
 
 class TimerQueue:
@@ -237,6 +270,16 @@ class MemoryBroker:
             if not self.step():
                 raise LocalProtocolError("the loop would wait forever: no message, no timer, no stop")
 
+    def serve(self, done: Callable[[], bool], *, until: float | None = None) -> bool:
+        """Serve until done(), or until nothing happens before the time `until`; return done()."""
+        while not done() and (self._soon or self._due_by(until)):
+            self.step()
+        return done()
+
+    def _due_by(self, until: float | None) -> bool:
+        due = self._timers.next_due()
+        return due is not None and (until is None or due <= until)
+
     def step(self) -> bool:
         """Make the next delivery, or jump to the next timer; False: there is none."""
         if self._soon:
@@ -312,10 +355,12 @@ class MemoryChannel:
         on_violation: OnViolation = ignore_violation,
     ) -> None:
         self.will = will
-        self.connected = self.closed = False
+        self.connected = self.closed = self.failed = False
+        self.refusal: str | None = None
+        self.last_error = ""
+        self.on_connected, self.on_lost, self.on_violation = on_connected, on_lost, on_violation
         self._broker = broker
-        self._on_connected, self._on_lost = on_connected, on_lost
-        self._routes = Routes(on_violation)
+        self._routes = Routes(lambda topic, error: self.on_violation(topic, error))
         self._owed: list[tuple[str, bytes, bool]] = []  # QoS 1 while away
         self._max_packet = 1 << 28
 
@@ -324,10 +369,21 @@ class MemoryChannel:
         """Messages that violated the protocol."""
         return self._routes.violations
 
-    def connect(self, timeout: float = 0.0) -> None:
-        """Connect, at once."""
-        del timeout
+    @property
+    def owing(self) -> bool:
+        return bool(self._owed)
+
+    def open(self) -> None:
         self.restore()
+
+    def connect(self, timeout: float = 0.0, say: Callable[[str], None] | None = None) -> None:  # noqa: ARG002
+        self.restore()
+
+    def abort(self) -> None:
+        self.on_lost = None
+        self.closed = True
+        if self.connected:
+            self.lose()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
         """Publish a message; at QoS 1 it is kept until the connection is back."""
@@ -364,8 +420,8 @@ class MemoryChannel:
         """Break the connection: the last will is published."""
         self.connected = False
         self._broker.detach(self, lost=True)
-        if self._on_lost is not None:
-            self._on_lost(reason)
+        if self.on_lost is not None:
+            self.on_lost(reason)
 
     def restore(self) -> None:
         """Connect, or connect again."""
@@ -376,11 +432,11 @@ class MemoryChannel:
         owed, self._owed = self._owed, []
         for topic, payload, retain in owed:
             self._broker.route(topic, payload, retain=retain)
-        if self._on_connected is not None:
-            self._on_connected()
+        if self.on_connected is not None:
+            self.on_connected()
 
     def hasten(self) -> None:
-        """Nothing to do: who lost this connection restores it."""
+        """Do nothing: a test restores the connection."""
 
     def close(self, timeout: float = 5.0) -> None:  # noqa: ARG002 - here nothing is ever owed
         """Disconnect: no last will."""

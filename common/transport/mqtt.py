@@ -133,15 +133,15 @@ class MqttChannel:
         self.connected = False
         self.last_error = "not tried yet"
         self._loop = loop
-        self._on_connected, self._on_lost = on_connected, on_lost
-        self._routes = Routes(on_violation)
+        self.on_connected, self.on_lost, self.on_violation = on_connected, on_lost, on_violation
+        self._routes = Routes(lambda topic, error: self.on_violation(topic, error))
         self._stream: PacketStream | None = None
         self._mask = 0  # what the loop waits for
         self._in_paho = False  # its callbacks hold locks that its writing takes
         self._greeted = False  # CONNACK came, on_connected is still to be told
         self._was_connected = False
         self._explained = False  # why the attempt under way fails is known
-        self._refusal: str | None = None  # what the operator must fix
+        self.refusal: str | None = None  # what the operator must fix
         self._attempts = 0
         self._retry: Timer | None = None
         self._upkeep: Timer | None = None
@@ -174,9 +174,9 @@ class MqttChannel:
         untold = [] if say is None else [say]
 
         def settled() -> bool:
-            if untold and self.failed and self._refusal is None:
+            if untold and self.failed and self.refusal is None:
                 untold.pop()(still_trying(self.options.address, timeout, self.last_error))
-            if self.connected or self._refusal is not None:
+            if self.connected or self.refusal is not None:
                 arrived.set()
             return arrived.is_set()
 
@@ -192,9 +192,9 @@ class MqttChannel:
         else:
             self.open()
             self._loop.serve(settled, until=until)
-        if self._refusal is not None:
+        if self.refusal is not None:
             self.close(0)
-            raise ConfigurationError(f"broker {self.options.address}: {self._refusal}")
+            raise ConfigurationError(f"broker {self.options.address}: {self.refusal}")
         if not self.connected:
             self.close(0)
             raise BrokerUnavailableError(unreachable(self.options.address, timeout, self.last_error))
@@ -204,13 +204,7 @@ class MqttChannel:
         self._loop.post(self._attempt)
 
     @property
-    def refusal(self) -> str | None:
-        """What the operator must fix: credentials or certificates; None: nothing."""
-        return self._refusal
-
-    @property
     def failed(self) -> bool:
-        """Whether the last attempt to connect failed; `last_error` says why."""
         return not self.connected and self._attempts > 0
 
     @property
@@ -307,7 +301,7 @@ class MqttChannel:
         try:
             self._client.reconnect()  # blocks for TCP and TLS, at most connect_timeout each
         except ssl.SSLCertVerificationError as error:
-            self._refusal = f"its certificate is not trusted ({error.verify_message}); see --tls-ca"
+            self.refusal = f"its certificate is not trusted ({error.verify_message}); see --tls-ca"
             self._later(str(error))
             return
         except (OSError, ValueError) as error:
@@ -350,11 +344,11 @@ class MqttChannel:
         if code.is_failure:
             self.last_error, self._explained = f"refused: {code}", True
             if is_denial(code):
-                self._refusal = f"refused user {self.options.username!r}: {str(code).lower()}"
+                self.refusal = f"refused user {self.options.username!r}: {str(code).lower()}"
             return
         for topic_filter, (_callback, qos) in self._routes.filters.items():
             self._client.subscribe(topic_filter, qos)
-        self._refusal = None
+        self.refusal = None
         self._attempts = self._last_size = 0
         self.connected = self._greeted = self._was_connected = True
 
@@ -475,14 +469,14 @@ class MqttChannel:
             self._upkeep = self._loop.call_later(self._upkeep_period, self._keep_alive)
             self._client.loop_write()  # subscriptions go before whatever on_connected publishes
             # whoever closes has said all it had to say: to greet again would contradict its last words
-            if self._on_connected is not None and self._stream is not None and not self._closing:
-                self._on_connected()
+            if self.on_connected is not None and self._stream is not None and not self._closing:
+                self.on_connected()
         if self._stream is None and self._retry is None and not self._ending:
             self._cancel_timers()
             lost, self._was_connected = self._was_connected, False
             self._later(self.last_error)
-            if lost and self._on_lost is not None:
-                self._on_lost(self.last_error)
+            if lost and self.on_lost is not None:
+                self.on_lost(self.last_error)
 
     @property
     def _upkeep_period(self) -> float:

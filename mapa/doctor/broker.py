@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from cloud.probe import SizeProbe
 from common.errors import MapaError
 from common.quantities import RunId
 from common.transport.connection import SIZE_HINT, MqttOptions
@@ -16,6 +15,7 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.codec import new_nonce
 from common.wire.topics import probe_topic, run_id
+from mapa.brokers import SizeProbe
 from mapa.doctor.finding import Finding, State
 
 PURPOSE = "this-broker"

@@ -46,7 +46,7 @@ def test_a_halt_is_delivered_though_the_queue_was_full(
         mosquitto.stop(signal.SIGKILL)
         while cloud.channel.publish("elsewhere", b"x", qos=1):
             pass
-        cloud.loop.post(cloud.service.interrupt)
+        cloud.loop.post(lambda: cloud.service.halt("interrupted"))
         stop = cloud.loop.stop
 
         def stop_and_start_the_broker() -> None:
