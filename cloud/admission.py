@@ -1,4 +1,4 @@
-"""Which stage and ΔS each model version was sent to one edge with; pure."""
+"""Who may take part, on which terms, and what the cloud knows of each edge; pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from cloud.server import CloudServer
 
 
-_KEPT = 256  # an algorithm may change ΔS at every update; an edge is never so many models late
+FOR_GOOD = (
+    "budget",
+    "refused",
+    "failed",
+)  # reasons of a leave after which an edge does not come back by itself
+_MODELS_KEPT = 256  # an algorithm may change ΔS at every update; no edge is that many models late
+_REMEMBERED = 16  # processes of one edge that were replaced
+_NO_MORE = 2**63  # above the number of any hello
+_ROUNDING = 1e-3  # share by which float32 may lengthen a gradient
+_EARLIER_RUNS = 100  # of the same name: an edge that claims more releases than they can have is not believed
+_REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
 
 
 class _Opening(NamedTuple):
@@ -30,7 +40,7 @@ class _Opening(NamedTuple):
 
 @dataclass(slots=True)
 class SentModels:
-    """One entry for every change of (stage, ΔS), and no more than the newest of them."""
+    """The stage and ΔS that each model version was sent to one edge with: the newest changes of the two."""
 
     _all: list[_Opening] = field(default_factory=list)
     _sent: int = 0  # the newest version that was sent
@@ -41,7 +51,7 @@ class SentModels:
         if last is None or last.stage != stage or last.sensitivity != sensitivity:
             beside = last is not None and self._sent == version
             self._all.append(_Opening(version, stage, sensitivity, beside))
-            del self._all[:-_KEPT]
+            del self._all[:-_MODELS_KEPT]
         self._sent = version
 
     def plain(self) -> list[Any]:
@@ -54,7 +64,7 @@ class SentModels:
         return cls([_Opening(*opening) for opening in openings], sent)
 
     def newest(self, version: int, stage: int, sensitivity: float) -> bool:
-        """Tell whether the model that was sent last is this one, so that sending it again is no news."""
+        """Return whether the model that was sent last is this one."""
         last = self._all[-1] if self._all else None
         return (
             last is not None
@@ -75,18 +85,8 @@ class SentModels:
         return None
 
 
-FOR_GOOD = (
-    "budget",
-    "refused",
-    "failed",
-)  # reasons of a leave after which an edge does not come back by itself
-_REMEMBERED = 16  # processes of one edge that were replaced
-_NO_MORE = 2**63  # above the number of any hello
-_ROUNDING = 1e-3  # share by which float32 may lengthen a gradient
-
-
 class BelowFloorError(ConfigurationError):
-    """An edge wants more privacy than the run can bear: everybody's learning rate would be ruined."""
+    """An edge wants more privacy than the run can bear: its noise would ruin the learning rate of all edges."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,25 +95,20 @@ class Terms:
 
     edges: int  # K: how many shards there are to assign
     iterations: int  # T
-    private: bool  # False for ASGD and CSGD: nobody clips or noises
+    private: bool  # False for ASGD and CSGD, which neither clip nor noise
     noise: str  # the run's law
-    parameters: Mapping[str, Sequence[float]] = field(
-        default_factory=dict
-    )  # of the law, where a hello leaves them open; each cycled over k
+    # parameters of the law, where a hello leaves them open; each cycled over k
+    parameters: Mapping[str, Sequence[float]] = field(default_factory=dict)
     noised_dimension: int = 1  # how many coordinates η has
-    limits: Mapping[str, float] = field(
-        default_factory=dict
-    )  # `epsilon_floor` and the like, those that are set
-    edges_at_least: int = (
-        1  # edges that can train, by their hellos, to wait for before the first model is sent
-    )
+    limits: Mapping[str, float] = field(default_factory=dict)  # `epsilon_floor` and the like, as far as set
+    edges_at_least: int = 1  # edges that must be able to train before the first model is sent
     evaluate_every: int = 0  # 0: never, else x₁ too
     most_samples: float = (
         math.inf
-    )  # that a batch holds but for a probability below 1e-12; ∞: lengths are not checked
+    )  # of a batch, but for a probability below 1e-12; ∞: lengths are not checked
     regularization: float = 0.0  # λ
     batch_size: int = 1  # b
-    steps: int = 1  # E: a message is the mean of so many noised gradients
+    steps: int = 1  # E: a message is the mean of E noised gradients
     local_rate: float = 0.0  # ρ_local between them
     devices: Sequence[str] = ()  # names, cycled over k; none: nothing is said of devices
     caps: Sequence[int] = ()  # R_k, cycled over k; none: no edge has a pace of its own
@@ -121,6 +116,9 @@ class Terms:
     def cap(self, index: int) -> float:
         """Return how many gradients of edge k the run takes."""
         return self.caps[index % len(self.caps)] if self.caps else math.inf
+
+    def _own_parameters(self, index: int) -> dict[str, float]:
+        return {key: values[index % len(values)] for key, values in self.parameters.items()}
 
     def law(self, hello: Hello, index: int) -> NoiseLaw:
         """Return how edge k will noise: by its own hello, else as the run's scenario says."""
@@ -130,15 +128,13 @@ class Terms:
                 f"noise = {name!r}: allowed are {', '.join(law_names())} or the run's law"
             )
         if self.caps:
-            own = {key: values[index % len(values)] for key, values in self.parameters.items()}
-            return paced_law(noise_law(self.noise, own), name, hello.parameters)
-        parameters = hello.parameters
-        if not parameters and name == self.noise:
-            parameters = {key: values[index % len(values)] for key, values in self.parameters.items()}
-        return noise_law(name, parameters)
+            return paced_law(noise_law(self.noise, self._own_parameters(index)), name, hello.parameters)
+        if not hello.parameters and name == self.noise:
+            return noise_law(name, self._own_parameters(index))
+        return noise_law(name, hello.parameters)
 
     def moment(self, law: NoiseLaw) -> float:
-        """Return v_k of a message; raise BelowFloorError where a release has more than the run bears.
+        """Return v_k of a message; raise BelowFloorError if a release has more noise than the run bears.
 
         γ knows an edge's noise by v alone, so the run's limit holds for v whatever law the edge chose. A mean of E
         independent draws has v/E.
@@ -159,7 +155,6 @@ class Terms:
         return moment / self.steps
 
     def device(self, index: int) -> str | None:
-        """Name the device of edge k."""
         return self.devices[index % len(self.devices)] if self.devices else None
 
     def reach(self, law: NoiseLaw | None, steps: int | None = None) -> float:
@@ -191,7 +186,7 @@ class Terms:
         law = describe_law(self.noise)
         if not law.parameters or any(key not in self.limits for key in law.limits):
             return math.inf
-        noisiest = law.make({one.name: self.limits[one.limit] for one in law.parameters})
+        noisiest = law.make({parameter.name: self.limits[parameter.limit] for parameter in law.parameters})
         return noisiest.relative_second_moment(self.noised_dimension)
 
 
@@ -203,16 +198,14 @@ class EdgeAccount:
     index: int  # k
     last_sequence: int = 0  # last sequence applied (or refused for good)
     announced: int = 0  # last_sequence of its newest hello
-    earlier: int = 0  # last_sequence of its first hello to this cloud: releases of earlier lives of the run
+    earlier: int = 0  # last_sequence of its first hello to this cloud: releases in earlier runs of this name
     applied: int = 0
     present: bool = True
     left: str = ""  # why it went on purpose; only the hello of another process takes it back
     nonce: str = ""  # of the process that speaks for it
     number: int = 0  # of the newest hello of that process
     preparing: bool = False  # by that hello: it cannot train yet
-    former: dict[str, int] = field(
-        default_factory=dict
-    )  # nonce → newest hello, of processes that were replaced
+    former: dict[str, int] = field(default_factory=dict)  # nonce → newest hello of replaced processes
     reach: float = math.inf  # ‖g̃‖/ΔS of an honest gradient, at most
     moment: float = 0.0  # v_k
     law: NoiseLaw | None = None  # how it said that it noises
@@ -220,10 +213,7 @@ class EdgeAccount:
     sent_models: SentModels = field(default_factory=SentModels)  # what it was sent
 
     def has_heard(self, hello: Hello) -> bool:
-        """Tell whether a hello is late or comes twice: one of its process as new as this was heard before.
-
-        A process that left on purpose says no more, so whatever comes of it is late.
-        """
+        """Return whether a hello is late or comes twice; any hello of a process that left on purpose is late."""
         if hello.nonce == self.nonce:
             return bool(self.left) or hello.number <= self.number
         return hello.number <= self.former.get(hello.nonce, 0)
@@ -239,16 +229,12 @@ class EdgeAccount:
         self.present, self.left, self.preparing = True, "", hello.preparing
 
     def is_vacant(self, *, begun: bool) -> bool:
-        """Return whether it left on purpose and cannot have released anything in this run: another may take its place.
+        """Return whether it left without having released anything in this run: another edge may take its place.
 
-        `begun`: models have been sent, so that an edge that was shut down may have a gradient on its way.
+        `begun`: models have been sent, so an edge that was shut down may have a gradient on its way.
         """
         reasons = ("refused", "budget") if begun else ("refused", "budget", "shutdown")
         return self.left in reasons and not self.last_sequence and not self.announced
-
-
-_LIVES = 100  # of a run's name: an edge that comes with more releases than they can have is not believed
-_REOPENINGS = 2  # of a stage by one edge: as a newcomer, and when it learns which shard its ledger is of
 
 
 @dataclass(slots=True)
@@ -260,7 +246,7 @@ class ShardIndices:
     _unused: int = 0  # no index below is free
 
     def deal(self, asked: int | None, otherwise: int | None = None) -> int:
-        """Return the index that is asked for where that is free, else what the edge has, or the first unused."""
+        """Return the index that is asked for if it is free, else the edge's own, or the first unused."""
         if asked is not None and 0 <= asked < self.edges and asked not in self.dealt:
             return asked
         if otherwise is not None:
@@ -270,7 +256,6 @@ class ShardIndices:
         return self._unused
 
     def exchange(self, held: int, index: int) -> None:
-        """Let an edge hold this index instead of the one that it holds, which may be the same."""
         self.dealt.discard(held)
         self._unused = min(self._unused, held)
         self.dealt.add(index)
@@ -283,11 +268,11 @@ class Admitted:
     index: int  # k
     law: NoiseLaw | None
     moment: float  # v_k
-    instead_of: EdgeId | None = None  # who held the index, and left without a release
+    instead_of: EdgeId | None = None  # the edge that held the index, and left without a release
 
 
 def judge_hello(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
-    """Say what a hello gets, and change nothing that counts; None: no answer at all."""
+    """Return what a hello is answered with; None: with nothing, since it is late or comes twice."""
     account, terms = server.edges.get(hello.edge_id), server.terms
 
     def refuse(reason: str, detail: str) -> Refuse:
@@ -302,7 +287,7 @@ def judge_hello(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
     vacant = None
     if account is None and len(server.edges) >= terms.edges:
         begun = server.schedule is not None
-        vacant = next((one for one in server.edges.values() if one.is_vacant(begun=begun)), None)
+        vacant = next((edge for edge in server.edges.values() if edge.is_vacant(begun=begun)), None)
         if vacant is None:
             return refuse("fleet-full", f"all {terms.edges} shards are assigned")
     most = _most_releases(account, terms.iterations)
@@ -312,9 +297,9 @@ def judge_hello(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
             " a run under another name begins at 0"
         )
         return refuse("mechanism", detail)
-    # the process that speaks for the edge forgets nothing: what it has not debited another sent in its name
-    other = account is not None and hello.nonce != account.nonce
-    if account is not None and other and hello.last_sequence < account.last_sequence:
+    # of its own process no ledger is lost: what it has not debited, another client sent in its name
+    restarted = account is not None and hello.nonce != account.nonce
+    if account is not None and restarted and hello.last_sequence < account.last_sequence:
         detail = f"the ledger has {hello.last_sequence} releases, but {account.last_sequence} were applied"
         return replace(refuse("ledger-lost", detail), last_sequence=account.last_sequence)
     if vacant is not None:
@@ -337,24 +322,24 @@ def judge_hello(server: CloudServer, hello: Hello) -> Admitted | Refuse | None:
 def _most_releases(account: EdgeAccount | None, iterations: int) -> int:
     """Return how many releases an honest edge can have debited under the run's name, generously.
 
-    Nobody can check what it says, and the run's statement of privacy counts it: one hello must not ruin that.
+    The claim cannot be checked, and the run's statement of privacy counts it: one hello must not ruin that.
     """
     if account is None:
-        return _LIVES * (iterations + 1)
-    return account.earlier + 2 * (iterations + 1)  # in this life, with all that was refused or lost
+        return _EARLIER_RUNS * (iterations + 1)
+    return account.earlier + 2 * (iterations + 1)  # in this run, with all that was refused or lost
 
 
 def _redealt(indices: ShardIndices, hello: Hello, account: EdgeAccount) -> int:
-    """Return the index of an edge that is known: another free one if it asks for it before its first release here.
+    """Return the index of a known edge: another free one if it asks for it before its first release here.
 
-    Only a welcome names the data, so an edge may learn late that its ledger is of another shard of it.
+    Only a welcome names the data, so an edge may learn late that its ledger is of another shard.
     """
     stays = account.last_sequence or hello.index is None
     return account.index if stays else indices.deal(hello.index, account.index)
 
 
 def _may_change(server: CloudServer, hello: Hello, account: EdgeAccount, moment: float) -> bool:
-    """Tell whether a known edge may change its noise law: only before its first release, and only a few times.
+    """Return whether a known edge may change its noise law: only before its first release, and only a few times.
 
     A larger v re-opens the stage; an edge that asked for it endlessly would keep every edge in that stage.
     """
@@ -364,7 +349,7 @@ def _may_change(server: CloudServer, hello: Hello, account: EdgeAccount, moment:
 
 
 def _try_schedule(server: CloudServer, moment: float) -> None:
-    """Raise ConfigurationError where v_k would leave no schedule: one edge's hello must not stop the cloud."""
+    """Raise ConfigurationError if v_k leaves no schedule: one edge's hello must not stop the cloud."""
     if server.schedule is None:
         server.begin(max(moment, server.moment))
     elif moment > server.moment:

@@ -40,7 +40,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened | None:
-    """State the stage that opens before update t; None: the algorithm has no stages."""
+    """Return the record of the stage that opens before update t; None: the algorithm has no stages."""
     stage = schedule.opened()
     if stage is None:
         return None
@@ -60,7 +60,7 @@ def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened 
 def edge_joined(
     index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool, device: str | None = None
 ) -> EdgeJoined:
-    """State under which law an edge takes part from update t on."""
+    """Return the record of an edge that takes part from update t on."""
     parameters = {} if law is None else law.parameters
     return EdgeJoined(
         edge=index,
@@ -79,7 +79,7 @@ class JudgedGradient(NamedTuple):
     """What becomes of a gradient. A tuple: one is made for every update."""
 
     arrived: GradientArrived
-    account: EdgeAccount | None  # None: nobody said hello under this id
+    account: EdgeAccount | None  # None: no edge said hello under this id
     refusal: str | None  # None: it will be applied
     stage: int | None = None  # that it was made in, where it will be applied
     is_new: bool = False  # its sequence will be used up, by its update or by a refusal for good
@@ -180,13 +180,13 @@ class CloudServer:
         return self.halted
 
     def spent(self) -> str:
-        """Tell whether an edge has spent its budget and no edge is present to train: '' where one is.
+        """Return '' while the run can go on, else which edges a run waits for where some budget is spent.
 
-        `gone`: every known edge has left for good. `away`: some are lost or silent and may come back.
+        `gone`: none, every known edge has left for good. `away`: some are lost or silent and may come back.
         """
         edges = self.edges.values()
-        begun = self.schedule is not None and self.halted is None
-        if not begun or any(e.present for e in edges) or not any(e.left == "budget" for e in edges):
+        training = self.schedule is not None and self.halted is None
+        if not training or any(e.present for e in edges) or not any(e.left == "budget" for e in edges):
             return ""
         return "gone" if all(e.left in FOR_GOOD for e in edges) else "away"
 
@@ -203,14 +203,14 @@ class CloudServer:
         return sum(edge.present and not edge.preparing for edge in self.edges.values())
 
     def begin_with_those_here(self) -> list[Effect]:
-        """Start with the edges present; does nothing where the training runs or no edge is present."""
+        """Start with the edges that have joined; does nothing where the training runs or there is none."""
         if self.schedule is not None or self.halted is not None or not self.edges:
             return []
         self.terms = replace(self.terms, edges_at_least=len(self.edges))
         return list(self._first_stage())
 
     def take_accounts(self, accounts: Iterable[EdgeAccount]) -> None:
-        """Take the edges of a state that is restored, in their order."""
+        """Take the edges of a restored state, in their order."""
         self.edges = {account.edge_id: account for account in accounts}
         self.indices = ShardIndices(self.terms.edges, {account.index for account in self.edges.values()})
 
@@ -231,7 +231,7 @@ class CloudServer:
             account = self.edges[hello.edge_id] = EdgeAccount(
                 hello.edge_id, index, earlier=hello.last_sequence
             )
-        # an edge that waits says hello again and again: that is no news
+        # an edge that waits repeats its hello: that is no news
         news = not (returned and account.present and account.law == law and account.index == index)
         self.indices.exchange(account.index, index)
         account.index = index
@@ -267,9 +267,7 @@ class CloudServer:
     def _enough(self) -> bool:
         """Return whether the edges that the first stage waits for are here and can train."""
         least = self.terms.edges_at_least
-        if len(self.edges) < least:  # so that K hellos do not count K edges each
-            return False
-        return self.ready >= least
+        return len(self.edges) >= least and self.ready >= least  # the quick question first
 
     def _first_stage(self) -> Iterator[Effect]:
         self.schedule = self.begin(self.moment)
@@ -294,7 +292,7 @@ class CloudServer:
         account = self.edges.get(leave.edge_id)
         if account is None or account.nonce != leave.nonce or account.left:
             return None
-        # gone already; but a silent edge may still say that it goes
+        # a silent edge may still say that it goes
         return account if account.present or leave.on_purpose else None
 
     # -- gradients ------------------------------------------------------------------------------------
