@@ -1,4 +1,4 @@
-"""One scenario in processes on this machine: a broker, the cloud in this process, edges as child processes."""
+"""A run in processes on this machine: a broker, the cloud in this process, edges as child processes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ from mapa.recording import open_records, record_cloud, write_manifest
 _LOOK_EVERY = 0.5  # seconds between two looks at the children
 _GRACE = 20.0  # seconds for edges to end after the halt, all of them together
 _LAST = 5.0  # seconds for those that were told to go
+PROCESSES = 8  # of edges, at most, unless the user says otherwise
+_OWN_BROKER = 2.0  # seconds for the halt where the broker is ours: one that has died does not come back
 
 
 class EdgesFailedError(MapaError):
@@ -87,7 +89,7 @@ def edge_processes(
     counts: Sequence[int],
     extra: Sequence[str] = (),
 ) -> Iterator[EdgeProcesses]:
-    """Start the edges; at the end wait for them, and stop by its id whoever does not go."""
+    """Start the edges; at the end wait for them, and stop those that do not end."""
     running = EdgeProcesses()
     with contextlib.ExitStack() as files:
         try:
@@ -133,9 +135,15 @@ def permitted(scenario: Scenario) -> list[str]:
 
 
 def own_code(scenario: Scenario) -> list[str]:
-    """Return the dotted paths that an edge of this scenario imports; who starts both sides allows them."""
+    """Return the dotted paths that an edge of this scenario imports; one who starts both sides allows them."""
     named = (scenario.model.name, scenario.data.set, scenario.privacy.noise)
     return [name for name in named if is_dotted(name)]
+
+
+def edge_code(scenario: Scenario) -> list[str]:
+    """Return the options by which edges find the user's own classes in the folders where this process found them."""
+    folders = dict.fromkeys(code_folder(name) for name in own_code(scenario))
+    return [word for folder in folders if folder is not None for word in ("--code", str(folder))]
 
 
 def one_thread_each() -> dict[str, str]:
@@ -146,7 +154,7 @@ def one_thread_each() -> dict[str, str]:
 
 
 def _end(children: Sequence[subprocess.Popen[bytes]], patience: float) -> None:
-    """Wait for all together; stop whoever is left, at once where the wait itself is interrupted."""
+    """Wait for all together; then stop those that are left, at once where the wait itself is interrupted."""
     try:
         _await(children, patience)
     finally:
@@ -165,10 +173,6 @@ def _await(children: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, until - time.monotonic()))
-
-
-PROCESSES = 8  # of edges, at most, unless the user says otherwise
-_OWN_BROKER = 2.0  # seconds for the halt where the broker is ours: one that has died does not come back
 
 
 def run_in_processes(
@@ -216,14 +220,7 @@ def run_in_processes(
                 extra=code,
             ) as children,
         ):
-            write_manifest(
-                directory,
-                scenario,
-                setting.dataset,
-                name=name,
-                engine="processes",
-                shard_sizes=setting.shard_sizes,
-            )
+            write_manifest(directory, setting, name=name, engine="processes")
             cloud.patience = _OWN_BROKER if ours else cloud.patience
             children.watch(cloud.loop, over, lambda: cloud.service.halted is not None)
             reason = cloud.serve()
@@ -235,13 +232,3 @@ def run_in_processes(
         if failed:
             raise EdgesFailedError(over[0])
     return summary
-
-
-def edge_code(scenario: Scenario) -> Sequence[str]:
-    """Return the options by which edges find the user's own classes in the folders where this process found them."""
-    folders: dict[Path, None] = {}
-    for name in (scenario.model.name, scenario.data.set, scenario.privacy.noise):
-        folder = code_folder(name) if is_dotted(name) else None
-        if folder is not None:
-            folders[folder] = None
-    return [word for folder in folders for word in ("--code", str(folder))]
