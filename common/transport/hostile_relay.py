@@ -6,19 +6,15 @@ same. Only whole PUBLISH packets are moved about. Every other packet passes at o
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import heapq
 import random
-import socket
 
 from common.errors import RemoteProtocolError
 from common.transport.connection import BrokerAddress
-from common.transport.relay import RelayThread
+from common.transport.relay import Relay, RelayThread, Way
 
 _PUBLISH, _DISCONNECT = 3, 14
 _DUPLICATE = 0x08  # DUP, in the first byte of a PUBLISH with an acknowledgement
-_CHUNK = 1 << 16
-_PARTING = 5.0  # seconds for the other end to close, once one has
 
 
 class PacketFramer:
@@ -91,141 +87,49 @@ class Disorder:
         return sent
 
 
-class _HostileWay:
-    """One direction of one connection."""
-
-    def __init__(
-        self, relay: HostileRelay, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._relay, self._reader, self._writer = relay, reader, writer
+class HostileWay(Way):
+    def __init__(self, relay: HostileRelay, *, upward: bool) -> None:
+        super().__init__(relay, upward=upward)
+        self._hostile = relay
         self._framer = PacketFramer()
-        self._late: dict[asyncio.TimerHandle, bytes] = {}  # in the order in which they came
 
-    async def carry(self) -> None:
-        """Pass on until the end; what is late goes before it."""
-        with contextlib.suppress(OSError, RemoteProtocolError):
-            while received := await self._reader.read(_CHUNK):
-                for packet in self._framer.feed(received):
-                    await self._relay.open.wait()
-                    self._pass(packet)
-                await self._writer.drain()
-            await self._relay.open.wait()
-            self._catch_up()
-            self._writer.write(self._framer.rest)
-            await self._writer.drain()
+    def take(self, data: bytes | None) -> None:
+        now = self._relay.loop.time()
+        try:
+            packets = self._framer.feed(data or b"")
+        except RemoteProtocolError:
+            packets, data = [], None
+        for packet in packets:
+            self._pass(packet, now)
+        if not data:  # the end, or its loss: nothing counts behind it
+            self._catch_up(now)
+            self.hold(now, self._framer.rest)
+            self.hold(now, data)
+        self.release()
 
-    def _pass(self, packet: bytes) -> None:
-        if self._writer.is_closing():
-            return  # whoever was to read it has gone
-        disorder = self._relay.disorder
+    def _pass(self, packet: bytes, now: float) -> None:
+        disorder = self._hostile.disorder
         if packet[0] >> 4 == _PUBLISH and disorder is not None:
             for delay, copy in disorder.copies(packet):
-                if delay:
-                    self._send_later(delay, copy)
-                else:
-                    self._writer.write(copy)
+                self.hold(now + delay, copy)
             return
         if packet[0] >> 4 == _DISCONNECT:
-            self._catch_up()  # nothing counts behind it
-        self._writer.write(packet)
+            self._catch_up(now)
+        self.hold(now, packet)
 
-    def _send_later(self, delay: float, packet: bytes) -> None:
-        def send() -> None:
-            self._late.pop(timer, None)
-            if not self._relay.open.is_set():  # a partition began meanwhile: try again
-                self._send_later(0.05, packet)
-            elif not self._writer.is_closing():
-                self._writer.write(packet)
-
-        timer = self._relay.loop.call_later(delay, send)
-        self._late[timer] = packet
-
-    def _catch_up(self) -> None:
-        for timer, packet in self._late.items():
-            timer.cancel()
-            if not self._writer.is_closing():
-                self._writer.write(packet)
-        self._late.clear()
-
-    def abandon(self) -> None:
-        for timer in self._late:
-            timer.cancel()
-        self._late.clear()
+    def _catch_up(self, now: float) -> None:
+        """Let what is late go now, in the order in which it would have gone."""
+        late = [heapq.heappop(self._held)[2] for _ in range(len(self._held))]
+        self._held = [(now, next(self._order), data) for data in late]
 
 
-class HostileRelay:
-    """The way of one node to the broker. Made by `HostileLoop.open`, and told by it what to do."""
+class HostileRelay(Relay):
+    """The way of one process to the broker. Made by `HostileLoop.open`, and told by it what to do."""
 
-    def __init__(self, broker: BrokerAddress, loop: asyncio.AbstractEventLoop) -> None:
-        self._broker, self.loop = broker, loop
-        self.open = asyncio.Event()  # cleared: a partition
-        self.open.set()
-        self.cut = False
-        self.disorder: Disorder | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
-        self.address = BrokerAddress("127.0.0.1", 0)
+    disorder: Disorder | None = None
 
-    async def listen(self, host: str) -> None:
-        """Open a port on an interface of this machine."""
-        self._server = await asyncio.start_server(self._serve, host, 0)
-        self.address = BrokerAddress(host, self._server.sockets[0].getsockname()[1])
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-        self._writers.add(writer)
-        try:
-            if not self.cut:
-                await self._join(reader, writer)
-        except (OSError, asyncio.CancelledError):
-            pass  # the broker is away, or this relay is shut
-        finally:
-            self._writers.discard(writer)
-            writer.transport.abort()
-
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(self._broker.host, self._broker.port)
-        self._writers.add(far_writer)
-        for one in (writer, far_writer):
-            one.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        ways = _HostileWay(self, reader, far_writer), _HostileWay(self, far_reader, writer)
-        carried = [asyncio.create_task(way.carry()) for way in ways]
-        try:
-            await asyncio.wait(carried, return_when=asyncio.FIRST_COMPLETED)
-            for task, out in zip(carried, (far_writer, writer), strict=True):
-                if task.done() and not out.is_closing():
-                    out.write_eof()  # to close at once would reset what is still on its way
-            await asyncio.wait(carried, timeout=_PARTING)
-            for one in (writer, far_writer):
-                one.close()
-        finally:
-            for task in carried:
-                task.cancel()
-            await asyncio.gather(*carried, return_exceptions=True)
-            for way in ways:
-                way.abandon()
-            self._writers.discard(far_writer)
-            if not far_writer.is_closing():
-                far_writer.transport.abort()
-
-    async def shut(self) -> None:
-        """Close the port and every connection."""
-        if self._server is not None:
-            self._server.close()
-        await self.reset()
-
-    async def reset(self) -> None:
-        """Cut every connection."""
-        for writer in list(self._writers):
-            writer.transport.abort()
-        connections = list(self._connections)
-        for task in connections:
-            task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+    def way(self, *, upward: bool) -> Way:
+        return HostileWay(self, upward=upward)
 
 
 class HostileLoop(RelayThread[HostileRelay]):
@@ -236,17 +140,11 @@ class HostileLoop(RelayThread[HostileRelay]):
 
     def open(self, broker: BrokerAddress, host: str = "127.0.0.1") -> HostileRelay:
         """Open a relay to a broker on an interface of this machine; connect to its `address`."""
-
-        async def make() -> HostileRelay:
-            relay = HostileRelay(broker, self._loop)
-            await relay.listen(host)
-            return relay
-
-        return self._keep(make())
+        return self._listening(HostileRelay(broker, self._loop), host)
 
     def partition(self, relay: HostileRelay, on: bool) -> None:
         """Hold every byte, or let all of them go."""
-        self._loop.call_soon_threadsafe(relay.open.clear if on else relay.open.set)
+        self._loop.call_soon_threadsafe(relay.partition, on)
 
     def cut(self, relay: HostileRelay, on: bool) -> None:
         """Reset every connection and refuse new ones, or take them again."""
