@@ -37,7 +37,7 @@ class Update(NamedTuple):
 
 
 class PublicNumbers(NamedTuple):
-    """What anybody may know of a run before its first release: options that follow from these cost no privacy."""
+    """What is public of a run before its first release: options that follow from these cost no privacy."""
 
     batch_size: int  # b
     iterations: int  # T
@@ -74,7 +74,7 @@ class Algorithm:
         return self
 
     def explained(self, numbers: PublicNumbers) -> str:  # noqa: ARG002
-        """Say which rate is in force and how it was found; '' where the scenario says all of it."""
+        """Return which rate is in force and how it was found; '' where the scenario says all of it."""
         return ""
 
     def begin(self, problem: Problem, moment: float) -> Self:  # noqa: ARG002
@@ -122,7 +122,7 @@ class StepSchedule(Algorithm):
         raise NotImplementedError
 
     def after(self, t: int, staleness: int) -> Self:  # noqa: ARG002
-        """Return the schedule once update t is done, whose gradient was so stale."""
+        """Return the schedule after update t, whose gradient had this staleness."""
         return self
 
     def apply(self, x: Vector, update: Update) -> tuple[Vector, Self]:

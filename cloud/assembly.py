@@ -79,20 +79,20 @@ def settled(scenario: Scenario, model: Model) -> Scenario:
     if filled is made:
         return scenario
     table = scenario.algorithm
-    options = {one.name: getattr(filled, one.name) for one in scenario.described.options}
+    options = {option.name: getattr(filled, option.name) for option in scenario.described.options}
     checked = scenario.described.resolve(options)
     values = {**table.model_dump(exclude=set(table.options)), **checked}
     return scenario.model_copy(update={"algorithm": type(table).model_validate(values)})
 
 
 def explained(scenario: Scenario, model: Model) -> str:
-    """Say which rate is in force where it follows from public numbers; '' where it does not."""
+    """Return which rate is in force where it follows from public numbers; '' where it does not."""
     explain = getattr(algorithm_for(scenario), "explained", None)
     return "" if explain is None or not scenario.private else str(explain(public_numbers(scenario, model)))
 
 
 def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
-    """Return what anybody may know of the run. z of a law is that of Gaussian noise of the same second moment.
+    """Return what is public of the run. z of a law is that of Gaussian noise of the same second moment.
 
     An update is the mean of E noised gradients, so its z is smaller by √E.
     """

@@ -1,4 +1,4 @@
-"""What the cloud tells an operator's Prometheus: read now and then from counts that it keeps anyway."""
+"""Prometheus metrics of the cloud: read once a second from counts that it keeps anyway."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from cloud.algorithm import StepSchedule
 from cloud.service import CloudService
-from common.telemetry.family import Buckets, Family, Kind, Reading, Readings
+from common.telemetry.family import Buckets, Family, MetricKind, Reading, Readings
 
 EVERY = 1.0  # seconds between two readings
 STALENESS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377)
@@ -21,77 +21,51 @@ HELLO_REFUSALS = ("epsilon-floor", "fleet-full", "halted", "incarnation", "ledge
 DROPPED = ("gradient", "halt", "hello", "late-hello", "leave", "packet", "presence", "retained", "too-often")
 STATES = ("present", "away", "left")
 
-_COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
-RUN_INFO = Family("mapa_cloud_run_info", _GAUGE, "1, with the run's name.", "run", most=1)
-UPDATES = Family("mapa_cloud_updates_total", _COUNTER, "Updates on record: gradients applied to the model.")
-ITERATIONS = Family("mapa_cloud_iterations", _GAUGE, "T, the updates after which the run ends.")
-VERSION = Family("mapa_cloud_model_version", _GAUGE, "t, the version of the model that edges are sent now.")
-STALE = Family(
-    "mapa_cloud_staleness",
-    _HISTOGRAM,
-    "Staleness of the applied gradients, in updates: t minus version read.",
+def _counter(name: str, text: str, label: str | None = None, values: tuple[str, ...] | None = None) -> Family:
+    return Family(f"mapa_cloud_{name}_total", MetricKind.COUNTER, text, label, values)
+
+
+def _gauge(name: str, text: str, label: str | None = None, values: tuple[str, ...] | None = None) -> Family:
+    return Family(f"mapa_cloud_{name}", MetricKind.GAUGE, text, label, values)
+
+
+def _histogram(name: str, text: str) -> Family:
+    return Family(f"mapa_cloud_{name}", MetricKind.HISTOGRAM, text)
+
+
+RUN_INFO = Family("mapa_cloud_run_info", MetricKind.GAUGE, "1, with the run's name.", "run", most=1)
+UPDATES = _counter("updates", "Updates on record: gradients applied to the model.")
+ITERATIONS = _gauge("iterations", "T, the updates after which the run ends.")
+VERSION = _gauge("model_version", "t, the version of the model that edges are sent now.")
+STALE = _histogram("staleness", "Staleness of the applied gradients, in updates: t minus version read.")
+REPLY = _histogram(
+    "reply_seconds", "Seconds from a message's arrival to the model that answers it, within this process."
 )
-REPLY = Family(
-    "mapa_cloud_reply_seconds",
-    _HISTOGRAM,
-    "Seconds from a message's arrival to the model that answers it, within this process.",
+REFUSED = _counter("refusals", "Gradients refused, by reason.", "reason", REFUSALS)
+REFUSED_HELLOS = _counter("hello_refusals", "Hellos refused, by reason.", "reason", HELLO_REFUSALS)
+_DROPPED = "Messages dropped because they break the protocol, came late or too often, by kind."
+DROPS = _counter("dropped_messages", _DROPPED, "kind", DROPPED)
+SENSITIVITY = _gauge("sensitivity", "Sensitivity ΔS that models are sent with.")
+RATE = _gauge("learning_rate", "Learning rate γ of the next update.")
+STAGE = _gauge("stage", "Stage s; 1 for an algorithm without stages.")
+_EDGES = "Edges by state: present, away (lost or silent, may come back), left on purpose."
+EDGES = _gauge("edges", _EDGES, "state", STATES)
+EXPECTED = _gauge("edges_expected", "K, the shards of the run.")
+CONNECTED = _gauge("connected", "1 while the broker is connected, else 0.")
+RECONNECTS = _counter("reconnects", "Connections to the broker that were lost and had to be made anew.")
+HALTED = _gauge("halted", "1 once the run has ended, else 0.")
+LAST_UPDATE = _gauge(
+    "last_update_timestamp_seconds", "Unix time of the last update that this process applied."
 )
-REFUSED = Family("mapa_cloud_refusals_total", _COUNTER, "Gradients refused, by reason.", "reason", REFUSALS)
-REFUSED_HELLOS = Family(
-    "mapa_cloud_hello_refusals_total", _COUNTER, "Hellos refused, by reason.", "reason", HELLO_REFUSALS
+READ_AT = _gauge("read_timestamp_seconds", "Unix time when these values were read.")
+LOG = _gauge("log_bytes", "Bytes of the gradient log since the last checkpoint: what a resume must read.")
+LOG_AT = _gauge("log_timestamp_seconds", "Unix time of the last write to the gradient log.")
+CHECKPOINT = _gauge(
+    "checkpoint_timestamp_seconds", "Unix time of the last checkpoint that this process wrote."
 )
-DROPS = Family(
-    "mapa_cloud_dropped_messages_total",
-    _COUNTER,
-    "Messages dropped because they break the protocol, came late or too often, by kind.",
-    "kind",
-    DROPPED,
-)
-SENSITIVITY = Family("mapa_cloud_sensitivity", _GAUGE, "Sensitivity ΔS that models are sent with.")
-RATE = Family("mapa_cloud_learning_rate", _GAUGE, "Learning rate γ of the next update.")
-STAGE = Family("mapa_cloud_stage", _GAUGE, "Stage s; 1 for an algorithm without stages.")
-EDGES = Family(
-    "mapa_cloud_edges",
-    _GAUGE,
-    "Edges by state: present, away (lost or silent, may come back), left on purpose.",
-    "state",
-    STATES,
-)
-EXPECTED = Family("mapa_cloud_edges_expected", _GAUGE, "K, the shards of the run.")
-CONNECTED = Family("mapa_cloud_connected", _GAUGE, "1 while the broker is connected, else 0.")
-RECONNECTS = Family(
-    "mapa_cloud_reconnects_total",
-    _COUNTER,
-    "Connections to the broker that were lost and had to be made anew.",
-)
-HALTED = Family("mapa_cloud_halted", _GAUGE, "1 once the run has ended, else 0.")
-LAST_UPDATE = Family(
-    "mapa_cloud_last_update_timestamp_seconds",
-    _GAUGE,
-    "Unix time of the last update that this process applied.",
-)
-READ_AT = Family("mapa_cloud_read_timestamp_seconds", _GAUGE, "Unix time when these values were read.")
-LOG = Family(
-    "mapa_cloud_log_bytes",
-    _GAUGE,
-    "Bytes of the gradient log since the last checkpoint: what a resume must read.",
-)
-LOG_AT = Family(
-    "mapa_cloud_log_timestamp_seconds", _GAUGE, "Unix time of the last write to the gradient log."
-)
-CHECKPOINT = Family(
-    "mapa_cloud_checkpoint_timestamp_seconds",
-    _GAUGE,
-    "Unix time of the last checkpoint that this process wrote.",
-)
-EVALUATION = Family(
-    "mapa_cloud_evaluation",
-    _GAUGE,
-    "Metrics of the last evaluation, on test data, by metric.",
-    "metric",
-)
-EVALUATED = Family("mapa_cloud_evaluation_updates", _GAUGE, "Updates that the last evaluated model had had.")
+EVALUATION = _gauge("evaluation", "Metrics of the last evaluation, on test data, by metric.", "metric")
+EVALUATED = _gauge("evaluation_updates", "Updates that the last evaluated model had had.")
 
 FAMILIES = (
     *(RUN_INFO, UPDATES, ITERATIONS, VERSION, STALE, REPLY, REFUSED, REFUSED_HELLOS, DROPS),
@@ -103,7 +77,7 @@ FAMILIES = (
 def read_cloud(service: CloudService, clock: Callable[[], float] = time.time) -> Readings:
     """Return the values of this moment, in the loop's thread."""
     server, tally, now = service.server, service.tally, clock()
-    found: dict[Family, Reading] = {
+    values: dict[Family, Reading] = {
         RUN_INFO: {service.run: 1},
         UPDATES: tally.updates,
         ITERATIONS: server.terms.iterations,
@@ -121,21 +95,21 @@ def read_cloud(service: CloudService, clock: Callable[[], float] = time.time) ->
         READ_AT: now,
     }
     if service.traffic.replies is not None:
-        found[REPLY] = service.traffic.replies.copy()
+        values[REPLY] = service.traffic.replies.copy()
     if service.last_update is not None:
-        found[LAST_UPDATE] = now - (service.loop.now() - service.last_update)
+        values[LAST_UPDATE] = now - (service.loop.now() - service.last_update)
     if service.history is not None:
-        found[LOG] = service.history.log_bytes
+        values[LOG] = service.history.log_bytes
         if (written := service.history.log_written) is not None:
-            found[LOG_AT] = written
+            values[LOG_AT] = written
         if service.history.checkpointed is not None:
-            found[CHECKPOINT] = service.history.checkpointed
-    found |= _schedule(service)
+            values[CHECKPOINT] = service.history.checkpointed
+    values |= _schedule(service)
     if tally.evaluations:
         last = tally.evaluations[-1]
-        found[EVALUATION] = {metric.name: value for metric, value in last.values.items()}
-        found[EVALUATED] = last.updates
-    return {family: found[family] for family in FAMILIES if family in found}
+        values[EVALUATION] = {metric.name: value for metric, value in last.values.items()}
+        values[EVALUATED] = last.updates
+    return {family: values[family] for family in FAMILIES if family in values}
 
 
 def _state(present: bool, left: str) -> str:
@@ -155,9 +129,11 @@ def _schedule(service: CloudService) -> dict[Family, Reading]:
     if schedule is None:
         return {}
     stage = schedule.opened()
-    found: dict[Family, Reading] = {SENSITIVITY: schedule.sensitivity if stage is None else stage.sensitivity}
+    values: dict[Family, Reading] = {
+        SENSITIVITY: schedule.sensitivity if stage is None else stage.sensitivity
+    }
     if stage is not None:
-        found[RATE] = stage.learning_rate
+        values[RATE] = stage.learning_rate
     elif isinstance(schedule, StepSchedule):
-        found[RATE] = schedule.learning_rate(service.server.t)
-    return found
+        values[RATE] = schedule.learning_rate(service.server.t)
+    return values

@@ -61,7 +61,6 @@ class CloudPresence:
         self._retain_halt()
 
     def leave(self) -> None:
-        """Announce that the cloud goes."""
         self.over = True
         self.announce()
 
@@ -169,7 +168,6 @@ class Inquiry:
     _left: str = ""  # nonce of the retained presence
 
     def begin(self) -> None:
-        """Look at the presence and ask."""
         self.channel.subscribe(presence_topic(self.run), self.on_presence, qos=1, retained=True)
         self.channel.subscribe(clouds_topic(self.run), self.on_word, qos=1, retained=True)
         question = encode_presence(Presence(False, self.nonce, self.incarnation))
@@ -223,6 +221,6 @@ class Inquiry:
             self.answered = True
         elif not self.asked:
             self.earlier = True
-        elif not self.earlier and not self.answered:  # it comes after us, and nobody else speaks for the run
+        elif not self.earlier and not self.answered:  # it comes after us, and no other cloud serves the run
             answer = encode_presence(Presence(True, self.nonce, self.incarnation))
             self.channel.publish(clouds_topic(self.run), answer, qos=1)

@@ -36,7 +36,6 @@ class ResendQueue(Generic[_T]):
             self._timer = self.loop.call_later(_RETRY, self._retry)
 
     def forget(self, topic: str) -> None:
-        """Drop what waits for the topic."""
         self.waiting.pop(topic, None)
 
     def _retry(self) -> None:

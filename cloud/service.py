@@ -426,7 +426,7 @@ class CloudService:
             self.loop.call_later(_RECORD_EVERY, self._record_often)
 
     def _tell_who_is_here(self) -> None:
-        """Say how many of the edges that the first update waits for can train, where that has changed."""
+        """Return how many of the edges that the first update waits for can train, where that has changed."""
         ready, awaited = self.server.ready, self.server.terms.edges_at_least
         if ready != self._told and self.server.schedule is None and self.halted is None:
             self._told = ready

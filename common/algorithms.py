@@ -1,6 +1,6 @@
 """Algorithms by name, as far as a scenario must know them: their options, and what they have edges do.
 
-An algorithm is a class in a file of its own under cloud/algorithms/, or anybody's by "package.module:Class"
+An algorithm is a class in a file of its own under cloud/algorithms/, or a user's own by "package.module:Class"
 (docs/decisions/0007-algorithm-port.md). It is looked up by its path when a scenario with an `[algorithm]`
 table is parsed. A welcome has no such table, so an edge never loads one.
 """
@@ -41,9 +41,9 @@ class Description:
     def resolve(self, given: Mapping[str, Any], shared: Iterable[str] = ()) -> dict[str, Value]:
         """Return the value of every option of its own; ConfigurationError for any other key.
 
-        `shared` are the keys that every algorithm has, for the error's words.
+        `shared` are the keys that every algorithm has, for the error's text.
         """
-        known = {one.name for one in self.options}
+        known = {option.name for option in self.options}
         values = {key: value for key, value in given.items() if value is not None}
         for key, value in values.items():
             if key not in known and value != _UNSET.get(key):
@@ -55,7 +55,7 @@ class Description:
 
     def recorded(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return those values that a record needs: all but the defaults."""
-        defaults = {one.name: one.default for one in self.options}
+        defaults = {option.name: option.default for option in self.options}
         kept = {key: value for key, value in values.items() if value != defaults[key]}
         return {**_UNSET, **kept}
 

@@ -5,7 +5,7 @@ staleness = t − version read; a sequence counts from 1 per edge id and is neve
 
 Three names tell old messages from new ones (docs/protocol.md): the run's `incarnation`, drawn when it begins at
 t = 1; the `nonce` of an edge's process; the `number` of a hello, which counts from 1 in its process. Their
-defaults are for engines without a wire, where there is one life, one process and one hello.
+defaults are for engines without a wire, where there is one incarnation, one process and one hello.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class SendModel:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Training is over for everybody: `finished`, `no-budget`, `interrupted`, `diverged`, `failed`."""
+    """Training is over for all edges: `finished`, `no-budget`, `interrupted`, `diverged`, `failed`."""
 
     reason: str
     updates: int

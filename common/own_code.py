@@ -159,7 +159,7 @@ def _spec(top: str) -> ModuleSpec | None:
 
 
 def is_dotted(name: str) -> bool:
-    """Say whether `name` is meant as a dotted path, well formed or not."""
+    """Return whether `name` is meant as a dotted path, well formed or not."""
     return ":" in name
 
 

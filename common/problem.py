@@ -78,5 +78,5 @@ NOMINAL = Constants(1.0, 1.0, 1.0, 1.0)
 
 
 def measured_constants(model: str, dataset: str) -> Constants | None:
-    """Return the constants of a known problem; None for anybody's own model or data."""
+    """Return the constants of a known problem; None for a user's own model or data."""
     return _MEASURED.get((model, "mnist" if dataset == "mnist-5k" else dataset))

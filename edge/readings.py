@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from common.telemetry.family import Family, Kind, Reading, Readings
+from common.telemetry.family import Family, MetricKind, Reading, Readings
 from edge.account import Standing
 from edge.client import EdgeClient
 from edge.conversation import Phase
@@ -24,7 +24,7 @@ _TRAINING = frozenset(
     {Phase.WAITING, Phase.MAKING, Phase.PUSHING}
 )  # one word: MAKING alone would tell how long
 
-_COUNTER, _GAUGE = Kind.COUNTER, Kind.GAUGE
+_COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 
 RUN_INFO = Family("mapa_edge_run_info", _GAUGE, "1, with the run's name.", "run", most=1)
 STATE = Family("mapa_edge_state", _GAUGE, "Edges of this process by state.", "state", STATES)

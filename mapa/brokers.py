@@ -125,7 +125,7 @@ class Broker:
 
 
 def greets(address: BrokerAddress) -> bool:
-    """Tell whether a broker there accepts an MQTT client without a password."""
+    """Return whether a broker there accepts an MQTT client without a password."""
     with contextlib.suppress(OSError), _probe(address) as probe:
         probe.sendall(_CONNECT)
         accepted = probe.recv(4) == b"\x20\x02\x00\x00"
@@ -239,7 +239,7 @@ def _running(broker: Broker) -> Iterator[None]:
 
 
 def private(text: str) -> bool:
-    """Tell whether the broker is started here; ConfigurationError if the text is not an address either."""
+    """Return whether the broker is started here; ConfigurationError if the text is not an address either."""
     if text in OWN:
         return True
     parse_address(text)

@@ -89,7 +89,6 @@ def edge_processes(
     counts: Sequence[int],
     extra: Sequence[str] = (),
 ) -> Iterator[EdgeProcesses]:
-    """Start the edges; at the end wait for them, and stop those that do not end."""
     running = EdgeProcesses()
     with contextlib.ExitStack() as files:
         try:

@@ -147,7 +147,7 @@ class LineBar(Bar):
 
 
 class NotebookBar(Bar):
-    """One output of a cell, drawn anew in its place; without ipywidgets. It stays at the end, and says no times."""
+    """One output of a cell, redrawn in place, without ipywidgets; it stays at the end, and shows no times."""
 
     def __init__(self, title: str, total: int, display: Callable[..., Any]) -> None:
         self._picture = _Picture(title, total)
@@ -182,7 +182,7 @@ class _Picture:
 
 
 class BarView:
-    """A networked run's view on a bar; lines that matter are kept for whoever asks."""
+    """A networked run's view on a bar; lines that matter are kept in `said`."""
 
     def __init__(self, scenario: Scenario, bar: Bar) -> None:
         self._scenario, self._bar = scenario, bar

@@ -24,7 +24,7 @@ OnViolation = Callable[[str, RemoteProtocolError], None]  # topic, what was wron
 
 UNREAD = "?"  # stands for the topic of a packet that was skipped before its topic was read
 _REMEMBERED = 4096  # topics whose callback is remembered; a flood of topics empties it, no more
-_LONGEST = 256  # bytes of a topic that is remembered: ours are shorter, and anybody may send 64 kB
+_LONGEST = 256  # bytes of a topic that is remembered: ours are shorter, and any client may send 64 kB
 
 
 def ignore_violation(topic: str, error: RemoteProtocolError) -> None:
@@ -386,7 +386,6 @@ class MemoryChannel:
             self.lose()
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Publish a message; at QoS 1 it is kept until the connection is back."""
         if self.connected:
             self._broker.route(topic, bytes(payload), retain=retain, qos=qos)
         elif qos:
@@ -396,7 +395,6 @@ class MemoryChannel:
     def subscribe(
         self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
     ) -> None:
-        """Subscribe; retained messages are delivered at once."""
         self._routes.add(topic_filter, callback, qos, retained=retained)
         if self.connected:
             self._take_retained(topic_filter)
@@ -413,7 +411,6 @@ class MemoryChannel:
             self._routes.deliver(topic.encode(), payload, retained=retained)
 
     def allow(self, max_packet: int) -> None:
-        """Skip packets above this many bytes from now on."""
         self._max_packet = max_packet
 
     def lose(self, reason: str = "lost") -> None:
@@ -424,7 +421,6 @@ class MemoryChannel:
             self.on_lost(reason)
 
     def restore(self) -> None:
-        """Connect, or connect again."""
         self.connected = True
         self._broker.attach(self)
         for topic_filter in list(self._routes.filters):

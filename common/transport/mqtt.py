@@ -33,12 +33,12 @@ _TAKEN = (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN)  # wit
 
 
 def is_denial(code: ReasonCode) -> bool:
-    """Tell whether a CONNECT was refused for its credentials."""
+    """Return whether a CONNECT was refused for its credentials."""
     return str(code) in _DENIED
 
 
 def is_unexplained(code: ReasonCode) -> bool:
-    """Tell whether a connection ended without a reason: the other side closed it."""
+    """Return whether a connection ended without a reason: the other side closed it."""
     return str(code) == "Unspecified error"
 
 
@@ -109,7 +109,7 @@ class StreamClient(paho.Client):
 
 _NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
 _LARGE = 512  # bytes; no broker refuses less
-_LAST_BACKOFF = 1.0  # seconds at most between two tries of whoever only has its last words to say
+_LAST_BACKOFF = 1.0  # seconds at most between two tries where only the final messages remain
 
 
 class MqttChannel:
@@ -146,7 +146,7 @@ class MqttChannel:
         self._retry: Timer | None = None
         self._upkeep: Timer | None = None
         self._closing = False
-        self._hasty = False  # only last words are left to say: try often
+        self._hasty = False  # only the final messages remain: try often
         self._until = 0.0  # when closing: no longer than this
         self._closed = threading.Event()
         self._max_packet = options.max_packet
@@ -209,23 +209,19 @@ class MqttChannel:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended for good."""
         return self._closed.is_set()
 
     @property
     def owing(self) -> bool:
-        """Whether something has not reached the broker: unacknowledged QoS 1 messages, unsent bytes."""
         stream = self._stream
         return self._client.owed > 0 or (stream is not None and stream.unsent > 0)
 
     def allow(self, max_packet: int) -> None:
-        """Set the largest packet, in bytes, for this connection and the next ones."""
         self._max_packet = max_packet
         if self._stream is not None:
             self._stream.max_packet = max_packet
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Publish a message; False: it is lost (QoS 0 without a connection, or a full queue)."""
         self._last_size = len(payload)
         if qos:
             taken = self._client.publish_acknowledged(topic, payload, qos, retain)
@@ -249,7 +245,6 @@ class MqttChannel:
     def subscribe(
         self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
     ) -> None:
-        """Subscribe, now and after every reconnect; the first filter that matches gets a message."""
         self._routes.add(topic_filter, callback, qos, retained=retained)
         if self.connected:
             self._client.subscribe(topic_filter, qos)
@@ -468,7 +463,7 @@ class MqttChannel:
             self._cancel_timers()
             self._upkeep = self._loop.call_later(self._upkeep_period, self._keep_alive)
             self._client.loop_write()  # subscriptions go before whatever on_connected publishes
-            # whoever closes has said all it had to say: to greet again would contradict its last words
+            # a channel that closes has sent its final messages: to announce itself again would contradict them
             if self.on_connected is not None and self._stream is not None and not self._closing:
                 self.on_connected()
         if self._stream is None and self._retry is None and not self._ending:

@@ -160,7 +160,7 @@ class PresenceV1(Message):
 
 
 def bounded(value: object) -> bool:
-    """Tell whether a value is JSON-like, finite, printable and within every cap; walks without recursion."""
+    """Return whether a value is JSON-like, finite, printable and within every cap; walks without recursion."""
     waiting, seen = [(value, 0)], 0
     while waiting:
         node, depth = waiting.pop()

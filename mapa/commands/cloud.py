@@ -41,8 +41,6 @@ OptionalScenario = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudConnection(Connection):
-    """A run that goes on knows its name."""
-
     run: Annotated[str | None, typer.Option(help="name of the run on the broker")] = None  # type: ignore[assignment]
 
     @property

@@ -30,7 +30,7 @@ from cloud.service import CloudService
 from common.messages import GradientRefused
 from common.records.journal import Journal
 from common.records.recorder import Recorder
-from common.telemetry.family import Buckets, Family, Kind
+from common.telemetry.family import Buckets, Family, MetricKind
 from common.wire.topics import EdgeTopic
 from tests.cloud.test_cloud_service import THEIRS, Bed
 from tests.common.test_telemetry import exposition, read
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 def value(bed: Bed, family: Family, label: str = "") -> float | None:
     bed.service.records.write()
-    suffix = "_count" if family.kind is Kind.HISTOGRAM else ""
+    suffix = "_count" if family.kind is MetricKind.HISTOGRAM else ""
     return read(exposition(read_cloud(bed.service))).get((family.name + suffix, label))
 
 
