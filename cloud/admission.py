@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from cloud.server import CloudServer
 
 
-FOR_GOOD = (
-    "budget",
-    "refused",
-    "failed",
-)  # reasons of a leave after which an edge does not come back by itself
+FOR_GOOD = ("budget", "refused", "failed")  # reasons of a leave after which an edge does not return
 _MODELS_KEPT = 256  # an algorithm may change ΔS at every update; no edge is that many models late
 _REMEMBERED = 16  # processes of one edge that were replaced
 _NO_MORE = 2**63  # above the number of any hello
@@ -103,9 +99,7 @@ class Terms:
     limits: Mapping[str, float] = field(default_factory=dict)  # `epsilon_floor` and the like, as far as set
     edges_at_least: int = 1  # edges that must be able to train before the first model is sent
     evaluate_every: int = 0  # 0: never, else x₁ too
-    most_samples: float = (
-        math.inf
-    )  # of a batch, but for a probability below 1e-12; ∞: lengths are not checked
+    most_samples: float = math.inf  # of a batch, but for a probability below 1e-12; ∞: no length is checked
     regularization: float = 0.0  # λ
     batch_size: int = 1  # b
     steps: int = 1  # E: a message is the mean of E noised gradients

@@ -65,9 +65,7 @@ class Algorithm:
     centralised: ClassVar[bool] = False  # one worker holds all data
     needs_constants: ClassVar[bool] = True  # L, σ, R and f₀; without them it runs on any model and data set
     requires: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that must be given
-    clipping: ClassVar[str | None] = (
-        None  # the only privacy.clipping that it works with; None: any but quantile
-    )
+    clipping: ClassVar[str | None] = None  # the only privacy.clipping that it takes; None: any but quantile
 
     def settled(self, numbers: PublicNumbers) -> Self:  # noqa: ARG002
         """Return the algorithm with options that were left open filled in, before the first release."""

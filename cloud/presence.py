@@ -207,9 +207,7 @@ class Inquiry:
         if not self.asked:
             self._left = presence.nonce
         elif presence.nonce != self._left:
-            self.answered = (
-                True  # not the retained one, which a reconnect brings again: it has begun just now
-            )
+            self.answered = True  # not the retained one, which a reconnect repeats: it has just begun
 
     def on_word(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
         if not payload:

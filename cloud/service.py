@@ -51,9 +51,7 @@ from common.wire.v1 import HEADER_BYTES
 
 _RECORD_EVERY = 0.25  # seconds between two batches of records
 _WARNINGS = 50  # lines for the operator about messages, of which any client may send any number
-_RETURN = (
-    10  # times silent_after that an edge which is away may take to return to a run whose budgets are spent
-)
+_RETURN = 10  # times silent_after that an edge may be away from a run whose budgets are spent
 _SLOWEST = 10  # times `gather` that edges may take to come one after the other
 _SUSPECT = {  # reasons of a refused gradient that its operator should know of
     "norm": "its norm is larger than an honest edge's can be",

@@ -25,9 +25,7 @@ class Hello:
 
     edge_id: EdgeId
     noise: str | None = None  # name of the law; None: the run's
-    parameters: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of the law, ε_k for example; none: the run's
+    parameters: Mapping[str, float] = field(default_factory=dict)  # of the law, as ε_k; none: the run's
     last_sequence: int = 0  # highest sequence its ledger holds for this run; 0: none
     index: int | None = None  # k that it held before, in this run or another, where its ledger knows one
     nonce: str = ""  # of the process that says it

@@ -80,7 +80,8 @@ class Broker:
                 start_new_session=True,  # Ctrl-C reaches the cloud alone: its halt needs a broker
             )
         until = time.monotonic() + timeout
-        while not (self._greets() if self.needs_greeting else self._listens()):
+        accepts = greets if self.needs_greeting else _listens
+        while not accepts(self.address):
             if self._child.poll() is not None or time.monotonic() > until:
                 self.stop()
                 raise BrokerUnavailableError(
@@ -108,17 +109,6 @@ class Broker:
         self.stop()
         self.start()
 
-    def _listens(self) -> bool:
-        with contextlib.suppress(OSError), self._probe():
-            return True
-        return False
-
-    def _greets(self) -> bool:
-        return greets(self.address)
-
-    def _probe(self) -> socket.socket:
-        return _probe(self.address)
-
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return "; ".join(lines[-3:]) or "no output"
@@ -131,6 +121,12 @@ def greets(address: BrokerAddress) -> bool:
         accepted = probe.recv(4) == b"\x20\x02\x00\x00"
         probe.sendall(b"\xe0\x00")
         return accepted
+    return False
+
+
+def _listens(address: BrokerAddress) -> bool:
+    with contextlib.suppress(OSError), _probe(address):
+        return True
     return False
 
 

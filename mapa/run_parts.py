@@ -144,9 +144,8 @@ def edge_data_bytes(scenario: Scenario, data_dir: Path) -> int:
         return 0
     even = scenario.data.partition == "iid"
     shard = -(-found.train // scenario.workers) if even else found.train
-    return math.prod(found.shape) * (
-        found.train + found.test + 5 * shard
-    )  # as bytes, the shard as float32 too
+    # as bytes, the shard as float32 too
+    return math.prod(found.shape) * (found.train + found.test + 5 * shard)
 
 
 def parameters_of(scenario: Scenario, data_dir: Path) -> int | None:
