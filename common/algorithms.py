@@ -25,7 +25,7 @@ _UNSET: dict[str, Value | None] = {"rate": None, "rate_decay": "none"}
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class AlgorithmDescription:
     """What an algorithm says of itself."""
 
     name: str
@@ -76,7 +76,7 @@ def algorithm_names() -> tuple[str, ...]:
     return names_in(_HOME)
 
 
-def describe(name: str) -> Description:
+def describe(name: str) -> AlgorithmDescription:
     """Return what the algorithm says of itself; ConfigurationError where there is none, or it says too little."""
     given = given_object(name)  # never kept: a notebook may give another class of the same name
     if given is not None:
@@ -87,11 +87,11 @@ def describe(name: str) -> Description:
 
 
 @cache
-def _described(name: str) -> Description:
+def _described(name: str) -> AlgorithmDescription:
     return description_of(name, import_named(name, _KEY, _HOME, "ALGORITHM", algorithm_names()))
 
 
-def description_of(name: str, made: Any) -> Description:
+def description_of(name: str, made: Any) -> AlgorithmDescription:
     """Check that a class has what the port asks for; above all that it says whether it is private."""
     key = f"{_KEY} = {name!r}"
     if not isinstance(made, type):
@@ -108,7 +108,7 @@ def description_of(name: str, made: Any) -> Description:
         raise ConfigurationError(
             f"{key}: does not say whether its edges clip and noise: set `private` to True or False"
         )
-    return Description(
+    return AlgorithmDescription(
         name=name,
         about=(made.__doc__ or "").strip().partition("\n")[0],
         private=private,

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, model_validator
 
-from common.algorithms import Description, describe
+from common.algorithms import AlgorithmDescription, describe
 from common.devices import DeviceProfile
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
@@ -114,7 +114,7 @@ class Scenario(Table):
     # -- what the core asks for -----------------------------------------------------------------------
 
     @property
-    def described(self) -> Description:
+    def described(self) -> AlgorithmDescription:
         """What the algorithm says of itself; not for edges, who are told what to do."""
         return describe(self.algorithm.name)
 

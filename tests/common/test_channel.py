@@ -195,3 +195,26 @@ def test_a_flood_of_topics_is_not_remembered_without_end() -> None:
         routes.deliver(f"nobody/{number}".encode(), b"")
     assert routes.violations == 5000
     assert len(routes._known) <= 4096
+
+
+def test_serving_ends_when_it_is_done_or_nothing_more_happens_in_time() -> None:
+    broker, fired = MemoryBroker(), list[float]()
+    for due in (1.0, 2.0, 9.0):
+        broker.call_later(due, lambda: fired.append(broker.now()))
+    assert broker.serve(lambda: len(fired) == 1)
+    assert not broker.serve(lambda: len(fired) == 3, until=5.0)
+    assert fired == [1.0, 2.0]
+
+
+def test_an_aborted_channel_leaves_its_will_and_says_nothing_to_its_owner() -> None:
+    broker, said = MemoryBroker(), list[str]()
+    edge = MemoryChannel(broker, will=Will("will", b"lost", retain=True), on_lost=said.append)
+    edge.connect()
+    edge.publish("kept", b"1", qos=1)
+    assert not edge.owing
+    edge.abort()
+    edge.abort()
+    edge.publish("kept", b"2", qos=1)
+    assert (broker.retained, said) == ({"will": b"lost"}, [])
+    assert edge.closed
+    assert edge.owing
