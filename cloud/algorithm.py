@@ -7,11 +7,13 @@ to them as data: an edge never runs an algorithm's code.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from cloud.stages import Stage
+from cloud.stages import Stage, initial_sensitivity
+from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
 from common.options import option
 from common.problem import Problem
@@ -35,7 +37,7 @@ class Update(NamedTuple):
 
 
 class PublicNumbers(NamedTuple):
-    """What anybody may know of a run before its first release: options that follow from these cost no privacy."""
+    """What is public of a run before its first release: options that follow from these cost no privacy."""
 
     batch_size: int  # b
     iterations: int  # T
@@ -63,16 +65,14 @@ class Algorithm:
     centralised: ClassVar[bool] = False  # one worker holds all data
     needs_constants: ClassVar[bool] = True  # L, σ, R and f₀; without them it runs on any model and data set
     requires: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that must be given
-    clipping: ClassVar[str | None] = (
-        None  # the only privacy.clipping that it works with; None: any but quantile
-    )
+    clipping: ClassVar[str | None] = None  # the only privacy.clipping that it takes; None: any but quantile
 
     def settled(self, numbers: PublicNumbers) -> Self:  # noqa: ARG002
         """Return the algorithm with options that were left open filled in, before the first release."""
         return self
 
     def explained(self, numbers: PublicNumbers) -> str:  # noqa: ARG002
-        """Say which rate is in force and how it was found; '' where the scenario says all of it."""
+        """Return which rate is in force and how it was found; '' where the scenario says all of it."""
         return ""
 
     def begin(self, problem: Problem, moment: float) -> Self:  # noqa: ARG002
@@ -120,7 +120,7 @@ class StepSchedule(Algorithm):
         raise NotImplementedError
 
     def after(self, t: int, staleness: int) -> Self:  # noqa: ARG002
-        """Return the schedule once update t is done, whose gradient was so stale."""
+        """Return the schedule after update t, whose gradient had this staleness."""
         return self
 
     def apply(self, x: Vector, update: Update) -> tuple[Vector, Self]:
@@ -136,3 +136,31 @@ class StepSchedule(Algorithm):
             and own.sensitivity_for is plain.sensitivity_for
             and own.result is plain.result
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedBound(Algorithm):
+    """C = first_clip throughout; a clipped gradient is at most C long, so rates are given as ρ = γC."""
+
+    private: ClassVar[bool] = True
+    needs_constants: ClassVar[bool] = False
+    requires: ClassVar[tuple[str, ...]] = ("first_clip",)
+
+    rate: float = option("ρ: γ = ρ/C with C = first_clip", above=0)
+
+    clip: float = 1.0  # C
+    bound: float = 0.0  # ΔS
+
+    def begin(self, problem: Problem, moment: float) -> Self:  # noqa: ARG002 - v enters nowhere
+        if problem.first_clip is None:
+            raise ConfigurationError("algorithm.first_clip: needed, since γ = ρ/C with C = first_clip")
+        return replace(self, clip=problem.first_clip, bound=initial_sensitivity(problem))
+
+    @property
+    def gamma(self) -> float:
+        """γ = ρ/C."""
+        return self.rate / self.clip
+
+    @property
+    def sensitivity(self) -> float:
+        return self.bound

@@ -7,11 +7,10 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from cloud.admission import BelowFloorError, Terms
 from cloud.algorithm import Algorithm, PublicNumbers
-from cloud.averaging import averaged
 from cloud.server import CloudServer
-from cloud.terms import BelowFloorError, Terms
-from cloud.weighting import WithWeights, effective_multiplier, noise_weights
+from cloud.wrappers import WithWeights, averaged, effective_multiplier, noise_weights
 from common.errors import ConfigurationError
 from common.models.model import Model, feature_length
 from common.noise.law import TAIL_NATS, NoiseLaw
@@ -22,13 +21,6 @@ from common.quantities import Vector
 from common.randomness import CounterStreams, Purpose
 from common.scenario.parts import noised_dimension
 from common.scenario.scenario import Scenario
-
-_WAITING_GRADIENTS = 1 << 28  # bytes; before the first update an edge may send any number of them
-
-
-def fifo_capacity(workers: int, dimension: int) -> int:
-    """Return how many gradients may wait: one of every edge, and more as far as memory allows."""
-    return max(workers, min(max(1024, 2 * workers), _WAITING_GRADIENTS // (4 * dimension)))
 
 
 def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms:
@@ -43,7 +35,6 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         limits=privacy.limits,
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluate_every,
-        fifo_capacity=fifo_capacity(scenario.workers, model.dimension),
         most_samples=most_samples(scenario.mechanism),
         regularization=scenario.model.regularization,
         batch_size=scenario.batch_size,
@@ -88,20 +79,20 @@ def settled(scenario: Scenario, model: Model) -> Scenario:
     if filled is made:
         return scenario
     table = scenario.algorithm
-    options = {one.name: getattr(filled, one.name) for one in scenario.described.options}
+    options = {option.name: getattr(filled, option.name) for option in scenario.described.options}
     checked = scenario.described.resolve(options)
     values = {**table.model_dump(exclude=set(table.options)), **checked}
     return scenario.model_copy(update={"algorithm": type(table).model_validate(values)})
 
 
 def explained(scenario: Scenario, model: Model) -> str:
-    """Say which rate is in force where it follows from public numbers; '' where it does not."""
+    """Return which rate is in force where it follows from public numbers; '' where it does not."""
     explain = getattr(algorithm_for(scenario), "explained", None)
     return "" if explain is None or not scenario.private else str(explain(public_numbers(scenario, model)))
 
 
 def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
-    """Return what anybody may know of the run. z of a law is that of Gaussian noise of the same second moment.
+    """Return what is public of the run. z of a law is that of Gaussian noise of the same second moment.
 
     An update is the mean of E noised gradients, so its z is smaller by √E.
     """

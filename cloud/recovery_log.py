@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, assert_never
 
-from cloud.lives import Lives
-from cloud.server import CloudServer
+from cloud.peers import Restarts
+from cloud.server import CloudServer, Judged, JudgedGradient, JudgedHello, JudgedLeave
 from common.errors import ConfigurationError, LocalProtocolError, RecordsError, RemoteProtocolError
-from common.messages import Effect, Event, GradientArrived, GradientRefused, Hello, Leave, Welcome
+from common.messages import Effect, Event, GradientRefused, Welcome
 from common.quantities import EdgeId
 from common.records.checkpoint import Checkpoints
 from common.records.gradient_log import Entry, Kind, LogDamagedError, LogReader, LogWriter
@@ -151,25 +151,19 @@ class History:
 
     # -- what is taken --------------------------------------------------------------------------------
 
-    def gradient(self, server: CloudServer, arrived: GradientArrived, payload: bytes, seconds: float) -> None:
-        """Log a gradient unless it changes nothing; before the server takes it."""
-        if server.is_new(arrived):
-            kind, body = Kind.GRADIENT, payload
-        elif server.heeds(arrived):
-            kind, body = Kind.REPEAT, payload[:HEADER_BYTES]
-        else:
+    def event(self, server: CloudServer, judged: Judged, payload: bytes, seconds: float) -> None:
+        """Log an event unless it changes nothing; between the server's `judge` and `commit`."""
+        if not judged.changes:
             return
-        self._append(kind, server, seconds, body, arrived.edge_id)
-
-    def hello(self, server: CloudServer, hello: Hello, payload: bytes, seconds: float) -> None:
-        """Log a hello that will be welcomed."""
-        if server.heeds(hello):
-            self._append(Kind.HELLO, server, seconds, payload, hello.edge_id)
-
-    def leave(self, server: CloudServer, leave: Leave, seconds: float) -> None:
-        """Log a leave by which an edge goes."""
-        if server.heeds(leave):
-            self._append(Kind.LEAVE, server, seconds, encode_leave(leave), leave.edge_id)
+        match judged:
+            case JudgedGradient(arrived=arrived, is_new=is_new):
+                kind = Kind.GRADIENT if is_new else Kind.REPEAT
+                body = payload if is_new else payload[:HEADER_BYTES]
+                self._append(kind, server, seconds, body, arrived.edge_id)
+            case JudgedHello(hello=hello):
+                self._append(Kind.HELLO, server, seconds, payload, hello.edge_id)
+            case JudgedLeave(leave=leave):
+                self._append(Kind.LEAVE, server, seconds, encode_leave(leave), leave.edge_id)
 
     def begins(self, server: CloudServer, seconds: float) -> None:
         """Log that the training begins with the edges that are here."""
@@ -198,7 +192,7 @@ class Replayer:
     """Takes the entries of a log through a CloudServer again; nothing is sent. Serves resume and verification."""
 
     server: CloudServer
-    lives: Lives = field(default_factory=Lives)
+    restarts: Restarts = field(default_factory=Restarts)
 
     def take(self, entry: Entry) -> tuple[Event | None, list[Effect]]:
         """Return the event of an entry, if it is of one, and its effects.
@@ -235,7 +229,7 @@ class Replayer:
                 effects = server.receive(event)
                 if not any(isinstance(effect, Welcome) for effect in effects):
                     raise ValueError(f"a hello of {entry.edge_id} that no cloud would have welcomed")
-                self.lives.welcomed(entry.edge_id, event.nonce, event.last_sequence)
+                self.restarts.welcomed(entry.edge_id, event.nonce, event.last_sequence)
             case Kind.LEAVE:
                 event = decode_leave(entry.edge_id, entry.body)
                 effects = server.receive(event)

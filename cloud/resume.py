@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
 from cloud.algorithm import Algorithm
-from cloud.contacts import Contact
-from cloud.lives import Life
+from cloud.peers import EdgeRestarts, Peer
 from cloud.recovery_log import History, Replayer
 from cloud.service import CloudService
 from cloud.snapshot import restore_server, server_state
@@ -57,11 +56,11 @@ def service_state(service: CloudService, made: type[Algorithm], directory: RunDi
         "server": server_state(service.server, made),
         "lives": [
             [edge_id, life.nonce, sorted(life.begins), life.known]
-            for edge_id, life in service.lives.edges.items()
+            for edge_id, life in service.restarts.edges.items()
         ],
         "contacts": [
             [edge_id, contact.nonce, contact.turnarounds, contact.turnaround_sum]
-            for edge_id, contact in service.contacts.items()
+            for edge_id, contact in service.peers.items()
         ],
         "dropped": dict(service.dropped),
         "records": records,
@@ -80,11 +79,11 @@ def _restore(service: CloudService, state: Mapping[str, Any], made: type[Algorit
     service.records.began = 0.0
     service.first_update, service.last_update = state["first_update"], state["last_update"]
     for edge_id, nonce, begins, known in state["lives"]:
-        service.lives.edges[EdgeId(edge_id)] = Life(nonce, set(begins), known)
+        service.restarts.edges[EdgeId(edge_id)] = EdgeRestarts(nonce, set(begins), known)
     for edge_id, nonce, turnarounds, seconds in state["contacts"]:
         topic = edge_topic(service.run, EdgeId(edge_id), EdgeTopic.MODEL)
-        contact = Contact(nonce, state["time"], topic, 0.0, turnarounds, seconds)
-        service.contacts[EdgeId(edge_id)] = contact
+        contact = Peer(nonce, state["time"], topic, 0.0, turnarounds, seconds)
+        service.peers[EdgeId(edge_id)] = contact
     service.dropped.update(state["dropped"])
     for due in state["dues"]:
         service.evaluations.evaluate(EvaluationDue(**due))
@@ -92,7 +91,7 @@ def _restore(service: CloudService, state: Mapping[str, Any], made: type[Algorit
 
 def _recount(service: CloudService, now: float, event: Event | None, effects: list[Effect]) -> None:
     """Count and record what a replayed event did at `now`, as the process that took it first did; send nothing."""
-    records, contacts = service.records, service.contacts
+    records, contacts = service.records, service.peers
     if isinstance(event, GradientArrived) and (contact := contacts.get(event.edge_id)) is not None:
         contact.seen = now
         if contact.sent:
@@ -147,7 +146,7 @@ def resume_service(
         )
     # evaluations and refusals are in no log, and may have come after its last record
     seconds, count = max(state["time"], latest), 0
-    replayer = Replayer(service.server, service.lives)
+    replayer = Replayer(service.server, service.restarts)
     for entry in reader:
         _recount(service, entry.time, *replayer.take(entry))
         seconds, count = max(seconds, entry.time), count + 1
@@ -214,5 +213,5 @@ def _move_clock(service: CloudService, seconds: float) -> None:
         service.first_update += began
     if service.last_update is not None:
         service.last_update += began
-    for contact in service.contacts.values():
+    for contact in service.peers.values():
         contact.seen, contact.sent = now, 0.0

@@ -1,5 +1,7 @@
 """The cloud side of algorithm:MAPA: events in, effects out, nothing performed.
 
+An event is judged first, which changes nothing, then committed; the shell writes its log between the two. The paper's
+FIFO buffer is the connection: each gradient is applied before the next message is read.
 Every update makes a new x (in the memory of its step), so a model that was handed out never changes.
 """
 
@@ -8,17 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import numpy as np
 
-from cloud.admission import Admitted, Indices, judged
+from cloud.admission import FOR_GOOD, Admitted, EdgeAccount, ShardIndices, Terms, judge_hello
 from cloud.algorithm import Algorithm, Update
-from cloud.facts import edge_joined, stage_opened
-from cloud.fifo import GradientFifo
-from cloud.terms import FOR_GOOD, EdgeAccount, Terms
 from common.messages import (
     EdgeGone,
+    EdgeJoined,
     Effect,
     EvaluationDue,
     Event,
@@ -33,14 +33,87 @@ from common.messages import (
     StageOpened,
     Welcome,
 )
+from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector, is_finite, length
 
 _FLOAT32 = np.dtype(np.float32)
 
 
+def stage_opened(schedule: Algorithm, t: int, *, reopened: bool) -> StageOpened | None:
+    """Return the record of the stage that opens before update t; None: the algorithm has no stages."""
+    stage = schedule.opened()
+    if stage is None:
+        return None
+    return StageOpened(
+        stage=stage.index,
+        t=t,
+        sensitivity=stage.sensitivity,
+        variance=stage.variance,
+        p=stage.p,
+        learning_rate=stage.learning_rate,
+        length=stage.length,
+        tau_max=stage.tau_max,
+        reopened=reopened,
+    )
+
+
+def edge_joined(
+    index: int, edge_id: EdgeId, t: int, law: NoiseLaw | None, *, returned: bool, device: str | None = None
+) -> EdgeJoined:
+    """Return the record of an edge that takes part from update t on."""
+    parameters = {} if law is None else law.parameters
+    return EdgeJoined(
+        edge=index,
+        edge_id=edge_id,
+        t=t,
+        noise="none" if law is None else law.name,
+        epsilon=parameters.pop("epsilon", None),
+        noise_multiplier=parameters.pop("noise_multiplier", None),
+        returned=returned,
+        parameters=parameters,
+        device=device,
+    )
+
+
+class JudgedGradient(NamedTuple):
+    """What becomes of a gradient. A tuple: one is made for every update."""
+
+    arrived: GradientArrived
+    account: EdgeAccount | None  # None: no edge said hello under this id
+    refusal: str | None  # None: it will be applied
+    stage: int | None = None  # that it was made in, where it will be applied
+    is_new: bool = False  # its sequence will be used up, by its update or by a refusal for good
+    changes: bool = False  # it changes the state, so the log must have it
+
+
+class JudgedHello(NamedTuple):
+    """What a hello is answered with; None: with nothing, since it is late or comes twice."""
+
+    hello: Hello
+    answer: Admitted | Refuse | None
+
+    @property
+    def changes(self) -> bool:
+        return isinstance(self.answer, Admitted)
+
+
+class JudgedLeave(NamedTuple):
+    """Which edge goes by a leave; None: it goes by none, or has gone."""
+
+    leave: Leave
+    account: EdgeAccount | None
+
+    @property
+    def changes(self) -> bool:
+        return self.account is not None
+
+
+Judged = JudgedGradient | JudgedHello | JudgedLeave
+
+
 @dataclass(slots=True)
 class CloudServer:
-    """x_t, the FIFO buffer, and the stage controller."""
+    """x_t, the accounts of the edges, and the stage controller."""
 
     terms: Terms
     model: Vector  # x_t
@@ -53,14 +126,12 @@ class CloudServer:
     stage: int = 1  # s of the last stage opened
     moment: float = 0.0  # v, relative noise variance: never falls in a run, so ε₀ never rises
     edges: dict[EdgeId, EdgeAccount] = field(default_factory=dict)
-    fifo: GradientFifo = field(init=False)
     longest: float = 0.0  # ‖x‖ of the models sent, at most
-    indices: Indices = field(init=False)  # which of them an edge id holds
+    indices: ShardIndices = field(init=False)  # which of them an edge id holds
 
     def __post_init__(self) -> None:
         self.model = np.array(self.model, dtype=np.float32)
-        self.fifo = GradientFifo(self.terms.fifo_capacity)
-        self.indices = Indices(self.terms.edges)
+        self.indices = ShardIndices(self.terms.edges)
 
     @property
     def updates(self) -> int:
@@ -73,53 +144,34 @@ class CloudServer:
 
     def receive(self, event: Event) -> list[Effect]:
         """Handle one event; return what must be sent and what is to be recorded, in order."""
+        return self.commit(self.judge(event))
+
+    def judge(self, event: Event) -> Judged:
+        """Return what will become of an event; changes nothing."""
         match event:
             case GradientArrived():
-                return self._gradient(event)
+                return self.judge_gradient(event)
             case Hello():
-                return list(self._hello(event))
+                return JudgedHello(event, judge_hello(self, event))
             case Leave():
-                return list(self._leave(event))
+                return JudgedLeave(event, self._leaving(event))
             case _:
                 assert_never(event)
 
-    def heeds(self, event: Event) -> bool:
-        """Tell whether an event will change this state: what does not need not be remembered."""
-        match event:
-            case GradientArrived():
-                return self.is_new(event) or self._is_repeat(event)
-            case Hello():
-                return isinstance(judged(self, event), Admitted)
-            case Leave():
-                return self._leaving(event) is not None
+    def commit(self, judged: Judged) -> list[Effect]:
+        """Perform what was judged in this very state; return the effects, in order."""
+        match judged:
+            case JudgedGradient():
+                return self._gradient(judged)
+            case JudgedHello():
+                return list(self._hello(judged))
+            case JudgedLeave():
+                return list(self._leave(judged))
             case _:
-                assert_never(event)
-
-    def is_new(self, arrived: GradientArrived) -> bool:
-        """Tell whether a gradient's sequence will be used up, by its update or by a refusal for good."""
-        account = self.edges.get(arrived.edge_id)
-        return (
-            account is not None
-            and self.halted is None
-            and arrived.incarnation == self.incarnation
-            and account.last_sequence < arrived.sequence <= max(account.last_sequence, account.announced) + 1
-        )
-
-    def _is_repeat(self, arrived: GradientArrived) -> bool:
-        """Tell whether a gradient that is not new will all the same be answered by a model, or bring its edge back."""
-        account = self.edges.get(arrived.edge_id)
-        if account is None or self.halted is not None or arrived.incarnation != self.incarnation:
-            return False
-        if not account.present and not account.left:
-            return True
-        schedule = self.schedule
-        if arrived.sequence > account.last_sequence or schedule is None:
-            return False
-        sensitivity = schedule.sensitivity_for(self.t, account.index, account.law)
-        return not account.openings.newest(self.t, self.stage, sensitivity)
+                assert_never(judged)
 
     def halt(self, reason: str) -> list[Effect]:
-        """End the training early; what waits in the buffer is not applied."""
+        """End the training early."""
         return [self._ended(reason)]
 
     def _ended(self, reason: str) -> Halt:
@@ -128,13 +180,13 @@ class CloudServer:
         return self.halted
 
     def spent(self) -> str:
-        """Tell whether an edge has spent its budget and no edge is present to train: '' where one is.
+        """Return '' while the run can go on, else which edges a run waits for where some budget is spent.
 
-        `gone`: every known edge has left for good. `away`: some are lost or silent and may come back.
+        `gone`: none, every known edge has left for good. `away`: some are lost or silent and may come back.
         """
         edges = self.edges.values()
-        begun = self.schedule is not None and self.halted is None
-        if not begun or any(e.present for e in edges) or not any(e.left == "budget" for e in edges):
+        training = self.schedule is not None and self.halted is None
+        if not training or any(e.present for e in edges) or not any(e.left == "budget" for e in edges):
             return ""
         return "gone" if all(e.left in FOR_GOOD for e in edges) else "away"
 
@@ -151,22 +203,21 @@ class CloudServer:
         return sum(edge.present and not edge.preparing for edge in self.edges.values())
 
     def begin_with_those_here(self) -> list[Effect]:
-        """Start with the edges present; does nothing where the training runs or no edge is present."""
+        """Start with the edges that have joined; does nothing where the training runs or there is none."""
         if self.schedule is not None or self.halted is not None or not self.edges:
             return []
         self.terms = replace(self.terms, edges_at_least=len(self.edges))
         return list(self._first_stage())
 
     def take_accounts(self, accounts: Iterable[EdgeAccount]) -> None:
-        """Take the edges of a state that is restored, in their order."""
+        """Take the edges of a restored state, in their order."""
         self.edges = {account.edge_id: account for account in accounts}
-        self.indices = Indices(self.terms.edges, {account.index for account in self.edges.values()})
+        self.indices = ShardIndices(self.terms.edges, {account.index for account in self.edges.values()})
 
     # -- hello and leave ------------------------------------------------------------------------------
 
-    def _hello(self, hello: Hello) -> Iterator[Effect]:
-        """Answer a hello; one that is late or comes twice has no effect at all."""
-        verdict = judged(self, hello)
+    def _hello(self, judged: JudgedHello) -> Iterator[Effect]:
+        hello, verdict = judged
         if not isinstance(verdict, Admitted):
             if verdict is not None:
                 yield verdict
@@ -180,13 +231,21 @@ class CloudServer:
             account = self.edges[hello.edge_id] = EdgeAccount(
                 hello.edge_id, index, earlier=hello.last_sequence
             )
-        # an edge that waits says hello again and again: that is no news
+        # an edge that waits repeats its hello: that is no news
         news = not (returned and account.present and account.law == law and account.index == index)
         self.indices.exchange(account.index, index)
         account.index = index
         account.moment, account.law, account.reach = moment, law, self.terms.reach(law)
         account.spoken_for_by(hello)
-        yield Welcome(hello.edge_id, account.index, min(account.last_sequence, hello.last_sequence))
+        yield Welcome(
+            edge_id=hello.edge_id,
+            index=account.index,
+            edges=self.terms.edges,
+            last_sequence=min(account.last_sequence, hello.last_sequence),
+            incarnation=self.incarnation,
+            nonce=hello.nonce,
+            number=hello.number,
+        )
         if news:
             device = self.terms.device(account.index)
             yield edge_joined(account.index, account.edge_id, self.t, law, returned=returned, device=device)
@@ -208,9 +267,7 @@ class CloudServer:
     def _enough(self) -> bool:
         """Return whether the edges that the first stage waits for are here and can train."""
         least = self.terms.edges_at_least
-        if len(self.edges) < least:  # so that K hellos do not count K edges each
-            return False
-        return self.ready >= least
+        return len(self.edges) >= least and self.ready >= least  # the quick question first
 
     def _first_stage(self) -> Iterator[Effect]:
         self.schedule = self.begin(self.moment)
@@ -219,17 +276,15 @@ class CloudServer:
             yield EvaluationDue(0, self.stage, self.result)
         for waiting in self.edges.values():
             yield self._send(waiting)
-        yield from self._drain()
 
-    def _leave(self, leave: Leave) -> Iterator[Effect]:
-        """Handle a leave or a last will; one from a process that was replaced, or has left before, is ignored."""
-        account = self._leaving(leave)
+    def _leave(self, judged: JudgedLeave) -> Iterator[Effect]:
+        leave, account = judged
         if account is None:
             return
         account.present = False
         account.left = leave.reason if leave.on_purpose else ""
         yield EdgeGone(account.index, account.edge_id, self.t, leave.reason)
-        if len(self.edges) >= self.terms.edges and self.spent() == "gone":  # and nobody else can come
+        if len(self.edges) >= self.terms.edges and self.spent() == "gone":
             yield from self.halt(self.spent_reason)
 
     def _leaving(self, leave: Leave) -> EdgeAccount | None:
@@ -237,82 +292,79 @@ class CloudServer:
         account = self.edges.get(leave.edge_id)
         if account is None or account.nonce != leave.nonce or account.left:
             return None
-        # gone already; but a silent edge may still say that it goes
+        # a silent edge may still say that it goes
         return account if account.present or leave.on_purpose else None
 
     # -- gradients ------------------------------------------------------------------------------------
 
-    def _gradient(self, arrived: GradientArrived) -> list[Effect]:
+    def judge_gradient(self, arrived: GradientArrived) -> JudgedGradient:
+        """Return whether a gradient will be applied, and whether the log must have it."""
         account = self.edges.get(arrived.edge_id)
-        refusal = self._refusal(arrived, account)
-        if refusal is None:
-            return self._drain() if self.schedule is not None else []
-        effects: list[Effect] = [GradientRefused(arrived.edge_id, arrived.sequence, self.t, refusal)]
+        if self.halted is not None:
+            return JudgedGradient(arrived, account, "after-halt")
+        if account is None:
+            return JudgedGradient(arrived, None, "stranger")
+        if arrived.incarnation != self.incarnation:
+            return JudgedGradient(arrived, account, "incarnation")
+        last, returns = account.last_sequence, not account.present and not account.left
+        if arrived.sequence <= last:
+            return JudgedGradient(
+                arrived, account, "duplicate", changes=returns or self._has_news_for(account)
+            )
+        if arrived.sequence > max(last, account.announced) + 1:
+            # neither applied nor used up: a forged sequence must not lock an edge out
+            return JudgedGradient(arrived, account, "sequence", changes=returns)
+        return self._judge_new(arrived, account)
+
+    def _has_news_for(self, account: EdgeAccount) -> bool:
+        """Return whether the model that a repeated gradient is answered with is another than was sent last."""
+        if self.schedule is None:
+            return False
+        sensitivity = self.schedule.sensitivity_for(self.t, account.index, account.law)
+        return not account.sent_models.newest(self.t, self.stage, sensitivity)
+
+    def _gradient(self, judged: JudgedGradient) -> list[Effect]:
+        arrived, account, refusal, stage, is_new, _ = judged
+        if account is not None and self.halted is None and refusal != "incarnation":
+            account.present = not account.left  # what was under way when its process left brings no edge back
+            if stage is not None and refusal is None:
+                return self._apply(arrived, account, stage)
+            if is_new:
+                account.last_sequence = arrived.sequence  # used up: the edge goes on with the next
+        effects: list[Effect] = [GradientRefused(arrived.edge_id, arrived.sequence, self.t, refusal or "")]
         if self.halted is not None:
             effects.append(self.halted)
         elif account is None or refusal in ("incarnation", "sequence"):
-            effects.append(self._turn_away(arrived, "stranger", "send a hello first"))
-        elif refusal == "full":
-            effects.append(self._turn_away(arrived, "full", "the gradient buffer is full; send again"))
+            effects.append(
+                Refuse(arrived.edge_id, "stranger", "send a hello first", incarnation=self.incarnation)
+            )
         elif self.schedule is not None:
             effects.append(self._send(account))
         return effects
 
-    def _turn_away(self, arrived: GradientArrived, reason: str, detail: str) -> Refuse:
-        return Refuse(arrived.edge_id, reason, detail, incarnation=self.incarnation)
-
-    def _refusal(self, arrived: GradientArrived, account: EdgeAccount | None) -> str | None:
-        """Put the gradient into the buffer, or say why not."""
-        if self.halted is not None:
-            return "after-halt"
-        if account is None:
-            return "stranger"
-        if arrived.incarnation != self.incarnation:
-            return "incarnation"
-        account.present = not account.left  # what was under way when its process left brings nobody back
-        if arrived.sequence <= account.last_sequence:
-            return "duplicate"
-        if arrived.sequence > max(account.last_sequence, account.announced) + 1:
-            return "sequence"  # neither applied nor used up, so nobody can lock an edge out by it
-        impossible = self._impossible(arrived, account)
-        if impossible is not None:
-            account.last_sequence = arrived.sequence  # used up: the edge goes on with the next
-            return impossible
-        return self.fifo.offer(arrived)
-
-    def _impossible(self, arrived: GradientArrived, account: EdgeAccount) -> str | None:
-        """Say why no honest edge can have made this gradient; None: one can."""
-        version, sensitivity = arrived.version, arrived.sensitivity
+    def _judge_new(self, arrived: GradientArrived, account: EdgeAccount) -> JudgedGradient:
+        """Judge a gradient whose sequence is the next: it is applied unless no honest edge can have made it."""
+        refusal, stage = None, None
         if arrived.sequence > self.terms.cap(account.index):
-            return "cap"
-        if version > self.t:
-            return "future"
-        if self.schedule is None or version < 1:
-            return "no-such-model"
-        if account.openings.stage_of(version, sensitivity) is None:
-            return "sensitivity"
-        if account.reach < math.inf:
-            regular = self.terms.regular_part(account.law, sensitivity, self.longest)
-            honest = account.reach * sensitivity + regular
+            refusal = "cap"
+        elif arrived.version > self.t:
+            refusal = "future"
+        elif self.schedule is None or arrived.version < 1:
+            refusal = "no-such-model"
+        elif (stage := account.sent_models.stage_of(arrived.version, arrived.sensitivity)) is None:
+            refusal = "sensitivity"
+        elif account.reach < math.inf:
+            regular = self.terms.regular_part(account.law, arrived.sensitivity, self.longest)
             norm = length(arrived.gradient) if arrived.norm is None else arrived.norm
-            if not norm <= honest:  # NaN fails too
-                return "norm"
-        return None
+            if not norm <= account.reach * arrived.sensitivity + regular:  # NaN fails too
+                refusal = "norm"
+        return JudgedGradient(arrived, account, refusal, stage, True, True)
 
-    def _drain(self) -> list[Effect]:
-        effects: list[Effect] = []
-        while self.fifo and self.halted is None:
-            self._apply(self.fifo.take(), effects)
-        return effects
-
-    def _apply(self, arrived: GradientArrived, effects: list[Effect]) -> None:
+    def _apply(self, arrived: GradientArrived, account: EdgeAccount, stage: int) -> list[Effect]:
         """Lines 11-16: let the algorithm change x, then answer that edge alone."""
         schedule, t = self.schedule, self.t
         assert schedule is not None
-        account = self.edges[arrived.edge_id]
         staleness = t - arrived.version
-        stage = account.openings.stage_of(arrived.version, arrived.sensitivity)
-        assert stage is not None  # else it was refused
         update = Update(
             arrived.gradient,
             t,
@@ -329,12 +381,10 @@ class CloudServer:
         self.schedule = following
         if staleness > self.tau_seen:
             self.tau_seen = staleness
-        # what waited for the first stage may be out of order; the mark must never go back
-        if arrived.sequence > account.last_sequence:
-            account.last_sequence = arrived.sequence
+        account.last_sequence = arrived.sequence
         account.applied += 1
         self.t = t + 1
-        effects.append(
+        effects: list[Effect] = [
             GradientApplied(
                 account.index,
                 arrived.edge_id,
@@ -345,18 +395,19 @@ class CloudServer:
                 stage,
                 arrived.sensitivity,
             )
-        )
+        ]
         if self.terms.evaluate_every and t % self.terms.evaluate_every == 0:
             effects.append(EvaluationDue(t, self.stage, following.result(self.model)))
         if t >= self.terms.iterations:
-            # the last model is sent to nobody, so nobody else would notice
+            # the last model is never sent, so no edge would notice that it is not finite
             effects += self.halt("finished" if is_finite(self.model) else "diverged")
-            return
+            return effects
         if following is not schedule:
             self.stage = following.stage
             if following.opened() is not schedule.opened():
                 effects += self._stage_opened(reopened=False)
         effects.append(self._send(account))
+        return effects
 
     def _send(self, account: EdgeAccount) -> SendModel | Halt:
         """Send x_t, or end the run where it is not finite: no edge would take such a model."""
@@ -368,7 +419,7 @@ class CloudServer:
         if norm > self.longest:
             self.longest = norm
         sensitivity = schedule.sensitivity_for(self.t, account.index, account.law)
-        account.openings.sent(self.t, self.stage, sensitivity)
+        account.sent_models.sent(self.t, self.stage, sensitivity)
         return SendModel(
             account.edge_id,
             self.t,

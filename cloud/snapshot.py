@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from cloud.admission import EdgeAccount, SentModels
 from cloud.algorithm import Algorithm
-from cloud.averaging import WithAverage
-from cloud.openings import Openings
 from cloud.server import CloudServer
 from cloud.stages import Stage
-from cloud.terms import EdgeAccount
-from cloud.weighting import WithWeights
+from cloud.wrappers import WithAverage, WithWeights
 from common.errors import ConfigurationError
 from common.messages import Halt
 from common.noise.law import NoiseLaw
@@ -111,8 +109,7 @@ def law_from(plain: Mapping[str, Any] | None) -> NoiseLaw | None:
 
 
 def server_state(server: CloudServer, made: type[Algorithm]) -> dict[str, Any]:
-    """Return all of a server that its scenario does not say. The buffer is empty between two events."""
-    assert not len(server.fifo)
+    """Return all of a server that its scenario does not say."""
     halted = server.halted
     return {
         "incarnation": server.incarnation,
@@ -149,16 +146,18 @@ def restore_server(server: CloudServer, state: Mapping[str, Any], made: type[Alg
 
 
 def _account(account: EdgeAccount) -> dict[str, Any]:
-    fields = dataclasses.fields(account)
+    fields = [field.name for field in dataclasses.fields(account)]
     return {
-        **{field.name: getattr(account, field.name) for field in fields if field.name != "reach"},
+        **{name: getattr(account, name) for name in fields if name not in ("reach", "sent_models")},
         "former": [list(pair) for pair in account.former.items()],
         "law": plain_law(account.law),
-        "openings": account.openings.plain(),
+        "openings": account.sent_models.plain(),
     }
 
 
 def _account_from(state: Mapping[str, Any], server: CloudServer) -> EdgeAccount:
     law = law_from(state["law"])
-    own = {"former": dict(state["former"]), "law": law, "openings": Openings.from_plain(state["openings"])}
-    return EdgeAccount(**{**state, **own, "reach": server.terms.reach(law)})
+    kept = {name: value for name, value in state.items() if name != "openings"}
+    sent_models = SentModels.from_plain(state["openings"])
+    own = {"former": dict(state["former"]), "law": law, "sent_models": sent_models}
+    return EdgeAccount(**{**kept, **own, "reach": server.terms.reach(law)})

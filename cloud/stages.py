@@ -91,7 +91,7 @@ def next_stage(stage: Stage, relative_moment: float, problem: Problem, tau_max: 
 
 
 def reopen_stage(stage: Stage, relative_moment: float, problem: Problem, tau_max: int) -> Stage:
-    """Same number and ΔS, everything else computed anew: an edge joined with a smaller ε_k."""
+    """Same number and ΔS, everything else computed again: an edge joined with a smaller ε_k."""
     return open_stage(stage.index, stage.sensitivity, relative_moment, problem, tau_max)
 
 

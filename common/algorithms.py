@@ -1,6 +1,6 @@
 """Algorithms by name, as far as a scenario must know them: their options, and what they have edges do.
 
-An algorithm is a class in a file of its own under cloud/algorithms/, or anybody's by "package.module:Class"
+An algorithm is a class in a file of its own under cloud/algorithms/, or a user's own by "package.module:Class"
 (docs/decisions/0007-algorithm-port.md). It is looked up by its path when a scenario with an `[algorithm]`
 table is parsed. A welcome has no such table, so an edge never loads one.
 """
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from common.dotted import import_named, is_dotted, names_in
 from common.errors import ConfigurationError, MapaError
 from common.options import Option, Value, options_of, resolved
-from common.own_code import given_object, require_allowed
+from common.own_code import given_object, import_named, is_dotted, names_in, require_allowed
 
 _HOME = "cloud.algorithms"
 _KEY = "algorithm.name"
@@ -26,7 +25,7 @@ _UNSET: dict[str, Value | None] = {"rate": None, "rate_decay": "none"}
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class AlgorithmDescription:
     """What an algorithm says of itself."""
 
     name: str
@@ -42,9 +41,9 @@ class Description:
     def resolve(self, given: Mapping[str, Any], shared: Iterable[str] = ()) -> dict[str, Value]:
         """Return the value of every option of its own; ConfigurationError for any other key.
 
-        `shared` are the keys that every algorithm has, for the error's words.
+        `shared` are the keys that every algorithm has, for the error's text.
         """
-        known = {one.name for one in self.options}
+        known = {option.name for option in self.options}
         values = {key: value for key, value in given.items() if value is not None}
         for key, value in values.items():
             if key not in known and value != _UNSET.get(key):
@@ -56,7 +55,7 @@ class Description:
 
     def recorded(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return those values that a record needs: all but the defaults."""
-        defaults = {one.name: one.default for one in self.options}
+        defaults = {option.name: option.default for option in self.options}
         kept = {key: value for key, value in values.items() if value != defaults[key]}
         return {**_UNSET, **kept}
 
@@ -77,7 +76,7 @@ def algorithm_names() -> tuple[str, ...]:
     return names_in(_HOME)
 
 
-def describe(name: str) -> Description:
+def describe(name: str) -> AlgorithmDescription:
     """Return what the algorithm says of itself; ConfigurationError where there is none, or it says too little."""
     given = given_object(name)  # never kept: a notebook may give another class of the same name
     if given is not None:
@@ -88,11 +87,11 @@ def describe(name: str) -> Description:
 
 
 @cache
-def _described(name: str) -> Description:
+def _described(name: str) -> AlgorithmDescription:
     return description_of(name, import_named(name, _KEY, _HOME, "ALGORITHM", algorithm_names()))
 
 
-def description_of(name: str, made: Any) -> Description:
+def description_of(name: str, made: Any) -> AlgorithmDescription:
     """Check that a class has what the port asks for; above all that it says whether it is private."""
     key = f"{_KEY} = {name!r}"
     if not isinstance(made, type):
@@ -109,7 +108,7 @@ def description_of(name: str, made: Any) -> Description:
         raise ConfigurationError(
             f"{key}: does not say whether its edges clip and noise: set `private` to True or False"
         )
-    return Description(
+    return AlgorithmDescription(
         name=name,
         about=(made.__doc__ or "").strip().partition("\n")[0],
         private=private,

@@ -5,7 +5,7 @@ staleness = t − version read; a sequence counts from 1 per edge id and is neve
 
 Three names tell old messages from new ones (docs/protocol.md): the run's `incarnation`, drawn when it begins at
 t = 1; the `nonce` of an edge's process; the `number` of a hello, which counts from 1 in its process. Their
-defaults are for engines without a wire, where there is one life, one process and one hello.
+defaults are for engines without a wire, where there is one incarnation, one process and one hello.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ class Hello:
 
     edge_id: EdgeId
     noise: str | None = None  # name of the law; None: the run's
-    parameters: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of the law, ε_k for example; none: the run's
+    parameters: Mapping[str, float] = field(default_factory=dict)  # of the law, as ε_k; none: the run's
     last_sequence: int = 0  # highest sequence its ledger holds for this run; 0: none
     index: int | None = None  # k that it held before, in this run or another, where its ledger knows one
     nonce: str = ""  # of the process that says it
@@ -68,22 +66,31 @@ class Leave:
         return self.reason not in ("lost", "silent")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The cloud's answer to a hello."""
+    """The cloud's answer to a hello, with all that an edge needs to begin.
+
+    The server, which is pure, leaves scenario and seed out; the shell adds them.
+    """
 
     edge_id: EdgeId
     index: int  # k ≥ 0, and with it shard k
+    edges: int  # K, the number of shards
     last_sequence: int  # last sequence applied, at most the hello's; the edge goes on at its own + 1
+    scenario: Mapping[str, object] = field(default_factory=dict)
+    seed: int | None = None  # only in seeded scenarios
+    incarnation: int = 0  # of the run
+    nonce: str = ""  # of the hello that it answers
+    number: int = 1  # of the hello that it answers
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """A message that cannot be served.
 
-    To a hello: `incarnation` (it is meant for another life of the run), `fleet-full`, `epsilon-floor`,
+    To a hello: `incarnation` (it is meant for another incarnation of the run), `fleet-full`, `epsilon-floor`,
     `ledger-lost`, `mechanism`, `halted`. To a gradient: `stranger` (say hello first), `full` (send the same bytes
-    again later).
+    again later; no cloud of this project says so).
     """
 
     edge_id: EdgeId
@@ -109,11 +116,21 @@ class SendModel:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Training is over for everybody: `finished`, `no-budget`, `interrupted`, `diverged`, `failed`."""
+    """Training is over for all edges: `finished`, `no-budget`, `interrupted`, `diverged`, `failed`."""
 
     reason: str
     updates: int
     incarnation: int = 0  # of the run that has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Whether the cloud is there, and which process it is."""
+
+    online: bool
+    nonce: str
+    incarnation: int = 0  # of the run that it serves
+    over: bool = False  # the run has ended, and the cloud goes on purpose
 
 
 # Facts for the record. Their fields are the keys of events.jsonl.
@@ -156,7 +173,7 @@ class GradientApplied:
 class GradientRefused:
     """A gradient that was not applied.
 
-    `duplicate`, `stranger`, `full`, `after-halt`; `incarnation` (another life of the run), `sequence` (not the next
+    `duplicate`, `stranger`, `after-halt`; `incarnation` (another life of the run), `sequence` (not the next
     one), `future`, `no-such-model` (version 0, or before the first model), `sensitivity` (that version had another
     ΔS), `norm` (no honest edge makes so long a gradient), `cap` (beyond the releases that its own pace allows).
     """

@@ -24,7 +24,7 @@ class Metric:
     share: bool = False  # between 0 and 1: shown as a percentage
 
     def is_better(self, value: float, than: float) -> bool:
-        """Tell whether one value is better than another; anything is better than no number."""
+        """Return whether one value is better than another; anything is better than no number."""
         if math.isnan(than):
             return not math.isnan(value)
         return value > than if self.better is Better.HIGHER else value < than

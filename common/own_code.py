@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
@@ -155,3 +156,49 @@ def _spec(top: str) -> ModuleSpec | None:
         return importlib.util.find_spec(top)
     except (ImportError, ValueError):  # __main__ has none
         return None
+
+
+def is_dotted(name: str) -> bool:
+    """Return whether `name` is meant as a dotted path, well formed or not."""
+    return ":" in name
+
+
+def names_in(package: str, besides: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the names that a package's files stand for, `gamma-norm` for gamma_norm.py; nothing is imported."""
+    home = importlib.util.find_spec(package)
+    places = None if home is None else home.submodule_search_locations
+    files = (module.name for module in pkgutil.iter_modules(places or []) if module.name not in besides)
+    return tuple(sorted(name.replace("_", "-") for name in files))
+
+
+def import_named(name: str, key: str, package: str, attribute: str, names: Collection[str]) -> Any:
+    """Return what a dotted path names, or `attribute` of the package's file that has one of these names."""
+    if is_dotted(name):
+        return import_dotted(name, key)
+    if name not in names:
+        allowed = ", ".join(repr(one) for one in names)
+        raise ConfigurationError(f"{key} = {name!r}: allowed are {allowed} or package.module:Class")
+    return _imported(f"{package}.{name.replace('-', '_')}:{attribute}", key)
+
+
+def import_dotted(path: str, key: str) -> Any:
+    """Return what "package.module:Class" names; `key` is the configuration key that holds the path."""
+    if (given := given_object(path)) is not None:
+        return given
+    if not DOTTED.fullmatch(path):
+        raise ConfigurationError(f'{key} = {path!r}: a dotted path must read "package.module:Class"')
+    require_allowed(path, key)
+    return _imported(path, key)
+
+
+def _imported(path: str, key: str) -> Any:
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a custom module may raise anything while it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(f"{key} = {path!r}: cannot import {module_name!r} ({reason})") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise ConfigurationError(f"{key} = {path!r}: {module_name!r} has no {attribute!r}") from None

@@ -52,3 +52,31 @@ class Problem:
         else:
             valid = math.isfinite(self.first_clip) and self.first_clip > 0
             require(valid, "first_clip", self.first_clip, "finite and greater than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    smoothness: float  # L
+    sigma: float  # σ at x₁
+    radius: float  # R = ‖x* − x₁‖
+    loss_gap: float  # f(x₁), the losses being ≥ 0
+
+
+_MEASURED = {
+    ("lr", "mnist"): Constants(2.45, 4.7, 4.9, 0.693147),
+    ("lr", "usps"): Constants(1.725, 3.7, 6.3, 0.693147),
+    ("svm", "mnist"): Constants(7.5, 12.3, 2.4, 1.0),
+    ("svm", "usps"): Constants(7.5, 9.9, 2.8, 1.0),
+    ("softmax", "mnist"): Constants(7.5, 9.0, 5.0, 2.302585),
+    ("softmax", "usps"): Constants(7.5, 7.0, 5.0, 2.302585),
+    ("cnn", "mnist"): Constants(10.0, 10.0, 10.0, 2.302585),
+    ("cnn", "usps"): Constants(10.0, 10.0, 10.0, 2.302585),
+}
+
+# What the schedule `constant` gets where nothing was measured: it asks for none of them.
+NOMINAL = Constants(1.0, 1.0, 1.0, 1.0)
+
+
+def measured_constants(model: str, dataset: str) -> Constants | None:
+    """Return the constants of a known problem; None for a user's own model or data."""
+    return _MEASURED.get((model, "mnist" if dataset == "mnist-5k" else dataset))

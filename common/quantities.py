@@ -21,7 +21,7 @@ NoisyGradient = NewType("NoisyGradient", Vector)  # g̃: the only kind that may 
 
 
 def is_finite(x: Vector) -> bool:
-    """Tell whether every number is finite, at half the cost of looking at each; no other vector is sent or taken.
+    """Return whether every number is finite, at half the cost of looking at each; no other vector is sent or taken.
 
     Squares are never negative, so an infinity or a NaN in x makes x·x infinite or NaN: a finite x·x
     proves x finite. Large finite numbers may overflow x·x; only then is every number looked at.

@@ -45,7 +45,7 @@ class CounterStreams:
 
     Seeded: Philox key (seed, k), counter (0, 0, purpose, n).
     Secure: a 128-bit key from the operating system, counter (0, k, purpose, n); the key is never
-    shown, so nobody can subtract the noise, and no two processes share one.
+    shown, so the noise cannot be subtracted, and no two processes share one.
     """
 
     def __init__(self, key: tuple[int, int], *, reproducible: bool) -> None:

@@ -9,14 +9,12 @@ from functools import partial
 from typing import TypeVar, assert_never
 
 from common.errors import LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
-from common.messages import AWAY, Leave, ModelReceived, Refuse
+from common.messages import AWAY, Leave, ModelReceived, Presence, Refuse, Welcome
 from common.quantities import EdgeId, RunId, is_finite
 from common.transport.channel import Channel, Loop, Timer
 from common.transport.connection import SIZE_HINT
 from common.transport.link import LinkProfile
 from common.wire.codec import (
-    Admission,
-    Presence,
     decode_answer,
     decode_halt,
     decode_model,
@@ -517,7 +515,7 @@ class EdgeClient:
             self.resent += self.retry.tries > 0
             self.connection.publish(EdgeTopic.GRADIENT, payload, qos=0)
 
-    def _prepare(self, admission: Admission) -> None:
+    def _prepare(self, admission: Welcome) -> None:
         outcome = self.membership.follow(admission)
         preparation = self.preparation
         if preparation is None or preparation is self._announced:
@@ -584,9 +582,7 @@ def read_model(payload: bytes, worker: EdgeWorker, debited: int) -> ModelReceive
     return received
 
 
-def read_answer(
-    payload: bytes, edge_id: EdgeId, nonce: str, session: EdgeSession
-) -> Admission | Refuse | None:
+def read_answer(payload: bytes, edge_id: EdgeId, nonce: str, session: EdgeSession) -> Welcome | Refuse | None:
     """Return the answer; None: it is for another process of this id. A refuse of a gradient names no process."""
     answer = decode_answer(edge_id, payload)
     if isinstance(answer, Refuse):
@@ -595,7 +591,7 @@ def read_answer(
         return None
     if answer.number > session.hellos:
         raise RemoteProtocolError(f"welcome: number = {answer.number}: no such hello was sent")
-    _check_sequence("welcome: last_sequence", answer.welcome.last_sequence, session.last_sequence)
+    _check_sequence("welcome: last_sequence", answer.last_sequence, session.last_sequence)
     return answer
 
 

@@ -20,7 +20,7 @@ from common.models.feature_cache import user_cache
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
 from common.telemetry.family import Readings, published
-from common.transport.channel import Channel, Will
+from common.transport.channel import Channel, RetainedMessageError, Will
 from common.transport.connection import (
     BrokerAddress,
     Credentials,
@@ -31,7 +31,6 @@ from common.transport.connection import (
 from common.transport.link import LinkProfile
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
-from common.transport.routing import RetainedMessageError
 from common.wire.codec import encode_leave
 from common.wire.topics import EdgeTopic, edge_client_id, edge_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit

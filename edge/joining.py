@@ -16,19 +16,18 @@ import numpy as np
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.dataset import Dataset, Samples
 from common.datasets.source import Source
-from common.dotted import is_dotted
 from common.errors import ConfigurationError, LedgerUnavailableError, MapaError, require
-from common.messages import Hello
+from common.messages import Hello, Welcome
 from common.models.feature_cache import user_cache
 from common.models.linear import LinearModel
 from common.models.making import features_of
 from common.models.model import Images, Model
+from common.own_code import is_dotted
 from common.quantities import Indices, RunId
 from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
-from common.wire.codec import Admission
 from edge.account import Account, ShardIdentity
 from edge.assembly import recipe_for, shard_for
 from edge.device import EmulatedDevice, emulated
@@ -89,7 +88,7 @@ class Membership:
     preparation: Preparation | None = None
     renewable: bool = True  # False: the id is the name of a user at the broker, and no other may be taken
     state_dir: Path = Path("state")  # where the operator finds this ledger
-    _admission: Admission | None = None  # the welcome that the preparation follows
+    _admission: Welcome | None = None  # the welcome that the preparation follows
     _wanted: int | None = None  # the shard that the ledger holds of the run's cut
 
     def hello(self, effect: SayHello, nonce: str) -> Hello:
@@ -105,7 +104,7 @@ class Membership:
             preparing=self.own is not None and self.preparation is None,
         )
 
-    def follow(self, admission: Admission) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
+    def follow(self, admission: Welcome) -> Prepared | OtherShardHeld | WelcomeDeclined | GivenUp:
         """Take what the first welcome deals; the later ones must deal the same."""
         if self._admission is not None:  # a restarted cloud may deal otherwise: its terms, or none
             other = difference(self._admission, admission)
@@ -209,7 +208,7 @@ class Dealt:
 
 
 def prepare(
-    admission: Admission,
+    admission: Welcome,
     run: RunId,
     policy: OperatorPolicy,
     ledger: Ledger,
@@ -224,7 +223,7 @@ def prepare(
     for key, name in (("model.name", scenario.model.name), ("data.set", scenario.data.set)):
         if is_dotted(name):
             check_code(policy, key, name)
-    index, shards = admission.welcome.index, admission.edges
+    index, shards = admission.index, admission.edges
     if shards != scenario.workers:
         raise ConfigurationError(
             f"welcome: edges = {shards}: must be {scenario.workers}, as its scenario says"
@@ -261,7 +260,7 @@ def prepare(
     features = features_of(model, Samples(images, labels), cache)
     shard = Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64))
     worker = EdgeWorker(
-        edge_id=admission.welcome.edge_id,
+        edge_id=admission.edge_id,
         index=index,
         model=model,
         shard=shard,
@@ -297,10 +296,10 @@ def _take(scenario: Scenario, index: int, policy: OperatorPolicy, own: OwnData) 
     return Dealt(samples, rows, schema.shape, schema.classes, schema.target_range, called)
 
 
-def difference(first: Admission, later: Admission) -> str:
+def difference(first: Welcome, later: Welcome) -> str:
     """Say in which term a later welcome differs from the first; '' where it deals the same."""
     terms = (
-        ("index", first.welcome.index, later.welcome.index),
+        ("index", first.index, later.index),
         ("edges", first.edges, later.edges),
         ("seed", first.seed, later.seed),
     )

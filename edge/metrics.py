@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from common.telemetry.family import Family, Kind, Reading, Readings
+from common.telemetry.family import Family, MetricKind, Reading, Readings
 from edge.account import Standing
 from edge.accountant import SpentCurves
 from edge.client import EdgeClient
@@ -20,7 +20,7 @@ from edge.session import WELCOMED, Phase
 EVERY = 5.0  # seconds between two readings: when exactly a release was made does not show
 STATES = ("joining", "training", "ended")
 DROPPED = ("halt", "model", "presence", "retained", "welcome")
-_COUNTER, _GAUGE = Kind.COUNTER, Kind.GAUGE
+_COUNTER, _GAUGE = MetricKind.COUNTER, MetricKind.GAUGE
 
 RUN_INFO = Family("mapa_edge_run_info", _GAUGE, "1, with the run's name.", "run", most=1)
 STATE = Family("mapa_edge_state", _GAUGE, "Edges of this process by state.", "state", STATES)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import DECLARED, LOCAL
-from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import MOST_STEPS, Adjacency
 from common.noise.registry import describe_law, implied_law, noise_law, paced_law
+from common.own_code import is_dotted
 from common.transport.link import LinkProfile
 from edge.account import ShardIdentity
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common.errors import LocalProtocolError
-from common.messages import AWAY, Halt, ModelReceived, Refuse
-from common.wire.codec import Admission, Presence
+from common.messages import AWAY, Halt, ModelReceived, Presence, Refuse, Welcome
 
 EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_FULL, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
 
@@ -43,7 +42,7 @@ _LISTENING = frozenset({Phase.GREETING, Phase.WAITING, Phase.PUSHING})  # answer
 _TRIES = 3  # hellos without an answer until an edge that took no part believes that the run has ended
 
 
-# -- events: the connection, the clock, the operator. From the cloud: Admission, Refuse, ModelReceived, Presence, Halt.
+# -- events: the connection, the clock, the operator. From the cloud: Welcome, Refuse, ModelReceived, Presence, Halt.
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ class IdentityKept:
     text: str
 
 
-FromCloud = Admission | Refuse | ModelReceived | Presence | Halt
+FromCloud = Welcome | Refuse | ModelReceived | Presence | Halt
 Outcome = (
     Prepared
     | OtherShardHeld
@@ -178,7 +177,7 @@ class Prepare:
     Its outcome: Prepared, OtherShardHeld or WelcomeDeclined.
     """
 
-    admission: Admission
+    admission: Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +333,7 @@ class EdgeSession:
                 return []
             case Unanswered():
                 return self._again()
-            case Admission():
+            case Welcome():
                 return self._admitted(event)
             case Refuse():
                 return self._refused(event)
@@ -441,12 +440,12 @@ class EdgeSession:
 
     # -- answers --------------------------------------------------------------------------------------
 
-    def _admitted(self, admission: Admission) -> list[SessionEffect]:
+    def _admitted(self, admission: Welcome) -> list[SessionEffect]:
         if self.phase not in _LISTENING or admission.number <= self.answered:
             return []  # it answers an older hello, or has come before
         self.answered, self.tries = admission.number, 0
         self.cloud.answered(admission.number)
-        self.incarnation, self.applied = admission.incarnation, admission.welcome.last_sequence
+        self.incarnation, self.applied = admission.incarnation, admission.last_sequence
         self.phase = Phase.PREPARING
         return [Prepare(admission)]
 

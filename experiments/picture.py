@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from experiments.bench.page import find_chromium
-from mapa.children import ends_with_parent
 from mapa.dashboard.child import page_beside
+from mapa.processes import ends_with_parent
 
 # the demonstration with 20 edges: a shard has 200 images, so batches are smaller
 CHANGES = ("batch_size=64", "iterations=2981", "privacy.total_epsilon=3.0", "evaluation.every=50")

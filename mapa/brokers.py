@@ -11,16 +11,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from common.errors import BrokerUnavailableError, ConfigurationError
-from common.transport.connection import BrokerAddress, parse_address
-from mapa.children import ends_with_parent
+from common.quantities import RunId
+from common.transport.channel import Channel, Loop
+from common.transport.connection import SIZE_HINT, BrokerAddress, parse_address
+from common.wire.topics import probe_topic
+from mapa.processes import ends_with_parent
 
 _CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x05\x00\x00"  # MQTT 3.1.1, clean session, no client id
+_ECHO = 20.0  # seconds for a message as large as a model to come back
 OWN = ("auto", "mosquitto", "embedded")  # what we start ourselves
 _QUEUED = 1 << 26  # bytes that may wait for one client; beyond it messages are dropped
 _OTHER_PLACES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin", "/usr/local/bin")
@@ -76,7 +80,8 @@ class Broker:
                 start_new_session=True,  # Ctrl-C reaches the cloud alone: its halt needs a broker
             )
         until = time.monotonic() + timeout
-        while not (self._greets() if self.needs_greeting else self._listens()):
+        accepts = greets if self.needs_greeting else _listens
+        while not accepts(self.address):
             if self._child.poll() is not None or time.monotonic() > until:
                 self.stop()
                 raise BrokerUnavailableError(
@@ -104,29 +109,24 @@ class Broker:
         self.stop()
         self.start()
 
-    def _listens(self) -> bool:
-        with contextlib.suppress(OSError), self._probe():
-            return True
-        return False
-
-    def _greets(self) -> bool:
-        return greets(self.address)
-
-    def _probe(self) -> socket.socket:
-        return _probe(self.address)
-
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return "; ".join(lines[-3:]) or "no output"
 
 
 def greets(address: BrokerAddress) -> bool:
-    """Tell whether a broker there accepts an MQTT client without a password."""
+    """Return whether a broker there accepts an MQTT client without a password."""
     with contextlib.suppress(OSError), _probe(address) as probe:
         probe.sendall(_CONNECT)
         accepted = probe.recv(4) == b"\x20\x02\x00\x00"
         probe.sendall(b"\xe0\x00")
         return accepted
+    return False
+
+
+def _listens(address: BrokerAddress) -> bool:
+    with contextlib.suppress(OSError), _probe(address):
+        return True
     return False
 
 
@@ -235,7 +235,7 @@ def _running(broker: Broker) -> Iterator[None]:
 
 
 def private(text: str) -> bool:
-    """Tell whether the broker is started here; ConfigurationError if the text is not an address either."""
+    """Return whether the broker is started here; ConfigurationError if the text is not an address either."""
     if text in OWN:
         return True
     parse_address(text)
@@ -264,3 +264,63 @@ def resolve_broker(
             yield broker.address
     else:
         yield parse_address(text)
+
+
+@dataclass(slots=True)
+class SizeProbe:
+    """Sends itself a large message, and behind it a small one that tells when to stop waiting.
+
+    A broker drops a message beyond its limit without a word (Mosquitto's message_size_limit) or ends the connection
+    (max_packet_size); either way the models would never arrive and the run would stand still.
+    """
+
+    run: RunId
+    nonce: str  # another cloud's probe is not ours
+    channel: Channel
+    size: int  # bytes of the large one
+    passed: bool = False  # the large one came back
+    settled: bool = False  # the small one came back, so there is nothing to wait for
+
+    def begin(self) -> None:
+        """Listen to our own messages; `send` must follow in the loop's thread, behind the subscription."""
+        self.channel.subscribe(probe_topic(self.run), self._on_echo)
+
+    def send(self) -> None:
+        """Send both, without acknowledgement, as models are sent."""
+        mark = self.nonce.encode()
+        self.channel.publish(probe_topic(self.run), mark.ljust(self.size, b"\0"))
+        self.channel.publish(probe_topic(self.run), mark)
+
+    def _on_echo(self, topic: str, payload: bytes) -> None:  # noqa: ARG002
+        mark = self.nonce.encode()
+        if payload == mark:
+            self.settled = True
+        elif len(payload) == self.size and payload.startswith(mark):
+            self.passed = True
+
+
+def check_message_size(
+    probe: SizeProbe, address: BrokerAddress, loop: Loop, say: Callable[[str], None]
+) -> None:
+    """Raise ConfigurationError where the broker does not deliver messages of a run's size."""
+    channel, size = probe.channel, probe.size
+    probe.begin()
+    for _attempt in range(2):  # one connection may be lost for another reason
+        loop.post(probe.send)
+        until = loop.now() + _ECHO
+        loop.serve(lambda: probe.settled or not channel.connected, until=until)
+        if probe.passed:
+            return
+        if probe.settled:
+            raise ConfigurationError(
+                f"broker {address}: drops messages of {size} bytes, which this run needs; {SIZE_HINT}"
+            )
+        if channel.connected:
+            say(
+                f"no echo of a message of {size} bytes within {_ECHO:g} s: the broker or the connection is slow"
+            )
+            return
+        loop.serve(lambda: channel.connected, until=until)
+    raise ConfigurationError(
+        f"broker {address}: closes the connection after a message of {size} bytes, which this run needs; {SIZE_HINT}"
+    )

@@ -15,8 +15,7 @@ from common.errors import ConfigurationError, MapaError
 from mapa import output
 from mapa.command_help import ABOUT, epilog
 from mapa.commands.common_options import with_common_options
-from mapa.signals import interrupted_by_signals
-from mapa.threads import one_thread
+from mapa.processes import interrupted_by_signals, one_thread
 
 # Loaded when asked for: an edge on a small board needs none of the others, and starts twice as fast.
 COMMANDS = {

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from cloud.assembly import algorithm_for, begun, explained, server_for
-from cloud.probe import SizeProbe
-from cloud.readings import EVERY, SECONDS, read_cloud
+from cloud.metrics import EVERY, SECONDS, read_cloud
+from cloud.presence import Inquiry
 from cloud.recovery_log import History
 from cloud.resume import begin_history, resume_service
-from cloud.rivals import Inquiry
 from cloud.service import CloudService
 from cloud.snapshot import ValueCodec
 from common.datasets.catalogue import load_dataset
@@ -26,10 +23,9 @@ from common.errors import (
     ConfigurationError,
     LocalProtocolError,
     RecordsError,
-    RemoteProtocolError,
 )
 from common.health import beat
-from common.messages import Welcome
+from common.messages import Presence, Welcome
 from common.own_code import allowing
 from common.quantities import EdgeId, RunId
 from common.randomness import new_incarnation, streams_for
@@ -38,22 +34,21 @@ from common.records.layout import HALT_OWED, keeps_gradients
 from common.records.recorder import Recorder
 from common.scenario.scenario import Scenario
 from common.telemetry.family import Buckets, published
-from common.transport.channel import Will
-from common.transport.connection import SIZE_HINT, BrokerAddress, Credentials, MqttOptions
+from common.transport.channel import BrokerChannel, Loop, Will
+from common.transport.connection import BrokerAddress, Credentials, MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
-from common.transport.routing import UNREAD, RetainedMessageError
-from common.wire.codec import Admission, Presence, encode_presence, encode_welcome, new_nonce
+from common.wire.codec import encode_presence, encode_welcome, new_nonce
 from common.wire.topics import cloud_client_id, presence_topic
 from common.wire.v1 import COLD_LIMIT, HEADER_BYTES, ITEMS_LIMIT, bounded, packet_limit, payload_limit
+from mapa.brokers import SizeProbe, check_message_size
 from mapa.budget import Say
+from mapa.processes import on_signals
 from mapa.run_parts import OwnFiles, RunParts, assemble
 from mapa.run_view import View
 
 EXIT_UNDELIVERED = 5  # the run has ended, and its edges were not told
 EXIT_CODES = {"finished": 0, "time-limit": 0, "no-budget": 3, "interrupted": 130}
-_ANSWER = 5.0  # seconds for the answer of another cloud whose presence is still retained
-_ECHO = 20.0  # seconds for a message as large as a model to come back
 _GOODBYE = 60.0  # seconds that the broker may be away at the end: its restart takes less
 
 
@@ -95,9 +90,11 @@ class Setting(RunParts):
         scenario, most = self.scenario, 2**63 - 1
         cycled = (scenario.links, scenario.devices)
         edges = {max(range(len(values)), key=lambda k: len(repr(values[k]))) for values in cycled if values}
-        admissions = [
-            Admission(
-                welcome=Welcome(EdgeId("edge"), k, most),
+        welcomes = [
+            Welcome(
+                edge_id=EdgeId("edge"),
+                index=k,
+                last_sequence=most,
                 edges=scenario.workers,
                 scenario=scenario.for_edge(k),
                 seed=scenario.seed,
@@ -108,7 +105,7 @@ class Setting(RunParts):
             for k in {0, *(k for k in edges if k < scenario.workers)}
         ]
         try:
-            return max(len(encode_welcome(admission)) for admission in admissions)
+            return max(len(encode_welcome(welcome)) for welcome in welcomes)
         except LocalProtocolError as error:
             raise ConfigurationError(f"scenario: edges cannot be sent it: {error}") from error
 
@@ -124,12 +121,12 @@ class CloudRun:
 
     setting: Setting
     service: CloudService
-    channel: MqttChannel
-    loop: SelectorLoop
+    channel: BrokerChannel
+    loop: Loop
     directory: RunDirectory
     reached: str = ""  # the options by which the operator reached the broker
-    patience: float = _GOODBYE  # seconds for what the broker has not taken
-    undelivered: bool = False  # the halt: no edge was told
+    patience: float = _GOODBYE  # seconds to wait for the broker to take the halt
+    undelivered: bool = False  # no edge was told of the halt
     _hurried: bool = False
 
     def exit_code(self, reason: str) -> int:
@@ -137,10 +134,9 @@ class CloudRun:
 
     @property
     def resume_command(self) -> str:
-        """The command that goes on with this run; what it needs besides stands in the run's own directory."""
-        reached = self.reached or f"--broker {self.channel.options.address}"
+        """The command that resumes this run; the rest of what it needs is in the run's own directory."""
         path = shlex.quote(str(self.directory.path))
-        return f"mapa cloud --resume {path} {reached}{allowing(self.setting.scenario.canonical())}"
+        return f"mapa cloud --resume {path} {self.reached}{allowing(self.setting.scenario.canonical())}"
 
     def remember(self) -> None:
         """Write what a resumed cloud needs."""
@@ -151,12 +147,12 @@ class CloudRun:
     def serve(self) -> str:
         """Serve until the halt and its delivery; return its reason.
 
-        SIGINT and SIGTERM end the run early, records intact; a second one waits for no broker.
+        SIGINT and SIGTERM end the run early, records intact; after a second one the broker is not waited for.
         """
-        with _signals(self.loop, self._signalled):
+        with on_signals(lambda *_: self.loop.post(self._signalled)):
             try:
                 self.loop.run()
-            except RecordsError as error:  # nobody was answered since: the next process goes on from there
+            except RecordsError as error:  # no edge was answered since: a resumed run goes on from there
                 raise RecordsError(
                     f"{error}; the run has stopped, and no update that was answered is lost: make room, then go on"
                     f" with {self.resume_command}"
@@ -167,32 +163,56 @@ class CloudRun:
 
     def _signalled(self) -> None:
         self._hurried = self.service.halted is not None
-        self.service.interrupt()
+        self.service.halt("interrupted")
+
+    def _owing(self) -> bool:
+        return self.channel.owing or self.service.presence.owing
 
     def _deliver(self) -> None:
         """Wait until the broker has the halt, which is what the edges wait for."""
-        channel, service, say = self.channel, self.service, self.service.say
-
-        def owing() -> bool:
-            return channel.owing or service.notices.owing
-
-        if owing() and not channel.connected:
+        say = self.service.say
+        if self._owing() and not self.channel.connected:
             say(
                 f"the broker is disconnected; waiting up to {self.patience:g} s to deliver the halt to the edges"
             )
         until = self.loop.now() + self.patience
-        self.undelivered = not self.loop.serve(lambda: self._hurried or not owing(), until=until) or owing()
+        self.loop.serve(lambda: self._hurried or not self._owing(), until=until)
+        self.undelivered = self._owing()
         if self.undelivered:
             self.patience = 0.0
             say(
                 "halt not delivered: edges keep waiting until they are told; once the broker is back, tell them with"
                 f" {self.resume_command}"
             )
-        if service.history is not None:
-            with contextlib.suppress(
-                RecordsError
-            ):  # the other records cannot be written either, which is said
+        if self.service.history is not None:
+            with contextlib.suppress(RecordsError):  # then the summary cannot be written either, and says so
                 self.remember()
+
+    def take_over(
+        self, history: History | None, inquiry: Inquiry, broker: BrokerAddress, *, resumed: bool
+    ) -> None:
+        """Make sure that no other cloud serves the run, then begin its log or bring it back from there."""
+        service, directory = self.service, self.directory
+        inquiry.ask(self.loop, service.say)
+        probe = SizeProbe(inquiry.run, inquiry.nonce, self.channel, self.setting.probe_bytes)
+        check_message_size(probe, broker, self.loop, service.say)
+        if history is not None:
+            begin = resume_service if resumed else begin_history
+            begin(service, history, type(algorithm_for(self.setting.scenario)), directory)
+            self.undelivered = service.halted is not None  # it had ended, and its edges are still to be told
+            self.remember()
+        inquiry.check_alone()  # others may have asked meanwhile
+
+    def records_written(self, view: View) -> None:
+        """Flush the records, so that a crash leaves them complete; raise where they could not be written."""
+        records = self.service.records
+        try:
+            self.directory.flush()
+        except RecordsError as error:
+            records.fail(error)
+        if records.failure is not None and self.service.halted is None:
+            raise records.failure  # unrecorded updates would be releases that no record shows
+        view.refresh()
 
 
 @contextlib.contextmanager
@@ -226,56 +246,18 @@ def open_cloud(
         edges_at_least=edges_at_least,
         incarnation=new_incarnation() if incarnation is None else incarnation,
     )
-    loop = SelectorLoop()
+    offline = encode_presence(Presence(False, nonce, server.incarnation))
     options = MqttOptions(
         address=broker,
         client_id=cloud_client_id(run, nonce),
         username=credentials.username,
         password=credentials.password,
         tls=credentials.tls,
-        will=Will(
-            presence_topic(run), encode_presence(Presence(False, nonce, server.incarnation)), retain=True
-        ),
+        will=Will(presence_topic(run), offline, retain=True),
         max_packet=setting.packet_bytes,
     )
-    started: list[CloudService] = []
-
-    def announce_again() -> None:
-        for service in started:
-            service.notices.announce()
-
-    def lost(reason: str) -> None:
-        for service in started:
-            service.lost_connections += 1
-        view.say(f"{reason}; reconnecting")
-
-    def count_packets(topic: str, error: RemoteProtocolError) -> None:
-        for service in started:  # what reached the service it counts itself
-            if isinstance(error, RetainedMessageError):
-                service.dropped["retained"] += 1
-            elif topic == UNREAD:
-                service.dropped["packet"] += 1
-                service.notices.restore()  # on which topic it was nobody knows
-
-    records = Recorder(directory.journal if scenario.records.events else None, goes_on=True)
-
-    def records_written() -> None:
-        try:
-            directory.flush()  # whoever watches the run reads them; whatever dies now, they are there
-        except RecordsError as error:
-            records.fail(error)
-        running = any(service.halted is None for service in started)
-        if records.failure is not None and running:
-            raise records.failure  # unrecorded updates would be releases that no record shows
-        view.refresh()
-
-    channel = MqttChannel(
-        options,
-        loop,
-        on_connected=announce_again,
-        on_lost=lost,
-        on_violation=count_packets,
-    )
+    loop = SelectorLoop()
+    channel = MqttChannel(options, loop)
     service = CloudService(
         run=run,
         scenario=scenario,
@@ -283,45 +265,39 @@ def open_cloud(
         evaluator=setting.new_evaluator(),
         channel=channel,
         loop=loop,
-        records=records,
-        on_records=records_written,
+        records=Recorder(directory.journal if scenario.records.events else None, goes_on=True),
         say=view.say,
         gather=gather,
         nonce=nonce,
     )
     view.attach(service)
     history = _history(setting, server.incarnation, directory, view.say) if remembers else None
-    cloud = CloudRun(setting, service, channel, loop, directory, reached)
+    cloud = CloudRun(setting, service, channel, loop, directory, reached or f"--broker {broker}")
+    service.on_records = partial(cloud.records_written, view)
     inquiry = Inquiry(run, nonce, channel, server.incarnation)
+    channel.on_lost = service.on_lost
     try:
         channel.connect(connect_timeout, view.say)
-        _ask_for_others(inquiry, loop, view.say)
-        _probe_size(SizeProbe(run, nonce, channel, setting.probe_bytes), channel, loop, view.say)
-        if history is not None:
-            go_on = begin_history if incarnation is None else resume_service
-            go_on(service, history, type(algorithm_for(scenario)), directory)
-            cloud.undelivered = service.halted is not None  # it ended before, and goes on to tell the edges
-            cloud.remember()
-        _check_alone(inquiry)  # others may have asked meanwhile
+        cloud.take_over(history, inquiry, broker, resumed=incarnation is not None)
     except (BrokerUnavailableError, ConfigurationError, RecordsError):
         if channel.connected:
             inquiry.withdraw()
         channel.close()  # with a goodbye: our last will would say that the run's cloud is away
         loop.close()
         raise
-    if words := explained(scenario, setting.model):
-        view.say(words)
+    if text := explained(scenario, setting.model):
+        view.say(text)
     service.start()
-    started.append(service)
+    channel.on_connected, channel.on_violation = service.presence.announce, service.on_violation
     beat(loop, lambda: channel.connected)
     try:
         if metrics is not None:
-            service.replies = Buckets(SECONDS)
+            service.traffic.replies = Buckets(SECONDS)
         with published(metrics, loop, lambda: read_cloud(service), view.say, every=EVERY):
             yield cloud
             channel.close(cloud.patience)
     except BaseException:
-        channel.abort()  # as a crash would: the last will tells the edges that nobody is here
+        channel.abort()  # as a crash would: the last will tells the edges that no cloud is here
         raise
     finally:
         if history is not None:
@@ -350,65 +326,3 @@ def _history(
         power=scenario.records.durability == "power",
         say=say,
     )
-
-
-def _ask_for_others(inquiry: Inquiry, loop: SelectorLoop, say: Callable[[str], None]) -> None:
-    """Raise ConfigurationError where another cloud serves the run; one that left only its presence is replaced."""
-    inquiry.begin()
-    loop.serve(lambda: inquiry.settled, until=loop.now() + _ANSWER)
-    _check_alone(inquiry)
-    if inquiry.online or inquiry.earlier:
-        say(f"run {inquiry.run!r}: previous cloud unresponsive; taking over")
-
-
-def _check_alone(inquiry: Inquiry) -> None:
-    if inquiry.answered:
-        raise ConfigurationError(
-            f"run = {inquiry.run!r}: another cloud is serving it on this broker, or began to at the same moment; stop"
-            " that one, or choose another --run"
-        )
-
-
-def _probe_size(
-    probe: SizeProbe, channel: MqttChannel, loop: SelectorLoop, say: Callable[[str], None]
-) -> None:
-    """Raise ConfigurationError where the broker does not deliver messages of the run's size."""
-    probe.begin()
-    for _attempt in range(2):  # one connection may be lost for another reason
-        loop.post(probe.send)
-        until = loop.now() + _ECHO
-        loop.serve(lambda: probe.settled or not channel.connected, until=until)
-        if probe.passed:
-            return
-        if probe.settled:
-            raise ConfigurationError(
-                f"broker {channel.options.address}: drops messages of {probe.size} bytes, which this run"
-                f" needs; {SIZE_HINT}"
-            )
-        if channel.connected:
-            say(
-                f"no echo of a message of {probe.size} bytes within {_ECHO:g} s: the broker or the connection is slow"
-            )
-            return
-        loop.serve(lambda: channel.connected, until=until)
-    raise ConfigurationError(
-        f"broker {channel.options.address}: closes the connection after a message of {probe.size} bytes, which this"
-        f" run needs; {SIZE_HINT}"
-    )
-
-
-@contextlib.contextmanager
-def _signals(loop: SelectorLoop, interrupt: Callable[[], None]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM call `interrupt` in the loop's thread; in another than the main thread none comes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        number: signal.signal(number, lambda *_: loop.post(interrupt))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)

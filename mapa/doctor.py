@@ -27,7 +27,6 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from cloud.probe import SizeProbe
 from common.datasets.catalogue import describe, load_dataset
 from common.errors import MapaError
 from common.transport.connection import SIZE_HINT, MqttOptions
@@ -35,7 +34,7 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.codec import new_nonce
 from common.wire.topics import run_id
-from mapa.brokers import find_mosquitto
+from mapa.brokers import SizeProbe, find_mosquitto
 
 BASIC = "basic"  # simulate and run the quickstart on this machine
 PATIENCE = 8.0  # seconds for one answer of another program

@@ -1,26 +1,177 @@
-"""A run in processes on this machine, from broker to summary: what `mapa run` and `mapa.run` share."""
+"""A run in processes on this machine: a broker, the cloud in this process, edges as child processes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from common.dotted import is_dotted
-from common.own_code import code_folder
+from common.errors import MapaError
+from common.own_code import code_folder, is_dotted
+from common.quantities import RunId
 from common.records.directory import new_run_id
 from common.records.layout import LONGEST, STAMP
 from common.scenario.scenario import Scenario
-from common.transport.connection import Credentials
+from common.transport.channel import Loop
+from common.transport.connection import BrokerAddress, Credentials
 from common.wire.topics import run_id
+from edge.policy import is_owned
 from mapa.brokers import private, resolve_broker
 from mapa.cloud_run import Setting, open_cloud
-from mapa.local_run import EdgesFailedError, edge_counts, edge_processes
+from mapa.option_variables import without_options
+from mapa.processes import ends_with_parent, one_thread
 from mapa.recording import open_records, record_cloud, write_manifest
 from mapa.run_view import View
 
+_LOOK_EVERY = 0.5  # seconds between two looks at the children
+_GRACE = 20.0  # seconds for edges to end after the halt, all of them together
+_LAST = 5.0  # seconds for those that were told to go
 PROCESSES = 8  # of edges, at most, unless the user says otherwise
 _OWN_BROKER = 2.0  # seconds for the halt where the broker is ours: one that has died does not come back
+
+
+class EdgesFailedError(MapaError):
+    """Every edge process ended before the run did."""
+
+
+def edge_counts(edges: int, processes: int) -> list[int]:
+    """Spread the edges over processes, as evenly as can be."""
+    processes = max(1, min(processes, edges))
+    share, rest = divmod(edges, processes)
+    return [share + (i < rest) for i in range(processes)]
+
+
+@dataclass(slots=True)
+class EdgeProcesses:
+    """The children, and what they said."""
+
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
+    patience: float = _GRACE  # seconds to wait for them at the end; 0: no halt can reach them
+
+    @property
+    def all_ended(self) -> bool:
+        return all(child.poll() is not None for child in self.children)
+
+    def complaint(self) -> str:
+        """Return the last words of the first child that failed."""
+        for child, log in zip(self.children, self.logs, strict=True):
+            if child.poll():
+                words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+                return f"an edge process exited with code {child.returncode}: " + " | ".join(words)
+        return "all edge processes have exited"
+
+    def watch(self, loop: Loop, over: list[str], halted: Callable[[], bool]) -> None:
+        """Stop the loop once no edge is left to finish the run; after the halt it stops when x is evaluated."""
+        if halted():
+            return
+        if self.all_ended:
+            over.append(self.complaint())
+            loop.stop()
+        else:
+            loop.call_later(_LOOK_EVERY, lambda: self.watch(loop, over, halted))
+
+
+@contextlib.contextmanager
+def edge_processes(
+    scenario: Scenario,
+    *,
+    run: RunId,
+    broker: BrokerAddress,
+    directory: Path,
+    data_dir: Path,
+    counts: Sequence[int],
+    extra: Sequence[str] = (),
+) -> Iterator[EdgeProcesses]:
+    running = EdgeProcesses()
+    with contextlib.ExitStack() as files:
+        try:
+            for number, count in enumerate(counts):
+                log = directory / f"edges-{number}.log"
+                stream: IO[bytes] = files.enter_context(log.open("wb"))
+                arguments = edge_arguments(scenario, run, broker, directory / "state", data_dir, count)
+                running.children.append(
+                    subprocess.Popen(
+                        ends_with_parent([*arguments, *extra]),
+                        stdin=subprocess.DEVNULL,
+                        stdout=stream,
+                        stderr=stream,
+                        env=without_options(one_thread_each()),  # its arguments say all
+                        start_new_session=True,  # Ctrl-C is the cloud's to pass on
+                    )
+                )
+                running.logs.append(log)
+            yield running
+        except BaseException:
+            running.patience = 0.0
+            raise
+        finally:
+            _end(running.children, running.patience)
+
+
+def edge_arguments(
+    scenario: Scenario, run: RunId, broker: BrokerAddress, state: Path, data_dir: Path, count: int
+) -> list[str]:
+    arguments = [sys.executable, "-P", "-m", "mapa.cli", "edge"]
+    arguments += ["--broker", str(broker), "--run", run, "--count", str(count)]
+    arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
+    for name in own_code(scenario):
+        arguments += ["--allow", name]
+    return [*arguments, *permitted(scenario)]
+
+
+def permitted(scenario: Scenario) -> list[str]:
+    """Return the options by which edges release their owner's records as the scenario says: one person starts both."""
+    if not is_owned(scenario.data.set):
+        return []
+    return ["--allow-unprotected", *([] if scenario.seed is None else ["--allow-seed"])]
+
+
+def own_code(scenario: Scenario) -> list[str]:
+    """Return the dotted paths that an edge of this scenario imports; one who starts both sides allows them."""
+    named = (scenario.model.name, scenario.data.set, scenario.privacy.noise)
+    return [name for name in named if is_dotted(name)]
+
+
+def edge_code(scenario: Scenario) -> list[str]:
+    """Return the options by which edges find the user's own classes in the folders where this process found them."""
+    folders = dict.fromkeys(code_folder(name) for name in own_code(scenario))
+    return [word for folder in folders if folder is not None for word in ("--code", str(folder))]
+
+
+def one_thread_each() -> dict[str, str]:
+    """Return an environment in which numpy and torch keep to one core, unless the user's own says otherwise."""
+    environ = dict(os.environ)
+    one_thread(environ)
+    return environ
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]], patience: float) -> None:
+    """Wait for all together; then stop those that are left, at once where the wait itself is interrupted."""
+    try:
+        _await(children, patience)
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.terminate()
+        _await(children, _LAST)
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+
+
+def _await(children: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, until - time.monotonic()))
 
 
 def run_in_processes(
@@ -68,14 +219,7 @@ def run_in_processes(
                 extra=code,
             ) as children,
         ):
-            write_manifest(
-                directory,
-                scenario,
-                setting.dataset,
-                name=name,
-                engine="processes",
-                shard_sizes=setting.shard_sizes,
-            )
+            write_manifest(directory, setting, name=name, engine="processes")
             cloud.patience = _OWN_BROKER if ours else cloud.patience
             children.watch(cloud.loop, over, lambda: cloud.service.halted is not None)
             reason = cloud.serve()
@@ -87,13 +231,3 @@ def run_in_processes(
         if failed:
             raise EdgesFailedError(over[0])
     return summary
-
-
-def edge_code(scenario: Scenario) -> Sequence[str]:
-    """Return the options by which edges find the user's own classes in the folders where this process found them."""
-    folders: dict[Path, None] = {}
-    for name in (scenario.model.name, scenario.data.set, scenario.privacy.noise):
-        folder = code_folder(name) if is_dotted(name) else None
-        if folder is not None:
-            folders[folder] = None
-    return [word for folder in folders for word in ("--code", str(folder))]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from html import escape
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -24,15 +24,23 @@ _EVERY = 0.1  # seconds between two looks at a simulation, and two pictures of a
 _LINES = 5.0  # seconds between two lines where there is no terminal
 
 
-class Bar(Protocol):
+class Bar:
     """How far a simulation is."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.end()
+
     def show(self, done: int, note: str = "") -> None:
-        """Show that so many updates are done; the note has the last evaluation."""
+        """Show how many updates are done; the note has the last evaluation."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Show where it ended."""
 
 
 def bar_for(title: str, total: int, progress: bool | OnProgress = True) -> Bar:
@@ -81,17 +89,7 @@ def notebook_display() -> Callable[..., Any] | None:
     return found
 
 
-class _Entered:
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-
-class CallbackBar(_Entered):
+class CallbackBar(Bar):
     def __init__(self, total: int, tell: OnProgress) -> None:
         self._total, self._tell = total, tell
 
@@ -99,7 +97,7 @@ class CallbackBar(_Entered):
         self._tell(done, self._total)
 
 
-class TerminalBar:
+class TerminalBar(Bar):
     """A line in a terminal that goes away at the end."""
 
     def __init__(self, title: str, total: int, console: Console) -> None:
@@ -116,50 +114,47 @@ class TerminalBar:
         self._task = self._progress.add_task(title, total=total, note="")
 
     def __enter__(self) -> Self:
-        self._progress.__enter__()
+        self._progress.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.__exit__(kind, error, trace)
 
     def show(self, done: int, note: str = "") -> None:
         self._progress.update(self._task, completed=done, note=note)
 
+    def end(self) -> None:
+        self._progress.stop()
 
-class LineBar(_Entered):
+
+class LineBar(Bar):
     """A line at a fixed interval, in a terminal or not; where there are any, the last one says where it ended."""
 
     def __init__(self, title: str, total: int, console: Console, *, every: float = 1.0) -> None:
         self._title, self._total, self._console, self._every = title, total, console, every
         self._last, self._line, self._said = time.monotonic(), "", is_verbose()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
         if self._line and self._said:
-            self._console.print(self._line, soft_wrap=True, highlight=False, markup=False)
+            self._print()
 
     def show(self, done: int, note: str = "") -> None:
         self._line = f"{self._title}: t {done:,}/{self._total:,}  {note}".rstrip()
         if time.monotonic() - self._last >= self._every:
             self._last, self._said = time.monotonic(), True
-            self._console.print(self._line, soft_wrap=True, highlight=False, markup=False)
+            self._print()
             self._line = ""
 
+    def _print(self) -> None:
+        self._console.print(self._line, soft_wrap=True, highlight=False, markup=False)
 
-class NotebookBar(_Entered):
-    """One output of a cell, drawn anew in its place; without ipywidgets. It stays at the end, and says no times."""
+
+class NotebookBar(Bar):
+    """One output of a cell, redrawn in place, without ipywidgets; it stays at the end, and shows no times."""
 
     def __init__(self, title: str, total: int, display: Callable[..., Any]) -> None:
         self._picture = _Picture(title, total)
         self._handle = display(self._picture, display_id=True)
         self._last = time.monotonic()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self) -> None:
         self._draw()
 
     def show(self, done: int, note: str = "") -> None:
@@ -187,7 +182,7 @@ class _Picture:
 
 
 class BarView:
-    """A networked run's view on a bar; lines that matter are kept for whoever asks."""
+    """A networked run's view on a bar; lines that matter are kept in `said`."""
 
     def __init__(self, scenario: Scenario, bar: Bar) -> None:
         self._scenario, self._bar = scenario, bar

@@ -11,16 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from cloud.admission import EdgeAccount
 from cloud.assembly import explained
-from cloud.averaging import first_of_tail
-from cloud.lives import Lives
-from cloud.terms import EdgeAccount
+from cloud.peers import Restarts
+from cloud.wrappers import first_of_tail
 from common.accounting.kept import kept_in
 from common.accounting.releases import ReleaseKind
-from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError, RecordsError
 from common.models.feature_cache import user_cache
-from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
@@ -31,6 +29,7 @@ from common.scenario.scenario import Scenario
 from common.transport.link import link_profile
 from mapa.budget import Say, release_caps
 from mapa.cloud_run import CloudRun
+from mapa.run_parts import RunParts
 from mapa.simulation import blocks
 from mapa.simulation.simulator import check_world, simulate
 from mapa.simulation.synchronous import (
@@ -80,7 +79,7 @@ def open_again(path: Path) -> Iterator[RunDirectory]:
 
 
 def check_engine(scenario: Scenario, engine: str) -> None:
-    """Refuse an engine that is not there or cannot run the scenario, before data are loaded and noise is computed."""
+    """Raise ConfigurationError for an engine that is unknown or cannot run the scenario, before data are loaded."""
     if engine not in ENGINES:
         raise ConfigurationError(f"engine = {engine!r}: allowed are {', '.join(ENGINES)}")
     if scenario.records.keep_gradients and engine != "events":
@@ -111,14 +110,7 @@ def record_simulation(
     elif engine != "events":
         check_vectorised([world], blocks=engine == "block")
     with open_records(runs / new_run_id(name)) as directory:
-        write_manifest(
-            directory,
-            scenario,
-            world.dataset,
-            name=name,
-            engine=engine,
-            shard_sizes=world.shard_sizes,
-        )
+        write_manifest(directory, world, name=name, engine=engine)
         journal = directory.journal if scenario.records.events else None
         began = time.perf_counter()
         if engine == "events":
@@ -129,36 +121,31 @@ def record_simulation(
         else:
             outcome = simulate_rounds(world, journal=journal, progress=progress, blocks=engine == "block")
         seconds = time.perf_counter() - began
-        summary = summarise(
-            scenario,
-            world.model,
-            outcome.tally,
-            name=name,
-            engine=engine,
-            directory=directory,
-            reason=outcome.reason,
-            seconds=seconds,
-        )
+        made = {"name": name, "engine": engine, "reason": outcome.reason}
+        summary = summarise(world, directory, outcome.tally, seconds, **made)
         summary["releases"] = outcome.releases
         summary["virtual_seconds"] = outcome.virtual_seconds
-        _write_model(directory, scenario, world.model, outcome.x, outcome.tally.updates)
+        _write_model(directory, world, outcome.x, outcome.tally.updates)
         directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
-        waited_for = f"accounting ε of {sum(outcome.releases):,} releases"
-        with said_if_slow(say, waited_for), kept_in(user_cache()):
-            summary["privacy"] = privacy_of(
-                scenario,
-                [
-                    (k, f"edge-{k}", scenario.law(k), len(world.rows[k]), releases)
-                    for k, releases in enumerate(outcome.releases)
-                ],
-            )
+        edges = [
+            (k, f"edge-{k}", scenario.law(k), len(world.rows[k]), releases)
+            for k, releases in enumerate(outcome.releases)
+        ]
+        with _accounting(say, outcome.releases):
+            summary["privacy"] = privacy_of(scenario, edges)
         directory.summary(summary)
     return summary
 
 
 @contextlib.contextmanager
+def _accounting(say: Say | None, releases: Sequence[int]) -> Iterator[None]:
+    with said_if_slow(say, f"accounting ε of {sum(releases):,} releases"), kept_in(user_cache()):
+        yield
+
+
+@contextlib.contextmanager
 def said_if_slow(say: Say | None, text: str, after: float = 1.0) -> Iterator[None]:
-    """Say what is waited for once it takes longer than that many seconds."""
+    """Tell what is waited for once it takes longer than `after` seconds."""
     timer = threading.Timer(after, say or (lambda _: None), [text])
     timer.daemon = True
     timer.start()
@@ -171,9 +158,9 @@ def said_if_slow(say: Say | None, text: str, after: float = 1.0) -> Iterator[Non
 def record_cloud(
     cloud: CloudRun, *, name: str, reason: str, engine: str, own_edges: bool = False
 ) -> dict[str, Any]:
-    """Write the records of a networked run, return its summary. The manifest is there already: it was written first.
+    """Write the records of a networked run, whose manifest is there already; return its summary.
 
-    `own_edges` says that whoever calls has started all edges, so that none has another budget than the scenario's.
+    `own_edges`: the caller has started all edges, so that none has another budget than the scenario's.
     """
     setting, service, directory = cloud.setting, cloud.service, cloud.directory
     failures: list[RecordsError] = []
@@ -184,26 +171,15 @@ def record_cloud(
         directory.flush()
     first, last = service.first_update, service.last_update
     seconds = last - first if first is not None and last is not None else 0.0
-    summary = summarise(
-        setting.scenario,
-        setting.model,
-        service.tally,
-        name=name,
-        engine=engine,
-        directory=directory,
-        reason=reason,
-        seconds=seconds,
-    )
+    summary = summarise(setting, directory, service.tally, seconds, name=name, engine=engine, reason=reason)
     summary["dropped"] = dict(service.dropped)
     summary["network"] = network(cloud)
     accounts = sorted(service.server.edges.values(), key=lambda account: account.index)
     begun = service.server.schedule is not None
-    released = [releases_of(a, service.lives, service.tally, begun=begun) for a in accounts]
+    released = [releases_of(a, service.restarts, service.tally, begun=begun) for a in accounts]
     summary["releases"] = [most for _, most in released]
     with _kept(failures):
-        _write_model(
-            directory, setting.scenario, setting.model, service.server.result, service.server.updates
-        )
+        _write_model(directory, setting, service.server.result, service.server.updates)
     with _kept(failures):
         directory.summary(summary)  # at once: accounting takes seconds and may be interrupted
     if own_edges:  # their ledgers let nothing on its way that the budget does not permit
@@ -212,17 +188,13 @@ def record_cloud(
             most if (cap := caps[a.index]) is None else max(known, min(most, cap))
             for a, (known, most) in zip(accounts, released, strict=True)
         ]
-    waited_for = f"accounting ε of {sum(summary['releases']):,} releases"
-    with said_if_slow(service.say, waited_for), kept_in(user_cache()):
-        summary["privacy"] = privacy_of(
-            setting.scenario,
-            [
-                (a.index, a.edge_id, a.law, setting.shard_sizes[a.index], releases)
-                for a, releases in zip(accounts, summary["releases"], strict=True)
-            ],
-            service.lives,
-            least_records(setting.scenario),
-        )
+    sizes, least = setting.shard_sizes, least_records(setting.scenario)
+    edges = [
+        (a.index, a.edge_id, a.law, sizes[a.index], releases)
+        for a, releases in zip(accounts, summary["releases"], strict=True)
+    ]
+    with _accounting(service.say, summary["releases"]):
+        summary["privacy"] = privacy_of(setting.scenario, edges, service.restarts, least)
     with _kept(failures):
         directory.summary(summary)
     if failures:
@@ -241,14 +213,14 @@ def _kept(failures: list[RecordsError]) -> Iterator[None]:
         failures.append(error)
 
 
-def releases_of(account: EdgeAccount, lives: Lives, tally: Tally, *, begun: bool) -> tuple[int, int]:
+def releases_of(account: EdgeAccount, restarts: Restarts, tally: Tally, *, begun: bool) -> tuple[int, int]:
     """Return how many gradients the cloud knows an edge to have released, and how many it can have.
 
     One more than the cloud knows of may have left, if the edge was ever sent a model (`begun`: with the first stage
     every edge is): only an edge that found its budget spent had an answer to its last one. Its own ledger has the
     last word.
     """
-    known = max(account.last_sequence, lives.known(account.edge_id))
+    known = max(account.last_sequence, restarts.known(account.edge_id))
     gone = tally.edges[account.index].gone
     return known, known + (begun and (account.present or gone != "budget"))
 
@@ -276,13 +248,13 @@ class Starts(Protocol):
 def privacy_of(
     scenario: Scenario,
     edges: Sequence[tuple[int, str, NoiseLaw | None, int, int]],
-    lives: Starts | None = None,
+    restarts: Starts | None = None,
     least: int | None = None,
 ) -> dict[str, Any]:
-    """State what the releases (k, id, law, n_k, count) guarantee; where that cannot be, say why.
+    """State what the releases (k, id, law, n_k, count) guarantee, or why that cannot be computed.
 
-    `lives` knows where edges were started anew; None: no edge ever was. `least` says that edges bring their own
-    records and every n_k is this bound; None: the n_k are known.
+    `restarts`: where edges were restarted; None: no edge was. `least`: edges bring their own records and every n_k is
+    this bound; None: the n_k are known.
     """
     if not any(releases for *_, releases in edges):
         return {"words": ["Nothing was released."], "edges": []}
@@ -299,10 +271,10 @@ def privacy_of(
             at_least=least is not None,
             notes=() if least is None else (OWN.format(least=least),),
         )
-        if lives is None or mechanism.sampling is not Sampling.SHUFFLED:
+        if restarts is None or mechanism.sampling is not Sampling.SHUFFLED:
             return stated
-        notes = (_STARTS, EARLIER) if lives.earlier(EdgeId(edge_id)) else (_STARTS,)
-        charges = lives.charges(EdgeId(edge_id), kind, releases)
+        notes = (_STARTS, EARLIER) if restarts.earlier(EdgeId(edge_id)) else (_STARTS,)
+        charges = restarts.charges(EdgeId(edge_id), kind, releases)
         return replace(stated, charges=charges, notes=(*stated.notes, *notes))
 
     try:
@@ -321,19 +293,14 @@ def network(cloud: CloudRun) -> list[dict[str, Any]]:
     scenario, service = cloud.setting.scenario, cloud.service
     rows = []
     for account in sorted(service.server.edges.values(), key=lambda account: account.index):
-        contact = service.contacts.get(account.edge_id)
-        tally = service.tally.edges.get(account.index)
-        measured = contact is not None and contact.turnarounds
+        peer, tally = service.peers.get(account.edge_id), service.tally.edges.get(account.index)
+        trip = peer.turnaround_sum / peer.turnarounds * 1e3 if peer is not None and peer.turnarounds else None
         rows.append(
             {
                 "edge": account.index,
                 "edge_id": account.edge_id,
                 **asked_of(scenario, account.index),
-                "round_trip_ms": (
-                    contact.turnaround_sum / contact.turnarounds * 1e3
-                    if contact is not None and measured
-                    else None
-                ),
+                "round_trip_ms": trip,
                 "staleness_mean": tally.staleness_sum / tally.applied if tally and tally.applied else None,
                 "applied": account.applied,
             }
@@ -354,16 +321,10 @@ def asked_of(scenario: Scenario, index: int) -> dict[str, Any]:
 
 
 def write_manifest(
-    directory: RunDirectory,
-    scenario: Scenario,
-    dataset: Dataset,
-    *,
-    name: str,
-    engine: str,
-    shard_sizes: Sequence[int],
-    started_by: str | None = None,
+    directory: RunDirectory, parts: RunParts, *, name: str, engine: str, started_by: str | None = None
 ) -> None:
     """Write the manifest; `started_by` names a container, which goes on with its own run when it is started again."""
+    scenario, dataset = parts.scenario, parts.dataset
     more = {} if started_by is None else {"started_by": started_by}
     directory.manifest(
         scenario,
@@ -373,7 +334,7 @@ def write_manifest(
         samples={"shape": list(dataset.shape), "classes": dataset.classes},
         machine=machine_type(),
         random_stream=random_stream(scenario, engine),
-        shard_sizes=list(shard_sizes),
+        shard_sizes=[len(rows) for rows in parts.rows],  # empty where only the edges know
         **more,
     )
 
@@ -382,17 +343,17 @@ NO_TAIL = "algorithm.average = 'tail' averaged nothing"
 
 
 def summarise(
-    scenario: Scenario,
-    model: Model,
+    parts: RunParts,
+    directory: RunDirectory,
     tally: Tally,
+    seconds: float,
     *,
     name: str,
     engine: str,
-    directory: RunDirectory,
     reason: str,
-    seconds: float,
 ) -> dict[str, Any]:
     """Return the part of summary.json that every engine has."""
+    scenario, model = parts.scenario, parts.model
     summary: dict[str, Any] = {
         "run": directory.run,
         "path": str(directory.path),
@@ -428,7 +389,7 @@ def noise_of(scenario: Scenario) -> dict[str, Any] | None:
 
 
 def warnings_of(scenario: Scenario, updates: int, engine: str) -> list[str]:
-    """Return what whoever reads the result must know first."""
+    """Return what a reader of the result must know first."""
     found = []
     if scenario.records.diagnostics:
         found.append(
@@ -446,6 +407,6 @@ def warnings_of(scenario: Scenario, updates: int, engine: str) -> list[str]:
     return found
 
 
-def _write_model(directory: RunDirectory, scenario: Scenario, model: Model, x: Any, updates: int) -> None:
-    metadata = {"scenario_sha256": scenario.digest, "updates": str(updates)}
-    directory.model(x, model.layout, metadata)
+def _write_model(directory: RunDirectory, parts: RunParts, x: Any, updates: int) -> None:
+    metadata = {"scenario_sha256": parts.scenario.digest, "updates": str(updates)}
+    directory.model(x, parts.model.layout, metadata)

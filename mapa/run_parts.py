@@ -69,7 +69,7 @@ NEEDS_FILES = (
 class OwnFiles:
     """Files in place of a data set that all hold."""
 
-    of_edges: tuple[Path, ...] | None = None  # one for each edge; None: the edges have them, and nobody else
+    of_edges: tuple[Path, ...] | None = None  # one for each edge; None: only the edges have them
     test: Path | None = None  # None: no metric is claimed
 
 
@@ -138,15 +138,14 @@ def _joined(shards: Sequence[Samples], schema: DataSchema) -> Samples:
 
 
 def edge_data_bytes(scenario: Scenario, data_dir: Path) -> int:
-    """Return what an edge's data take at most while it cuts its shard; 0: nobody knows before they are read."""
+    """Return what an edge's data take at most while it cuts its shard; 0: unknown before they are read."""
     found = next((one for one in describe(data_dir) if one.name == scenario.data.set), None)
     if found is None:
         return 0
     even = scenario.data.partition == "iid"
     shard = -(-found.train // scenario.workers) if even else found.train
-    return math.prod(found.shape) * (
-        found.train + found.test + 5 * shard
-    )  # as bytes, the shard as float32 too
+    # as bytes, the shard as float32 too
+    return math.prod(found.shape) * (found.train + found.test + 5 * shard)
 
 
 def parameters_of(scenario: Scenario, data_dir: Path) -> int | None:

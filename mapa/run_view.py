@@ -191,7 +191,7 @@ def edge_table(service: CloudService) -> Table:
 
 def edge_rows(service: CloudService) -> Iterable[tuple[str, ...]]:
     for account in list(service.server.edges.values())[:_ROWS]:
-        contact, tally = service.contacts.get(account.edge_id), service.tally.edges.get(account.index)
+        contact, tally = service.peers.get(account.edge_id), service.tally.edges.get(account.index)
         trip = "-"
         if contact is not None and contact.turnarounds:
             trip = f"{contact.turnaround_sum / contact.turnarounds * 1e3:.1f} ms"

@@ -15,7 +15,7 @@ import pytest
 
 from common.datasets.catalogue import data_directory
 from mapa.cli import main
-from mapa.local_run import one_thread_each
+from mapa.process_run import one_thread_each
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 600.0  # seconds; reached only where something hangs, also where the machine does ten other things

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -81,14 +82,7 @@ def logged_run(
         talk = Talk(scenario, share=share, seed=faults, edges_at_least=edges)
         talk.service.records.journal = directory.journal if scenario.records.events else None
         talk.service.evaluations.evaluator = world.evaluator  # with the scenario's λ
-        write_manifest(
-            directory,
-            talk.scenario,
-            world.dataset,
-            name="talk",
-            engine="network",
-            shard_sizes=world.shard_sizes,
-        )
+        write_manifest(directory, replace(world, scenario=talk.scenario), name="talk", engine="network")
         server = talk.service.server
         history = History(
             path, incarnation=server.incarnation, dimension=server.model.size, keep=keep, say=talk.said.append

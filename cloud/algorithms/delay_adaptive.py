@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from cloud.algorithm import Update, descend, option
-from cloud.fixed_bound import FixedBound
+from cloud.algorithm import FixedBound, Update, descend, option
 from common.problem import Problem
 from common.quantities import Vector
 

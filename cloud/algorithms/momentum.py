@@ -7,8 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from cloud.algorithm import Update, descend, option
-from cloud.fixed_bound import FixedBound
+from cloud.algorithm import FixedBound, Update, descend, option
 from common.quantities import Vector
 
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from cloud.algorithm import Update, descend, option
-from cloud.fixed_bound import FixedBound
+from cloud.algorithm import FixedBound, Update, descend, option
 from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Norm, parts_of_bound
 from common.quantities import Vector
 

@@ -11,8 +11,8 @@ from common.datasets import cifar, embedded, fashion_mnist, mnist, sklearn_table
 from common.datasets.custom import load_custom
 from common.datasets.dataset import Dataset
 from common.datasets.source import FileSource, Source, load_files
-from common.dotted import is_dotted
 from common.errors import ConfigurationError, DataUnavailableError
+from common.own_code import is_dotted
 
 if TYPE_CHECKING:
     from common.datasets.download import Progress

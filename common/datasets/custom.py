@@ -6,8 +6,8 @@ from pathlib import Path
 
 from common.datasets.contract import check_dataset
 from common.datasets.dataset import Dataset
-from common.dotted import import_dotted
 from common.errors import ConfigurationError, MapaError
+from common.own_code import import_dotted
 
 KEY = "data.set"
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from common.dotted import import_dotted, is_dotted
 from common.errors import ConfigurationError, MapaError
 from common.metrics import check_metrics
 from common.models.least_squares import LeastSquares
 from common.models.linear import LogisticRegression, Softmax, Svm
 from common.models.model import Model
 from common.models.scattering_softmax import ScatteringSoftmax
+from common.own_code import import_dotted, is_dotted
 
 _LINEAR: dict[str, Callable[..., Any]] = {
     m.name: m for m in (LogisticRegression, Svm, Softmax, LeastSquares, ScatteringSoftmax)

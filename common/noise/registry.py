@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from common.dotted import import_named, is_dotted, names_in
 from common.errors import ConfigurationError, MapaError
 from common.noise.law import NoiseLaw, Reading
 from common.noise.mechanism import Norm
 from common.options import Option, options_of
-from common.own_code import given_object, require_allowed
+from common.own_code import given_object, import_named, is_dotted, names_in, require_allowed
 
 MOST_PARAMETERS = 8
 PARAMETER_NAME = r"^[a-z][a-z0-9_]{0,31}$"

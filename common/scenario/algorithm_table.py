@@ -6,10 +6,10 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from common.algorithms import Description
-from common.constants import NOMINAL, measured_constants
+from common.algorithms import AlgorithmDescription
 from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping
 from common.options import check_belonging
+from common.problem import NOMINAL, measured_constants
 from common.scenario.tables import Fraction, NonNegative, Positive, Table, lasting
 
 _LATER = {"average": "none", "average_decay": None, "average_from": None, "weights": None}
@@ -80,14 +80,14 @@ class AlgorithmTable(Table):
         return lasting(self.model_dump(mode="json", exclude=set(self.options)), _LATER)
 
 
-def check_required(table: AlgorithmTable, described: Description) -> None:
+def check_required(table: AlgorithmTable, described: AlgorithmDescription) -> None:
     """Refuse to leave out a shared key that the algorithm asks for."""
     for key in described.requires:
         if getattr(table, key, None) is None:
             raise ValueError(f"algorithm.{key}: needed with algorithm.name = {described.name!r}")
 
 
-def check_clipping(given: str, described: Description, *, weighted: bool) -> None:
+def check_clipping(given: str, described: AlgorithmDescription, *, weighted: bool) -> None:
     """Refuse an algorithm without the clipping that it reads, and a count that no algorithm reads."""
     needed = described.clipping
     if needed is not None and given != needed:
@@ -107,7 +107,7 @@ def check_clipping(given: str, described: Description, *, weighted: bool) -> Non
 
 
 def filled(
-    table: AlgorithmTable, described: Description, *, model: str, dataset: str, edges: int
+    table: AlgorithmTable, described: AlgorithmDescription, *, model: str, dataset: str, edges: int
 ) -> AlgorithmTable:
     """Check the algorithm's options; fill in what the known constants say, and ask for what nobody knows."""
     for option in described.options:

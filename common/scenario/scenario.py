@@ -12,12 +12,12 @@ from typing import Any, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, model_validator
 
-from common.algorithms import Description, describe
+from common.algorithms import AlgorithmDescription, describe
 from common.devices import DeviceProfile
-from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.own_code import is_dotted
 from common.problem import Problem, SensitivityRule
 from common.scenario.algorithm_table import AlgorithmTable, check_clipping, check_required, filled
 from common.scenario.data_table import DataTable
@@ -114,7 +114,7 @@ class Scenario(Table):
     # -- what the core asks for -----------------------------------------------------------------------
 
     @property
-    def described(self) -> Description:
+    def described(self) -> AlgorithmDescription:
         """What the algorithm says of itself; not for edges, who are told what to do."""
         return describe(self.algorithm.name)
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.registry import MODELS
 from common.noise.mechanism import MOST_STEPS
+from common.own_code import is_dotted
 from common.transport.link import LEAST_RATE_KBPS, LONGEST_DELAY_MS, MOST_PARTITIONS, link_profile
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -19,7 +19,7 @@ from common.transport.channel import Loop
 OTHER = "other"
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     COUNTER = "counter"  # goes up; starts at 0 with its process
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -30,12 +30,10 @@ class Family:
     """One metric."""
 
     name: str  # as Prometheus shows it: a counter's ends in _total
-    kind: Kind
+    kind: MetricKind
     text: str  # what it says, in one sentence
     label: str | None = None
-    values: tuple[str, ...] | None = (
-        None  # of the label; None: names of the run's own, at most `most` of them
-    )
+    values: tuple[str, ...] | None = None  # of the label; None: the run's own names, at most `most` of them
     most: int = 16
 
     def samples(self, value: Mapping[str, float]) -> Iterator[tuple[str, float]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from common.errors import ConfigurationError
-from common.telemetry.family import Buckets, Family, Kind, Readings
+from common.telemetry.family import Buckets, Family, MetricKind, Readings
 from common.transport.channel import Loop
 
 try:
@@ -88,7 +88,7 @@ def _metric(family: Family, reading: float | Mapping[str, float] | Buckets) -> M
         return HistogramMetricFamily(family.name, family.text, buckets=buckets, sum_value=reading.total)
     made: CounterMetricFamily | GaugeMetricFamily
     labels = [] if family.label is None else [family.label]
-    if family.kind is Kind.COUNTER:
+    if family.kind is MetricKind.COUNTER:
         made = CounterMetricFamily(family.name.removesuffix("_total"), family.text, labels=labels)
     else:
         made = GaugeMetricFamily(family.name, family.text, labels=labels)

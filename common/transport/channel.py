@@ -1,8 +1,4 @@
-"""What the services ask of a transport, and its in-memory twin with a clock of its own.
-
-Everything of a service happens in its loop's thread: messages, timers, posted calls. The twin does
-the same without a network and without waiting, so tests use it and not mocks.
-"""
+"""From a message's topic to the callback that asked for it; shared by the real channel and its twin."""
 
 from __future__ import annotations
 
@@ -16,8 +12,74 @@ from functools import partial
 from typing import Protocol
 
 from common.errors import LocalProtocolError, RemoteProtocolError
-from common.transport.routing import UNREAD, OnMessage, OnViolation, Routes, ignore_violation
 from common.wire.topics import topic_matches
+
+
+class RetainedMessageError(RemoteProtocolError):
+    """A retained message on a topic that has none: it may be of any age and from anyone."""
+
+
+OnMessage = Callable[[str, bytes], None]  # topic, payload
+OnViolation = Callable[[str, RemoteProtocolError], None]  # topic, what was wrong
+
+UNREAD = "?"  # stands for the topic of a packet that was skipped before its topic was read
+_REMEMBERED = 4096  # topics whose callback is remembered; a flood of topics empties it, no more
+_LONGEST = 256  # bytes of a topic that is remembered: ours are shorter, and any client may send 64 kB
+
+
+def ignore_violation(topic: str, error: RemoteProtocolError) -> None:
+    """Drop it: it has been counted."""
+
+
+class Routes:
+    """The filters of one client; the first one that matches gets the message.
+
+    Topics come back at every update, so a match is remembered: a look-up instead of paho's tree.
+    """
+
+    def __init__(self, on_violation: OnViolation) -> None:
+        self.filters: dict[str, tuple[OnMessage, int]] = {}  # filter → callback, QoS
+        self._may_be_retained: set[OnMessage] = set()
+        self.violations = 0
+        self._on_violation = on_violation
+        self._known: dict[bytes, tuple[str, OnMessage]] = {}
+
+    def add(self, topic_filter: str, callback: OnMessage, qos: int, *, retained: bool = False) -> None:
+        """Have a filter's messages delivered; those that the broker had retained only where that is said."""
+        self.filters[topic_filter] = (callback, qos)
+        if retained:
+            self._may_be_retained.add(callback)
+        self._known.clear()
+
+    def deliver(self, topic: bytes, payload: bytes, *, retained: bool = False) -> None:
+        """Call the callback; a RemoteProtocolError is counted and reported, others pass."""
+        name = ""
+        try:
+            name, callback = self._known.get(topic) or self._find(topic)
+            if retained and callback not in self._may_be_retained:
+                raise RetainedMessageError(f"topic {name[:200]!r}: a retained message")
+            callback(name, payload)
+        except RemoteProtocolError as error:
+            self.violated(name or repr(topic[:200]), error)
+
+    def violated(self, topic: str, error: RemoteProtocolError) -> None:
+        """Count and report."""
+        self.violations += 1
+        self._on_violation(topic, error)
+
+    def _find(self, topic: bytes) -> tuple[str, OnMessage]:
+        try:
+            name = topic.decode()
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"topic {topic[:200]!r}: not UTF-8") from error
+        for topic_filter, (callback, _qos) in self.filters.items():
+            if topic_matches(topic_filter, name):
+                if len(topic) <= _LONGEST:
+                    if len(self._known) >= _REMEMBERED:
+                        self._known.clear()
+                    self._known[topic] = name, callback
+                return name, callback
+        raise RemoteProtocolError(f"topic {name[:200]!r}: no subscription matches it")
 
 
 class Timer:
@@ -49,12 +111,15 @@ class Loop(Protocol):
     def run(self) -> None:
         """Serve until `stop`; raise what a callback raised."""
 
+    def serve(self, done: Callable[[], bool], *, until: float | None = None) -> bool:
+        """Serve until done() or until a time of `now`; return done()."""
+
     def stop(self) -> None:
         """Make `run` return; from any thread."""
 
 
 class Channel(Protocol):
-    """One client's connection to a broker."""
+    """One client's connection to a broker, as a service uses it."""
 
     @property
     def connected(self) -> bool:
@@ -76,10 +141,40 @@ class Channel(Protocol):
         """Set the largest inbound packet, in bytes; larger ones are skipped and counted."""
 
     def hasten(self) -> None:
-        """Reconnect as soon as can be: only last words are left to say."""
+        """Reconnect now; only the final messages remain to be sent."""
 
     def close(self, timeout: float = 5.0) -> None:
         """Deliver pending QoS 1 messages within `timeout` seconds, disconnect (no last will), release all resources."""
+
+
+class BrokerChannel(Channel, Protocol):
+    """A channel as the program sees it that opens it; the callbacks run in the loop's thread."""
+
+    on_connected: Callable[[], None] | None
+    on_lost: Callable[[str], None] | None
+    on_violation: OnViolation
+    last_error: str  # why the last attempt to connect failed
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last attempt to connect failed."""
+
+    @property
+    def refusal(self) -> str | None:
+        """What the operator must fix: credentials or certificates; None: nothing."""
+
+    @property
+    def owing(self) -> bool:
+        """Whether something has not reached the broker: unacknowledged QoS 1 messages, unsent bytes."""
+
+    def open(self) -> None:
+        """Start connecting and keep trying, without waiting."""
+
+    def connect(self, timeout: float, say: Callable[[str], None] | None = None) -> None:
+        """Connect within `timeout` seconds; raise BrokerUnavailableError, or ConfigurationError for a refusal."""
+
+    def abort(self) -> None:
+        """Drop the connection as a crash would: the last will is published."""
 
 
 class TimerQueue:
@@ -175,6 +270,16 @@ class MemoryBroker:
             if not self.step():
                 raise LocalProtocolError("the loop would wait forever: no message, no timer, no stop")
 
+    def serve(self, done: Callable[[], bool], *, until: float | None = None) -> bool:
+        """Serve until done(), or until nothing happens before the time `until`; return done()."""
+        while not done() and (self._soon or self._due_by(until)):
+            self.step()
+        return done()
+
+    def _due_by(self, until: float | None) -> bool:
+        due = self._timers.next_due()
+        return due is not None and (until is None or due <= until)
+
     def step(self) -> bool:
         """Make the next delivery, or jump to the next timer; False: there is none."""
         if self._soon:
@@ -250,10 +355,12 @@ class MemoryChannel:
         on_violation: OnViolation = ignore_violation,
     ) -> None:
         self.will = will
-        self.connected = self.closed = False
+        self.connected = self.closed = self.failed = False
+        self.refusal: str | None = None
+        self.last_error = ""
+        self.on_connected, self.on_lost, self.on_violation = on_connected, on_lost, on_violation
         self._broker = broker
-        self._on_connected, self._on_lost = on_connected, on_lost
-        self._routes = Routes(on_violation)
+        self._routes = Routes(lambda topic, error: self.on_violation(topic, error))
         self._subscribed: dict[str, bool] = {}  # topic → whether a filter matches it
         self._owed: list[tuple[str, bytes, bool]] = []  # QoS 1 while away
         self._max_packet = 1 << 28
@@ -263,13 +370,23 @@ class MemoryChannel:
         """Messages that violated the protocol."""
         return self._routes.violations
 
-    def connect(self, timeout: float = 0.0) -> None:
-        """Connect, at once."""
-        del timeout
+    @property
+    def owing(self) -> bool:
+        return bool(self._owed)
+
+    def open(self) -> None:
         self.restore()
 
+    def connect(self, timeout: float = 0.0, say: Callable[[str], None] | None = None) -> None:  # noqa: ARG002
+        self.restore()
+
+    def abort(self) -> None:
+        self.on_lost = None
+        self.closed = True
+        if self.connected:
+            self.lose()
+
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Publish a message; at QoS 1 it is kept until the connection is back."""
         if self.connected:
             self._broker.route(topic, bytes(payload), retain=retain, qos=qos)
         elif qos:
@@ -279,7 +396,6 @@ class MemoryChannel:
     def subscribe(
         self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
     ) -> None:
-        """Subscribe; retained messages are delivered at once."""
         self._routes.add(topic_filter, callback, qos, retained=retained)
         self._subscribed.clear()
         if self.connected:
@@ -302,18 +418,16 @@ class MemoryChannel:
         return self._subscribed[topic]
 
     def allow(self, max_packet: int) -> None:
-        """Skip packets above this many bytes from now on."""
         self._max_packet = max_packet
 
     def lose(self, reason: str = "lost") -> None:
         """Break the connection: the last will is published."""
         self.connected = False
         self._broker.detach(self, lost=True)
-        if self._on_lost is not None:
-            self._on_lost(reason)
+        if self.on_lost is not None:
+            self.on_lost(reason)
 
     def restore(self) -> None:
-        """Connect, or connect again."""
         self.connected = True
         self._broker.attach(self)
         for topic_filter in list(self._routes.filters):
@@ -321,11 +435,11 @@ class MemoryChannel:
         owed, self._owed = self._owed, []
         for topic, payload, retain in owed:
             self._broker.route(topic, payload, retain=retain)
-        if self._on_connected is not None:
-            self._on_connected()
+        if self.on_connected is not None:
+            self.on_connected()
 
     def hasten(self) -> None:
-        """Nothing to do: who lost this connection restores it."""
+        """Do nothing: a test restores the connection."""
 
     def close(self, timeout: float = 5.0) -> None:  # noqa: ARG002 - here nothing is ever owed
         """Disconnect: no last will."""

@@ -47,30 +47,28 @@ class LinkProfile:
     partitions: tuple[tuple[float, float], ...] = ()  # (start, duration) in seconds since the relay opened
 
     def __post_init__(self) -> None:
+        def check(condition: bool, fault: str) -> None:
+            if not condition:
+                raise ConfigurationError(f"link {self.name!r}: {fault}")
+
         for key, value in (("delay_ms", self.delay_ms), ("jitter_ms", self.jitter_ms)):
-            if not 0 <= value <= LONGEST_DELAY_MS:
-                raise ConfigurationError(
-                    f"link {self.name!r}: {key} = {value}: must be from 0 to {LONGEST_DELAY_MS:g}"
-                )
-        if self.rate_kbps is not None and not LEAST_RATE_KBPS <= self.rate_kbps < math.inf:
-            raise ConfigurationError(
-                f"link {self.name!r}: rate_kbps = {self.rate_kbps}: must be {LEAST_RATE_KBPS:g} or more"
-            )
-        if self.jitter_ms and self.distribution is Distribution.CONSTANT:
-            raise ConfigurationError(
-                f"link {self.name!r}: jitter_ms = {self.jitter_ms}: a constant link has no jitter; "
-                f"set distribution to one of {[law.value for law in Distribution][1:]}"
-            )
-        if len(self.partitions) > MOST_PARTITIONS:
-            raise ConfigurationError(
-                f"link {self.name!r}: {len(self.partitions)} partitions: must be at most {MOST_PARTITIONS}"
-            )
+            check(0 <= value <= LONGEST_DELAY_MS, f"{key} = {value}: must be from 0 to {LONGEST_DELAY_MS:g}")
+        if self.rate_kbps is not None:
+            within = LEAST_RATE_KBPS <= self.rate_kbps < math.inf
+            check(within, f"rate_kbps = {self.rate_kbps}: must be {LEAST_RATE_KBPS:g} or more")
+        check(
+            not self.jitter_ms or self.distribution is not Distribution.CONSTANT,
+            f"jitter_ms = {self.jitter_ms}: a constant link has no jitter; "
+            f"set distribution to one of {[law.value for law in Distribution][1:]}",
+        )
+        count = len(self.partitions)
+        check(count <= MOST_PARTITIONS, f"{count} partitions: must be at most {MOST_PARTITIONS}")
         for start, duration in self.partitions:
-            if not (0 <= start <= LATEST_PARTITION and 0 < duration <= LONGEST_PARTITION):
-                raise ConfigurationError(
-                    f"link {self.name!r}: partition ({start}, {duration}): must start from 0 to"
-                    f" {LATEST_PARTITION:.0f} s and last above 0, at most {LONGEST_PARTITION:.0f} s"
-                )
+            check(
+                0 <= start <= LATEST_PARTITION and 0 < duration <= LONGEST_PARTITION,
+                f"partition ({start}, {duration}): must start from 0 to {LATEST_PARTITION:.0f} s and last above 0, at"
+                f" most {LONGEST_PARTITION:.0f} s",
+            )
 
     @property
     def mean_delay_ms(self) -> float:
@@ -84,52 +82,22 @@ class LinkProfile:
         return not (self.delay_ms or self.jitter_ms or self.rate_kbps or self.partitions)
 
 
+def _preset(name: str, delay_ms: float, jitter_ms: float, law: Distribution, mbps: float) -> LinkProfile:
+    return LinkProfile(
+        name=name, delay_ms=delay_ms, jitter_ms=jitter_ms, distribution=law, rate_kbps=1000 * mbps
+    )
+
+
 # One way, typical rather than best: half of the round trips that such links show under light load.
 PRESETS: Mapping[str, LinkProfile] = {
     link.name: link
     for link in (
-        LinkProfile(
-            name="lan",
-            delay_ms=0.3,
-            jitter_ms=0.05,
-            distribution=Distribution.UNIFORM,
-            rate_kbps=1_000_000,
-        ),
-        LinkProfile(
-            name="wifi",
-            delay_ms=2,
-            jitter_ms=1.5,
-            distribution=Distribution.EXPONENTIAL,
-            rate_kbps=50_000,
-        ),
-        LinkProfile(
-            name="5g",
-            delay_ms=8,
-            jitter_ms=3,
-            distribution=Distribution.LOGNORMAL,
-            rate_kbps=100_000,
-        ),
-        LinkProfile(
-            name="4g",
-            delay_ms=25,
-            jitter_ms=10,
-            distribution=Distribution.LOGNORMAL,
-            rate_kbps=20_000,
-        ),
-        LinkProfile(
-            name="wan",
-            delay_ms=40,
-            jitter_ms=4,
-            distribution=Distribution.NORMAL,
-            rate_kbps=100_000,
-        ),
-        LinkProfile(  # geostationary
-            name="satellite",
-            delay_ms=270,
-            jitter_ms=15,
-            distribution=Distribution.NORMAL,
-            rate_kbps=10_000,
-        ),
+        _preset("lan", 0.3, 0.05, Distribution.UNIFORM, 1000),
+        _preset("wifi", 2, 1.5, Distribution.EXPONENTIAL, 50),
+        _preset("5g", 8, 3, Distribution.LOGNORMAL, 100),
+        _preset("4g", 25, 10, Distribution.LOGNORMAL, 20),
+        _preset("wan", 40, 4, Distribution.NORMAL, 100),
+        _preset("satellite", 270, 15, Distribution.NORMAL, 10),  # geostationary
     )
 }
 

@@ -37,17 +37,14 @@ class SelectorLoop:
         self._server: int | None = None  # the thread that serves now
 
     def now(self) -> float:
-        """Return monotonic seconds."""
         return time.monotonic()
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
-        """Call once, after `delay` seconds; in the loop's thread, or before it serves."""
         return self._timers.add(time.monotonic() + delay, callback)
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Call soon, in the loop's thread; from any thread and from signal handlers."""
         self._posted.append(callback)
-        with contextlib.suppress(BlockingIOError, OSError):  # full: it is awake; closed: nobody listens
+        with contextlib.suppress(BlockingIOError, OSError):  # full: it is awake; closed: the loop has ended
             self._waker.send(b"\0")
 
     @property
@@ -61,7 +58,6 @@ class SelectorLoop:
         return self._server == threading.get_ident()
 
     def run(self) -> None:
-        """Serve until `stop`; raise what a callback raised."""
         self.serve(lambda: self._stopping)
 
     def stop(self) -> None:
@@ -70,7 +66,6 @@ class SelectorLoop:
         self.post(lambda: None)
 
     def serve(self, done: Callable[[], bool], *, until: float | None = None) -> bool:
-        """Serve until done() or until a time of `now`; return done()."""
         if self._server is not None:
             raise LocalProtocolError("the loop is already running")
         self._server = threading.get_ident()
@@ -100,7 +95,6 @@ class SelectorLoop:
         self._selector.register(descriptor, mask, on_ready)
 
     def rewatch(self, descriptor: int, mask: int, on_ready: OnReady) -> None:
-        """Change what is waited for."""
         self._selector.modify(descriptor, mask, on_ready)
 
     def unwatch(self, descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""MqttChannel: a `Channel` over MQTT 3.1.1 that comes back by itself."""
+"""paho's client on our own socket, and pending QoS 1 messages; the only paho import."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import paho.mqtt.client as paho
+from paho.mqtt.client import MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+from paho.mqtt.reasoncodes import ReasonCode
+
 from common.errors import BrokerUnavailableError, ConfigurationError, LocalProtocolError, RemoteProtocolError
-from common.transport.channel import Timer
+from common.transport.channel import UNREAD, OnMessage, OnViolation, Routes, Timer, ignore_violation
 from common.transport.connection import (
     SIZE_HINT,
     MqttOptions,
@@ -19,13 +24,92 @@ from common.transport.connection import (
     unreachable,
 )
 from common.transport.loop import READ, WRITE, SelectorLoop
-from common.transport.mqtt_client import MQTTMessage, ReasonCode, StreamClient, is_denial, is_unexplained
-from common.transport.routing import UNREAD, OnMessage, OnViolation, Routes, ignore_violation
 from common.transport.stream import PacketStream, publish_head
+
+__all__ = ["MQTTMessage", "ReasonCode", "StreamClient", "is_denial", "is_unexplained"]
+
+_DENIED = ("Bad user name or password", "Not authorized")
+_TAKEN = (MQTTErrorCode.MQTT_ERR_SUCCESS, MQTTErrorCode.MQTT_ERR_NO_CONN)  # without a connection it waits
+
+
+def is_denial(code: ReasonCode) -> bool:
+    """Return whether a CONNECT was refused for its credentials."""
+    return str(code) in _DENIED
+
+
+def is_unexplained(code: ReasonCode) -> bool:
+    """Return whether a connection ended without a reason: the other side closed it."""
+    return str(code) == "Unspecified error"
+
+
+class StreamClient(paho.Client):
+    """paho on a PacketStream. `_create_socket` is the one private hook that we use."""
+
+    def __init__(self, options: MqttOptions, open_stream: Callable[[], PacketStream]) -> None:
+        super().__init__(
+            CallbackAPIVersion.VERSION2,
+            client_id=options.client_id,
+            clean_session=True,
+            protocol=paho.MQTTv311,
+            reconnect_on_failure=False,
+        )
+        self._open_stream = open_stream
+        self._handing = threading.Lock()
+        self._handed = self._acknowledged = 0  # QoS 1 messages
+        self._behind: set[int] = set()  # QoS 0 messages that wait behind them
+        self.max_inflight_messages_set(options.max_inflight)
+        self.max_queued_messages_set(options.max_queued)
+        if options.username is not None:
+            self.username_pw_set(options.username, options.password)
+        if options.will is not None:
+            will = options.will
+            self.will_set(will.topic, will.payload, will.qos, will.retain)
+        if options.tls is not None:
+            options.tls.context()  # a wrong file is the operator's to fix, before anything connects
+        self.on_publish = self._published
+        # Its presence keeps paho from writing in the publisher's thread, where packets could mix.
+        self.on_socket_register_write = lambda *_: None
+        self.connect_async(options.address.host, options.address.port, options.keepalive)
+
+    @property
+    def owed(self) -> int:
+        """QoS 1 messages that the broker has not acknowledged, those that wait for it included."""
+        return self._handed - self._acknowledged
+
+    def publish_acknowledged(self, topic: str, payload: bytes, qos: int, retain: bool) -> bool:
+        """Queue a QoS 1 message, with a connection or without; False: the queue is full."""
+        with self._handing:
+            self._handed += 1
+        code = self.publish(topic, payload, qos, retain).rc
+        if code in _TAKEN:
+            return True
+        with self._handing:
+            self._handed -= 1
+        if code == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+            return False
+        raise LocalProtocolError(f"topic {topic!r}: {paho.error_string(code)}")
+
+    def publish_behind(self, topic: str, payload: bytes, retain: bool) -> None:
+        """Queue a QoS 0 message behind what waits; with a connection only."""
+        self._behind.add(self.publish(topic, payload, 0, retain).mid)
+
+    def forget_behind(self) -> None:
+        """The connection is gone, and with it what waited without acknowledgement."""
+        self._behind.clear()
+
+    def _published(self, _client: Any, _userdata: Any, mid: int, *_: Any) -> None:
+        if mid in self._behind:
+            self._behind.discard(mid)
+        else:
+            self._acknowledged += 1
+
+    def _create_socket(self) -> Any:
+        return self._open_stream()
+
 
 _NEXT_LOOK = 0.005  # seconds between two looks at what a closing channel owes
 _LARGE = 512  # bytes; no broker refuses less
-_LAST_BACKOFF = 1.0  # seconds at most between two tries of whoever only has its last words to say
+_LAST_BACKOFF = 1.0  # seconds at most between two tries where only the final messages remain
 
 
 class MqttChannel:
@@ -49,20 +133,20 @@ class MqttChannel:
         self.connected = False
         self.last_error = "not tried yet"
         self._loop = loop
-        self._on_connected, self._on_lost = on_connected, on_lost
-        self._routes = Routes(on_violation)
+        self.on_connected, self.on_lost, self.on_violation = on_connected, on_lost, on_violation
+        self._routes = Routes(lambda topic, error: self.on_violation(topic, error))
         self._stream: PacketStream | None = None
         self._mask = 0  # what the loop waits for
         self._in_paho = False  # its callbacks hold locks that its writing takes
         self._greeted = False  # CONNACK came, on_connected is still to be told
         self._was_connected = False
         self._explained = False  # why the attempt under way fails is known
-        self._refusal: str | None = None  # what the operator must fix
+        self.refusal: str | None = None  # what the operator must fix
         self._attempts = 0
         self._retry: Timer | None = None
         self._upkeep: Timer | None = None
         self._closing = False
-        self._hasty = False  # only last words are left to say: try often
+        self._hasty = False  # only the final messages remain: try often
         self._until = 0.0  # when closing: no longer than this
         self._closed = threading.Event()
         self._max_packet = options.max_packet
@@ -90,9 +174,9 @@ class MqttChannel:
         untold = [] if say is None else [say]
 
         def settled() -> bool:
-            if untold and self.failed and self._refusal is None:
+            if untold and self.failed and self.refusal is None:
                 untold.pop()(still_trying(self.options.address, timeout, self.last_error))
-            if self.connected or self._refusal is not None:
+            if self.connected or self.refusal is not None:
                 arrived.set()
             return arrived.is_set()
 
@@ -108,9 +192,9 @@ class MqttChannel:
         else:
             self.open()
             self._loop.serve(settled, until=until)
-        if self._refusal is not None:
+        if self.refusal is not None:
             self.close(0)
-            raise ConfigurationError(f"broker {self.options.address}: {self._refusal}")
+            raise ConfigurationError(f"broker {self.options.address}: {self.refusal}")
         if not self.connected:
             self.close(0)
             raise BrokerUnavailableError(unreachable(self.options.address, timeout, self.last_error))
@@ -120,34 +204,24 @@ class MqttChannel:
         self._loop.post(self._attempt)
 
     @property
-    def refusal(self) -> str | None:
-        """What the operator must fix: credentials or certificates; None: nothing."""
-        return self._refusal
-
-    @property
     def failed(self) -> bool:
-        """Whether the last attempt to connect failed; `last_error` says why."""
         return not self.connected and self._attempts > 0
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended for good."""
         return self._closed.is_set()
 
     @property
     def owing(self) -> bool:
-        """Whether something has not reached the broker: unacknowledged QoS 1 messages, unsent bytes."""
         stream = self._stream
         return self._client.owed > 0 or (stream is not None and stream.unsent > 0)
 
     def allow(self, max_packet: int) -> None:
-        """Set the largest packet, in bytes, for this connection and the next ones."""
         self._max_packet = max_packet
         if self._stream is not None:
             self._stream.max_packet = max_packet
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False) -> bool:
-        """Publish a message; False: it is lost (QoS 0 without a connection, or a full queue)."""
         self._last_size = len(payload)
         if qos:
             taken = self._client.publish_acknowledged(topic, payload, qos, retain)
@@ -171,7 +245,6 @@ class MqttChannel:
     def subscribe(
         self, topic_filter: str, callback: OnMessage, *, qos: int = 0, retained: bool = False
     ) -> None:
-        """Subscribe, now and after every reconnect; the first filter that matches gets a message."""
         self._routes.add(topic_filter, callback, qos, retained=retained)
         if self.connected:
             self._client.subscribe(topic_filter, qos)
@@ -223,7 +296,7 @@ class MqttChannel:
         try:
             self._client.reconnect()  # blocks for TCP and TLS, at most connect_timeout each
         except ssl.SSLCertVerificationError as error:
-            self._refusal = f"its certificate is not trusted ({error.verify_message}); see --tls-ca"
+            self.refusal = f"its certificate is not trusted ({error.verify_message}); see --tls-ca"
             self._later(str(error))
             return
         except (OSError, ValueError) as error:
@@ -266,11 +339,11 @@ class MqttChannel:
         if code.is_failure:
             self.last_error, self._explained = f"refused: {code}", True
             if is_denial(code):
-                self._refusal = f"refused user {self.options.username!r}: {str(code).lower()}"
+                self.refusal = f"refused user {self.options.username!r}: {str(code).lower()}"
             return
         for topic_filter, (_callback, qos) in self._routes.filters.items():
             self._client.subscribe(topic_filter, qos)
-        self._refusal = None
+        self.refusal = None
         self._attempts = self._last_size = 0
         self.connected = self._greeted = self._was_connected = True
 
@@ -390,15 +463,15 @@ class MqttChannel:
             self._cancel_timers()
             self._upkeep = self._loop.call_later(self._upkeep_period, self._keep_alive)
             self._client.loop_write()  # subscriptions go before whatever on_connected publishes
-            # whoever closes has said all it had to say: to greet again would contradict its last words
-            if self._on_connected is not None and self._stream is not None and not self._closing:
-                self._on_connected()
+            # a channel that closes has sent its final messages: to announce itself again would contradict them
+            if self.on_connected is not None and self._stream is not None and not self._closing:
+                self.on_connected()
         if self._stream is None and self._retry is None and not self._ending:
             self._cancel_timers()
             lost, self._was_connected = self._was_connected, False
             self._later(self.last_error)
-            if lost and self._on_lost is not None:
-                self._on_lost(self.last_error)
+            if lost and self.on_lost is not None:
+                self.on_lost(self.last_error)
 
     @property
     def _upkeep_period(self) -> float:

@@ -5,7 +5,7 @@ nearly all the traffic, are taken from and written to the socket here (a third o
 time); every other packet passes through paho, which is given this object as its socket.
 
 A packet above the cap is skipped as it comes. One that waits for an acknowledgement reaches paho all
-the same, without its topic and payload: a broker has only so many unacknowledged messages under way
+the same, without its topic and payload: a broker limits the unacknowledged messages under way
 to a client, and a client that discarded them without a word would soon hear nothing any more.
 """
 
@@ -19,7 +19,7 @@ import time
 from functools import lru_cache
 
 from common.errors import LocalProtocolError
-from common.transport.routing import UNREAD
+from common.transport.channel import UNREAD
 
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _READ_AHEAD = 131072
@@ -47,7 +47,7 @@ def publish_head(topic: str, payload_bytes: int, retain: bool) -> bytes:
 
 
 class PacketStream:
-    """The bytes of one connection, both ways. Reading is the loop's; writing is anybody's, one at a time."""
+    """The bytes of one connection, both ways. Reading is the loop's; any thread may write, one at a time."""
 
     def __init__(self, sock: socket.socket, *, max_packet: int, max_unsent: int) -> None:
         self._sock = sock
@@ -219,7 +219,6 @@ class PacketStream:
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for the socket."""
         return len(self._unsent)
 
     # what paho asks of a socket
@@ -259,7 +258,7 @@ class PacketStream:
         """Wait until the broker has closed its side, and discard what it still sends.
 
         A socket that is closed while something comes resets the connection. The broker may then never read the
-        goodbye, and tell everybody by our last will that we were lost.
+        goodbye, and publish our last will as if we were lost.
         """
         until = time.monotonic() + _PARTING
         with contextlib.suppress(OSError, ValueError):
@@ -270,9 +269,7 @@ class PacketStream:
                     return
 
     def fileno(self) -> int:
-        """Return the descriptor to wait on."""
         return self._sock.fileno()
 
     def setblocking(self, flag: bool) -> None:
-        """Pass on."""
         self._sock.setblocking(flag)

@@ -9,50 +9,21 @@ from __future__ import annotations
 import math
 import secrets
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgpack
 import numpy as np
 from pydantic import ValidationError
 
 from common.errors import LocalProtocolError, RemoteProtocolError
-from common.messages import GradientArrived, Halt, Hello, Leave, Refuse, SendModel, Welcome
+from common.messages import GradientArrived, Halt, Hello, Leave, Presence, Refuse, SendModel, Welcome
 from common.quantities import EdgeId, NoisyGradient, Vector, is_finite, length
 from common.wire import v1
 
-_Schema = TypeVar("_Schema", v1.HelloV1, v1.LeaveV1, v1.HaltV1, v1.PresenceV1, v1.WelcomeV1, v1.RefuseV1)
 _FLOATS = np.dtype("<f4")
+_HEAD = ("v", "kind")  # fields of every cold message
 _MOST_FIELDS = 64  # of a cold message, known or not: each unknown one costs an error of its own
 _pack, _unpack_from = v1.HEADER.pack, v1.HEADER.unpack_from
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """A welcome as it travels, with all that an edge needs to begin.
-
-    Two values, because two parts make it: the server, which is pure, decides the `Welcome` (which shard, and from
-    which sequence on); the service adds what only the wire needs, the scenario and the hello that it answers.
-    """
-
-    welcome: Welcome
-    edges: int  # number of shards
-    scenario: Mapping[str, object]
-    seed: int | None  # only in seeded scenarios
-    nonce: str  # of the hello that it answers
-    number: int = 1  # of the hello that it answers
-    incarnation: int = 0  # of the run
-
-
-@dataclass(frozen=True, slots=True)
-class Presence:
-    """Whether the cloud is there, and which process it is."""
-
-    online: bool
-    nonce: str
-    incarnation: int = 0  # of the run that it serves
-    over: bool = False  # the run has ended, and the cloud goes on purpose
 
 
 def new_nonce() -> str:
@@ -142,135 +113,75 @@ def _decode_hot(
 
 def encode_hello(hello: Hello) -> bytes:
     """Return the bytes of a hello; the edge id travels in the topic."""
-    return _encode_cold(
-        v1.HelloV1,
-        noise=hello.noise,
-        parameters=dict(hello.parameters),
-        last_sequence=hello.last_sequence,
-        index=hello.index,
-        nonce=hello.nonce,
-        number=hello.number,
-        incarnation=hello.incarnation,
-        preparing=hello.preparing or None,
-    )
+    parameters, preparing = dict(hello.parameters), hello.preparing or None
+    return _encode_cold(v1.HelloV1, hello, parameters=parameters, preparing=preparing)
 
 
 def decode_hello(edge_id: EdgeId, payload: bytes) -> Hello:
-    """Return the hello of an edge."""
-    wire = _decode_cold(v1.HelloV1, payload)
-    return Hello(
-        edge_id=edge_id,
-        noise=wire.noise,
-        parameters=wire.parameters,
-        last_sequence=wire.last_sequence,
-        index=wire.index,
-        nonce=wire.nonce,
-        number=wire.number,
-        incarnation=wire.incarnation,
-        preparing=wire.preparing is not None,
-    )
+    fields = _decode_cold(v1.HelloV1, payload)
+    return Hello(edge_id=edge_id, **{**fields, "preparing": fields["preparing"] is not None})
 
 
-def encode_welcome(admission: Admission) -> bytes:
-    """Return the bytes of a welcome."""
-    scenario = dict(admission.scenario)
+def encode_welcome(welcome: Welcome) -> bytes:
+    scenario = dict(welcome.scenario)
     if not v1.bounded(scenario):
         raise LocalProtocolError(
             f"welcome: scenario is not JSON-like or printable, or deeper than {v1.DEPTH_LIMIT}, or too large"
         )
-    return _encode_cold(
-        v1.WelcomeV1,
-        limit=v1.WELCOME_LIMIT,
-        index=admission.welcome.index,
-        edges=admission.edges,
-        last_sequence=admission.welcome.last_sequence,
-        scenario=scenario,
-        seed=admission.seed,
-        incarnation=admission.incarnation,
-        nonce=admission.nonce,
-        number=admission.number,
-    )
+    return _encode_cold(v1.WelcomeV1, welcome, v1.WELCOME_LIMIT, scenario=scenario)
 
 
 def encode_refuse(refuse: Refuse) -> bytes:
     """Return the bytes of a refuse, which travels on welcome's topic."""
-    return _encode_cold(
-        v1.RefuseV1,
-        reason=refuse.reason,
-        detail=refuse.detail,
-        nonce=refuse.nonce,
-        number=refuse.number,
-        incarnation=refuse.incarnation,
-        last_sequence=refuse.last_sequence,
-    )
+    return _encode_cold(v1.RefuseV1, refuse)
 
 
-def decode_answer(edge_id: EdgeId, payload: bytes) -> Admission | Refuse:
+def decode_answer(edge_id: EdgeId, payload: bytes) -> Welcome | Refuse:
     """Return what the cloud answered to a hello."""
-    fields = _unpack("welcome", payload, v1.WELCOME_LIMIT)
-    if fields.get("kind") == "refuse":
-        refuse = _checked(v1.RefuseV1, fields)
-        answered = (refuse.nonce, refuse.number)
-        known = (refuse.incarnation, refuse.last_sequence)
-        return Refuse(edge_id, refuse.reason, refuse.detail, *answered, *known)
-    wire = _checked(v1.WelcomeV1, fields)
-    if wire.index >= wire.edges:
-        raise RemoteProtocolError(f"welcome: index {wire.index} of {wire.edges} shards")
-    if not v1.bounded(wire.scenario):
+    unpacked = _unpack("welcome", payload, v1.WELCOME_LIMIT)
+    if unpacked.get("kind") == "refuse":
+        return Refuse(edge_id, **_checked(v1.RefuseV1, unpacked))
+    welcome = Welcome(edge_id=edge_id, **_checked(v1.WelcomeV1, unpacked))
+    if welcome.index >= welcome.edges:
+        raise RemoteProtocolError(f"welcome: index {welcome.index} of {welcome.edges} shards")
+    if not v1.bounded(welcome.scenario):
         raise RemoteProtocolError(
             "welcome: scenario is not JSON-like or printable, or too deep, or too large"
         )
-    return Admission(
-        welcome=Welcome(edge_id, wire.index, wire.last_sequence),
-        edges=wire.edges,
-        scenario=wire.scenario,
-        seed=wire.seed,
-        incarnation=wire.incarnation,
-        nonce=wire.nonce,
-        number=wire.number,
-    )
+    return welcome
 
 
 def encode_leave(leave: Leave) -> bytes:
     """Return the bytes of a leave, or of a last will."""
-    return _encode_cold(v1.LeaveV1, reason=leave.reason, nonce=leave.nonce)
+    return _encode_cold(v1.LeaveV1, leave)
 
 
 def decode_leave(edge_id: EdgeId, payload: bytes) -> Leave:
     """Return the leave, or the last will, of an edge."""
-    wire = _decode_cold(v1.LeaveV1, payload)
-    return Leave(edge_id, wire.reason, wire.nonce)
+    return Leave(edge_id, **_decode_cold(v1.LeaveV1, payload))
 
 
 def encode_halt(halt: Halt) -> bytes:
-    """Return the bytes of a halt."""
-    return _encode_cold(v1.HaltV1, reason=halt.reason, updates=halt.updates, incarnation=halt.incarnation)
+    return _encode_cold(v1.HaltV1, halt)
 
 
 def decode_halt(payload: bytes) -> Halt:
-    """Return the halt of a run."""
-    wire = _decode_cold(v1.HaltV1, payload)
-    return Halt(wire.reason, wire.updates, wire.incarnation)
+    return Halt(**_decode_cold(v1.HaltV1, payload))
 
 
 def encode_presence(presence: Presence) -> bytes:
-    """Return the bytes of the cloud's presence."""
-    return _encode_cold(
-        v1.PresenceV1,
-        online=presence.online,
-        over=presence.over,
-        nonce=presence.nonce,
-        incarnation=presence.incarnation,
-    )
+    return _encode_cold(v1.PresenceV1, presence)
 
 
 def decode_presence(payload: bytes) -> Presence:
-    """Return the cloud's presence."""
-    wire = _decode_cold(v1.PresenceV1, payload)
-    return Presence(wire.online, wire.nonce, wire.incarnation, wire.over)
+    return Presence(**_decode_cold(v1.PresenceV1, payload))
 
 
-def _encode_cold(schema: type[_Schema], *, limit: int = v1.COLD_LIMIT, **fields: object) -> bytes:
+def _encode_cold(
+    schema: type[v1.Message], message: object, limit: int = v1.COLD_LIMIT, **changed: object
+) -> bytes:
+    """Return the bytes of a message whose attributes are the schema's fields, checked as a peer would."""
+    fields = {name: getattr(message, name) for name in schema.model_fields if name not in _HEAD} | changed
     try:
         packed: bytes = msgpack.packb(schema.model_validate(fields).model_dump())
     except ValidationError as error:
@@ -280,15 +191,17 @@ def _encode_cold(schema: type[_Schema], *, limit: int = v1.COLD_LIMIT, **fields:
     return packed
 
 
-def _decode_cold(schema: type[_Schema], payload: bytes) -> _Schema:
+def _decode_cold(schema: type[v1.Message], payload: bytes) -> dict[str, Any]:
     return _checked(schema, _unpack(_kind(schema), payload, v1.COLD_LIMIT))
 
 
-def _checked(schema: type[_Schema], fields: dict[str, Any]) -> _Schema:
+def _checked(schema: type[v1.Message], unpacked: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a message without version and kind."""
     try:
-        return schema.model_validate(fields)
+        message = schema.model_validate(unpacked)
     except ValidationError as error:
         raise RemoteProtocolError(f"{_kind(schema)}: {_faults(error)}") from error
+    return {name: value for name, value in message if name not in _HEAD}
 
 
 def _unpack(kind: str, payload: bytes, limit: int) -> dict[str, Any]:
@@ -308,7 +221,7 @@ def _unpack(kind: str, payload: bytes, limit: int) -> dict[str, Any]:
     return fields
 
 
-def _kind(schema: type[_Schema]) -> str:
+def _kind(schema: type[v1.Message]) -> str:
     return schema.__name__.removesuffix("V1").lower()
 
 

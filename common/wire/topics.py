@@ -40,26 +40,23 @@ class EdgeAddress(NamedTuple):
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a text may name a run or an edge; names become file names too, hence no `.` or `..`."""
+    """Return whether a text may name a run or an edge; names become file names too, hence no `.` or `..`."""
     return _NAME.fullmatch(text) is not None and text not in (".", "..")
 
 
 def run_id(text: str) -> RunId:
-    """Return a checked run name."""
     if not is_name(text):
         raise ConfigurationError(f"run = {text!r}: {_ALLOWED}")
     return RunId(text)
 
 
 def edge_id(text: str) -> EdgeId:
-    """Return a checked edge id."""
     if not is_name(text):
         raise ConfigurationError(f"edge id = {text!r}: {_ALLOWED}")
     return EdgeId(text)
 
 
 def edge_topic(run: RunId, edge: EdgeId, leaf: EdgeTopic) -> str:
-    """Return the topic of one edge."""
     return f"{_ROOT}/{run}/edge/{edge}/{leaf.value}"
 
 
@@ -114,7 +111,7 @@ def parse_edge_topic(topic: str) -> EdgeAddress:
 
 
 def topic_matches(topic_filter: str, topic: str) -> bool:
-    """Tell whether an MQTT filter with + and # takes a topic."""
+    """Return whether an MQTT filter with + and # takes a topic."""
     filters, levels = topic_filter.split("/"), topic.split("/")
     if levels[0].startswith("$") and filters[0] in ("+", "#"):  # MQTT-4.7.2-1
         return False

@@ -68,13 +68,15 @@ ParameterName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
+    """What every cold message has."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     v: Annotated[int, Field(ge=1, le=1)] = 1  # not Literal[1], which takes True for 1
 
 
-class HelloV1(_Message):
+class HelloV1(Message):
     """edge/<id>/hello."""
 
     kind: Literal["hello"] = "hello"
@@ -97,7 +99,7 @@ class HelloV1(_Message):
         return fields
 
 
-class WelcomeV1(_Message):
+class WelcomeV1(Message):
     """edge/<id>/welcome."""
 
     kind: Literal["welcome"] = "welcome"
@@ -111,7 +113,7 @@ class WelcomeV1(_Message):
     number: Number  # of the hello that it answers
 
 
-class RefuseV1(_Message):
+class RefuseV1(Message):
     """edge/<id>/welcome, as a kind of its own."""
 
     kind: Literal["refuse"] = "refuse"
@@ -130,7 +132,7 @@ class RefuseV1(_Message):
         return value
 
 
-class LeaveV1(_Message):
+class LeaveV1(Message):
     """edge/<id>/leave, and edge/<id>/will as the broker's farewell for a lost edge."""
 
     kind: Literal["leave"] = "leave"
@@ -138,7 +140,7 @@ class LeaveV1(_Message):
     nonce: Nonce
 
 
-class HaltV1(_Message):
+class HaltV1(Message):
     """halt, retained."""
 
     kind: Literal["halt"] = "halt"
@@ -147,7 +149,7 @@ class HaltV1(_Message):
     incarnation: Count
 
 
-class PresenceV1(_Message):
+class PresenceV1(Message):
     """cloud, retained; offline and not over is the cloud's last will, offline and over its goodbye after the halt."""
 
     kind: Literal["presence"] = "presence"
@@ -158,7 +160,7 @@ class PresenceV1(_Message):
 
 
 def bounded(value: object) -> bool:
-    """Tell whether a value is JSON-like, finite, printable and within every cap; walks without recursion."""
+    """Return whether a value is JSON-like, finite, printable and within every cap; walks without recursion."""
     waiting, seen = [(value, 0)], 0
     while waiting:
         node, depth = waiting.pop()

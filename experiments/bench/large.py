@@ -17,7 +17,7 @@ from common.errors import MapaError
 from common.own_code import code_folder
 from experiments.bench.large_model import large_scenario
 from experiments.bench.ratios import Ratio
-from mapa.children import ends_with_parent
+from mapa.processes import ends_with_parent
 
 _EDGES, _UPDATES = 5, 200
 _CLOUD_MB, _EDGE_MB = 500, 150

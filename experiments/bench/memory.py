@@ -17,7 +17,7 @@ from common.wire.topics import run_id
 from experiments.bench.ratios import Ratio
 from mapa.brokers import private_mosquitto
 from mapa.cloud_run import Setting, open_cloud
-from mapa.local_run import edge_processes
+from mapa.process_run import edge_processes
 from mapa.run_view import PlainView
 from mapa.scenario_files import load_scenario
 
@@ -76,7 +76,7 @@ def measure(
             former()
             if not found and cloud.service.server.updates >= _UPDATES * _EDGES:
                 found.extend(held_by(child.pid) for child in children.children)
-                cloud.service.interrupt()
+                cloud.service.halt("interrupted")
 
         cloud.service.on_records = look
         children.watch(cloud.loop, over, lambda: cloud.service.halted is not None)

@@ -27,8 +27,8 @@ from cloud.recovery_log import EVERY_BYTES
 from common.errors import ConfigurationError, MapaError
 from experiments.bench.soak_slope import BLOCKS, Slope, fit_slope, last_part
 from mapa.brokers import private_mosquitto
-from mapa.children import ends_with_parent
-from mapa.local_run import edge_counts, one_thread_each
+from mapa.process_run import edge_counts, one_thread_each
+from mapa.processes import ends_with_parent
 
 _RUN = "soak"
 _DIMENSION = 785  # N of LR on mnist-5k

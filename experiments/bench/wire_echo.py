@@ -15,12 +15,10 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from common.errors import BrokerUnavailableError
-from common.messages import Halt, SendModel, Welcome
+from common.messages import Halt, Presence, SendModel, Welcome
 from common.quantities import EdgeId
 from common.transport.connection import BrokerAddress
 from common.wire.codec import (
-    Admission,
-    Presence,
     decode_hello,
     encode_halt,
     encode_model,
@@ -84,8 +82,10 @@ class EchoCloud:
         run, edge_id = self.segment.run, parse_edge_topic(message.topic).edge_id
         index = len(self.answers)
         hello = decode_hello(edge_id, bytes(message.payload))
-        admission = Admission(
-            welcome=Welcome(edge_id, index, 0),
+        admission = Welcome(
+            edge_id=edge_id,
+            index=index,
+            last_sequence=0,
             edges=self.segment.edges,
             scenario=self.scenario.for_edge(index),
             seed=None,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from common.errors import BrokerUnavailableError
 from common.quantities import EdgeId, RunId
 from common.transport.connection import BrokerAddress
-from mapa.local_run import edge_counts, one_thread_each
+from mapa.process_run import edge_counts, one_thread_each
 
 
 class BenchFleet:

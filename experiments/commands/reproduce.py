@@ -32,7 +32,7 @@ from experiments.harness import SWEEP_ENGINES
 from experiments.reference.reference import ReferenceOrder, make_table
 from mapa.commands import options
 from mapa.output import progress_console
-from mapa.signals import interrupted_by_signals
+from mapa.processes import interrupted_by_signals
 
 if TYPE_CHECKING:
     from experiments.reproduce.reproduction import ReproductionOrder

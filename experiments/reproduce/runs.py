@@ -38,8 +38,8 @@ from experiments.reproduce.catalogue import (
 )
 from experiments.reproduce.results import Result
 from mapa.budget import calibrated
-from mapa.children import interruptible
-from mapa.local_run import one_thread_each
+from mapa.process_run import one_thread_each
+from mapa.processes import interruptible
 from mapa.simulation.simulator import Outcome, simulate
 from mapa.simulation.synchronous import simulate_synchronously
 from mapa.simulation.vectorised import simulate_many

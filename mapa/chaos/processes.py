@@ -21,9 +21,9 @@ from mapa.brokers import Broker, MosquittoOptions, private_mosquitto
 from mapa.chaos.faults import CLOUD
 from mapa.chaos.slow_disk import set_slow
 from mapa.chaos.trial import FAILED, Service, TrialPlan
-from mapa.children import ends_with_parent
-from mapa.local_run import edge_arguments, one_thread_each
 from mapa.option_variables import without_options
+from mapa.process_run import edge_arguments, one_thread_each
+from mapa.processes import ends_with_parent
 
 _KILLED = -int(signal.SIGKILL)
 _TOLD_EARLY = (

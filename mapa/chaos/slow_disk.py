@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mapa.threads import one_thread
+from mapa.processes import one_thread
 
 SECONDS = 0.05  # that every write takes longer
 

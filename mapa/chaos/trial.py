@@ -17,7 +17,7 @@ from common.quantities import RunId
 from common.records.layout import keeps_gradients
 from common.scenario.scenario import Scenario
 from common.transport.connection import BrokerAddress
-from common.transport.hostile import Disorder, HostileLoop, HostileRelay
+from common.transport.hostile_relay import Disorder, HostileLoop, HostileRelay
 from common.wire.topics import probe_topic
 from common.wire.v1 import packet_limit
 from mapa.brokers import find_mosquitto

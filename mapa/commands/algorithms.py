@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.algorithms import Description, algorithm_names, describe
+from common.algorithms import AlgorithmDescription, algorithm_names, describe
 from common.own_code import use_code_beside
 
 
@@ -37,7 +37,7 @@ def algorithms_command(
     Console().print(table)
 
 
-def _row(one: Description) -> dict[str, Any]:
+def _row(one: AlgorithmDescription) -> dict[str, Any]:
     return {
         "name": one.name,
         "about": one.about,

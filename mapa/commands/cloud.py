@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -16,7 +16,6 @@ from common.quantities import RunId
 from common.records.directory import new_run_id
 from common.records.layout import folder_name
 from common.records.reader import records_in
-from common.scenario.scenario import Scenario
 from common.wire.topics import run_id
 from mapa import option_variables
 from mapa.cloud_run import EXIT_CODES, Setting, open_cloud
@@ -39,8 +38,6 @@ OptionalScenario = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudConnection(Connection):
-    """A run that goes on knows its name."""
-
     run: Annotated[str | None, typer.Option(help="name of the run on the broker")] = None  # type: ignore[assignment]
 
     @property
@@ -105,48 +102,34 @@ def cloud_command(
         raise ConfigurationError("SCENARIO: missing; or --resume RUN")
     name, resolved = changed.load(scenario)
     address, checked = connection.address, connection.run_id
-    introduced, listener = connection.credentials(), metrics.listener()
-    own = _own_files(resolved, test_data)
+    reached = _reached(connection, metrics)
     local = resolved.data.set == LOCAL
+    own = OwnFiles(test=test_data) if local or test_data is not None else None
     if edges_at_least is None and (local or gather is not None):
         told = "edges_at_least" in resolved.testbed.model_fields_set
         edges_at_least = resolved.testbed.edges_at_least if told else resolved.workers
         gather = None if local else gather
     awaited = min(edges_at_least or resolved.testbed.edges_at_least, resolved.workers)
     setting = Setting.of(resolved, options.data_dir_or_default(data_dir), own, say=note)
-    resolved = setting.scenario
-    console = progress_console()
     with (
         open_records(runs_dir / new_run_id(checked)) as directory,
-        view_for(resolved, console, quiet=as_json) as view,
+        view_for(setting.scenario, progress_console(), quiet=as_json) as view,
     ):
         with open_cloud(
             setting,
             run=checked,
-            broker=address,
-            credentials=introduced,
             directory=directory,
             view=view,
             edges_at_least=awaited,
-            connect_timeout=connection.connect_timeout,
             gather=gather,
-            reached=connection.words,
-            metrics=listener,
+            **reached,
         ) as cloud:
             for left in unfinished_runs(checked, runs_dir):
                 view.say(
                     f"{left}; this cloud starts a new run at t = 1; that one goes on with --resume {left.path}"
                     f"{allowing((read_object(left.path / 'manifest.json') or {}).get('scenario'))}"
                 )
-            write_manifest(
-                directory,
-                resolved,
-                setting.dataset,
-                name=name,
-                engine="network",
-                shard_sizes=[len(rows) for rows in setting.rows],  # none where only the edges know
-                started_by=started_by,
-            )
+            write_manifest(directory, setting, name=name, engine="network", started_by=started_by)
             view.say(
                 f"serving run {checked!r} on {address}; edges: mapa edge --broker {address} --run {checked}"
                 f"{' --data FILE' if local else ''}"
@@ -162,8 +145,15 @@ def cloud_command(
     raise typer.Exit(cloud.exit_code(reason))
 
 
-def _own_files(scenario: Scenario, test_data: Path | None) -> OwnFiles | None:
-    return OwnFiles(test=test_data) if scenario.data.set == LOCAL or test_data is not None else None
+def _reached(connection: CloudConnection, metrics: Metrics) -> dict[str, Any]:
+    """Return what a new and a resumed cloud pass on to `open_cloud` of their options."""
+    return {
+        "broker": connection.address,
+        "credentials": connection.credentials(),
+        "connect_timeout": connection.connect_timeout,
+        "reached": connection.words,
+        "metrics": metrics.listener(),
+    }
 
 
 def _resume(
@@ -184,7 +174,7 @@ def _resume(
         raise typer.Exit(EXIT_CODES.get(str(ended), 1))
     if connection.run not in (None, run.run):
         raise ConfigurationError(f"--run {connection.run}: the run that is resumed is called {run.run!r}")
-    address, introduced, listener = connection.address, connection.credentials(), metrics.listener()
+    reached = _reached(connection, metrics)
     setting = run.setting(data_dir, test_data)
     with (
         open_again(path) as directory,
@@ -193,17 +183,13 @@ def _resume(
         with open_cloud(
             setting,
             run=run.run,
-            broker=address,
-            credentials=introduced,
             directory=directory,
             view=view,
             edges_at_least=1,
-            connect_timeout=connection.connect_timeout,
             incarnation=run.incarnation,
-            reached=connection.words,
-            metrics=listener,
+            **reached,
         ) as cloud:
-            view.say(f"serving run {run.run!r} on {address} again")
+            view.say(f"serving run {run.run!r} on {connection.address} again")
             reason = cloud.serve()
         summary = record_cloud(cloud, name=run.name, reason=reason, engine=run.engine)
     report(summary, as_json=as_json)

@@ -14,12 +14,12 @@ import typer
 from rich.console import Console
 
 from common.datasets.source import LOCAL
-from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.models.registry import model_class
+from common.own_code import is_dotted
 from common.scenario.scenario import Scenario
 from common.wire.v1 import payload_limit
-from mapa import local_run
+from mapa import process_run as local_run
 from mapa.chaos.faults import (
     Fault,
     FaultKind,

@@ -14,8 +14,8 @@ from rich.table import Table
 from common.datasets.catalogue import DATA_SETS, data_directory, describe, get_dataset
 from common.datasets.mirrors import data_mirror
 from common.datasets.source import DECLARED
-from common.dotted import is_dotted
 from common.errors import ConfigurationError
+from common.own_code import is_dotted
 from mapa import output
 from mapa.commands import options
 from mapa.output import progress_console

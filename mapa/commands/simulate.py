@@ -45,7 +45,7 @@ def simulate_command(
     world = World.of(resolved, options.data_dir_or_default(data_dir), own, say=note)
     if words := explained(world.scenario, world.model):
         note(words)
-    # From here on a signal is a question: whoever finds the run's directory finds its summary there, too.
+    # From here on a signal ends the run between two events, so that its directory gets a summary.
     bar = bar_on(progress_console(), f"{resolved.algorithm.name} {resolved.model.name}", resolved.iterations)
     with interrupt_between_events(), bar:
         summary = record_simulation(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigurationError
-from mapa.children import ends_with_parent
-from mapa.local_run import one_thread_each
 from mapa.option_variables import without_options
+from mapa.process_run import one_thread_each
+from mapa.processes import ends_with_parent
 
 _PATIENCE = 5.0  # seconds for a child that was told to go
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
-from common.dotted import is_dotted
 from common.errors import MapaError
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import describe_law
+from common.own_code import is_dotted
 from common.records.regular import number, rows, table, text
 from mapa.dashboard.page_tally import GRID, Lane
 from mapa.dashboard.sections import LANES, Page, by_edge

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cloud.algorithm import StepSchedule
 from cloud.assembly import algorithm_for, begun, check_own_edges, first_model
-from cloud.facts import edge_joined, stage_opened
+from cloud.server import edge_joined, stage_opened
 from common.errors import ConfigurationError
 from common.messages import EdgeJoined, StageOpened
 from common.noise.law import NoiseLaw

@@ -197,15 +197,15 @@ class _Simulation:
 
     def receive(self, event: Event) -> None:
         """Let the cloud take an event, behind its record where there is a log."""
+        judged = self.server.judge(event)
         if self.log is not None:
-            match event:
-                case GradientArrived():
-                    self.log.gradient(self.server, event, encode_gradient(event), self.now)
-                case Hello():
-                    self.log.hello(self.server, event, encode_hello(event), self.now)
-                case Leave():
-                    self.log.leave(self.server, event, self.now)
-        for effect in self.server.receive(event):
+            payload = b""
+            if isinstance(event, GradientArrived):
+                payload = encode_gradient(event)
+            elif isinstance(event, Hello):
+                payload = encode_hello(event)
+            self.log.event(self.server, judged, payload, self.now)
+        for effect in self.server.commit(judged):
             self.perform(effect)
 
     def perform(self, effect: Effect) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from cloud.algorithm import Algorithm, StepSchedule, Update, descend
 from cloud.assembly import begin, first_model, own_moment
-from cloud.facts import edge_joined
+from cloud.server import edge_joined
 from common.errors import ConfigurationError
 from common.messages import GradientApplied, SendModel
 from common.quantities import Vector, is_finite

@@ -99,7 +99,7 @@ def releases_shown(
 def _logged(edge: Released, scenario: Scenario, engine: str, replay: LogReplay) -> Released:
     """Return exactly how many releases the log proves, but for a budget that ends in the last one."""
     account, begun = replay.server.edges[EdgeId(edge.edge_id)], replay.server.schedule is not None
-    known, most = releases_of(account, replay.lives, replay.tally, begun=begun)
+    known, most = releases_of(account, replay.restarts, replay.tally, begun=begun)
     budget = engine == "processes" and scenario.private and scenario.privacy.total_epsilon is not None
     return replace(edge, least=known if budget else most, most=most)
 
@@ -181,7 +181,7 @@ def _miscounted(
     """Say where a ledger has not applied ≤ released ≤ stated."""
     known = edge.last  # what was refused for good may be of anybody who can write to the edge's topic
     if replay is not None:
-        known = max(known, replay.lives.known(EdgeId(edge.edge_id)))
+        known = max(known, replay.restarts.known(EdgeId(edge.edge_id)))
     if not ledger.releases >= max(known, edge.applied):
         yield f"released {ledger.releases}; the run applied {edge.applied}, up to its gradient {known}"
     if type(stated) is not int or ledger.releases > stated:
@@ -198,7 +198,7 @@ def _mischarged(
     fewest = most = kind.charges(ledger.releases)
     if kind.mechanism.sampling is Sampling.SHUFFLED:
         if replay is not None:
-            most = replay.lives.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
+            most = replay.restarts.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
         else:
             most = max(fewest, _stated_charges(summary).get(ledger.edge_id, 0))
     if not fewest <= ledger.charges <= most:
@@ -286,7 +286,7 @@ def check_statement(
         yield passed(
             "releases", SUMMARY, f"as many as {source}, with what may have been under way at the end"
         )
-    starts: Starts | None = None if simulated or replay is None else replay.lives
+    starts: Starts | None = None if simulated or replay is None else replay.restarts
     if not simulated and replay is None and scenario.mechanism.sampling is Sampling.SHUFFLED:
         starts = _StatedStarts(_stated_charges(summary), stated.get("words"))
         here = {ledger.edge_id for ledger in files.ledgers}

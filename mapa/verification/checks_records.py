@@ -32,6 +32,7 @@ from common.records.tally import EdgeTally, Evaluation, Tally
 from common.scenario.scenario import Scenario
 from mapa.cloud_run import CloudRun
 from mapa.recording import ENGINES, network, summarise, write_manifest
+from mapa.run_parts import RunParts
 from mapa.verification.check import Check, claimed, failed, passed, unlike
 from mapa.verification.log_replay import LogReplay
 from mapa.verification.untrusted_files import EVENTS, MANIFEST, SUMMARY, RunFiles, UnreadableError
@@ -82,7 +83,8 @@ def manifest_as_written(files: RunFiles, scenario: Scenario) -> Iterator[Check]:
     draft = _Draft(str(stated.get("run")))
     unknown = cast(Dataset, SimpleNamespace(checksum="", shape=(), classes=0))
     name, engine = str(stated.get("name")), str(stated.get("engine"))
-    write_manifest(draft, scenario, unknown, name=name, engine=engine, shard_sizes=())
+    parts = RunParts(scenario, unknown, cast(Model, None), [])
+    write_manifest(draft, parts, name=name, engine=engine)
     origin = {key: stated[key] for key in _OF_ORIGIN if key in stated}
     wrong = _differences(stated, draft.documents[MANIFEST] | origin)
     yield from (failed("fields", MANIFEST, detail) for detail in wrong.values())
@@ -363,14 +365,13 @@ def check_summary(
     sized = SimpleNamespace(dimension=parameters, first_layer=slice(None), metrics=metrics)
     draft = _Draft(str(manifest.get("run")))
     recorded = summarise(
-        scenario,
-        model or cast(Model, sized),
+        RunParts(scenario, cast(Dataset, None), model or cast(Model, sized), []),
+        draft,
         tally,
+        seconds,
         name=str(manifest.get("name")),
         engine=engine,
-        directory=draft,
         reason=str(stated.get("reason")),  # check_end judges it
-        seconds=seconds,
     )
     recorded["releases"] = stated.get("releases")  # these two the checks of privacy judge
     recorded |= {key: stated[key] for key in ("privacy",) if key in stated}

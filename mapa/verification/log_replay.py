@@ -16,15 +16,14 @@ from typing import Any, cast
 import numpy as np
 
 from cloud.assembly import begin, first_model, terms_for
-from cloud.lives import Lives
+from cloud.peers import Restarts
 from cloud.recovery_log import Replayer
 from cloud.server import CloudServer
 from common.datasets.catalogue import describe
-from common.dotted import is_dotted
 from common.errors import ConfigurationError
 from common.messages import Effect, Event, Fact, GradientApplied, GradientRefused
 from common.models.model import Block, Model
-from common.own_code import code_named_by
+from common.own_code import code_named_by, is_dotted
 from common.quantities import Vector, is_finite
 from common.randomness import CounterStreams, streams_for
 from common.records.checkpoint import unpack
@@ -212,7 +211,7 @@ class LogReplay:
 
     server: CloudServer
     tally: Tally = field(default_factory=Tally)
-    lives: Lives = field(default_factory=Lives)
+    restarts: Restarts = field(default_factory=Restarts)
     facts: list[Fact] = field(default_factory=list)  # in order
     received: int = 0  # gradients in the log, each once
     times: list[float] = field(default_factory=list)  # of the first and of the last update, in seconds
@@ -226,7 +225,7 @@ class LogReplay:
 
     def steps(self, files: RunFiles) -> Iterator[tuple[Event | None, list[Effect]]]:
         """Take the log record by record; yield the event of each, if it is of one, and its effects."""
-        replayer = Replayer(self.server, self.lives)
+        replayer = Replayer(self.server, self.restarts)
         with quiet_overflow():
             for segment, entry in files.entries():
                 try:

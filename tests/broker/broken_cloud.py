@@ -10,8 +10,9 @@ from pathlib import Path
 
 from cloud import recovery_log as history_module
 from cloud import service
+from cloud.admission import EdgeAccount
 from cloud.recovery_log import History
-from cloud.server import CloudServer
+from cloud.server import CloudServer, Judged, JudgedGradient
 from common.messages import Effect, GradientArrived
 from common.records.gradient_log import Entry, Kind, LogWriter, pack_record
 from mapa.cli import main
@@ -19,55 +20,60 @@ from mapa.cli import main
 
 def double() -> None:
     """Take a gradient that has come before for a new one."""
-    is_new = CloudServer.is_new
+    judge = CloudServer.judge_gradient
 
-    def forgetful(server: CloudServer, arrived: GradientArrived) -> bool:
+    def forgetful(server: CloudServer, arrived: GradientArrived) -> JudgedGradient:
         account = server.edges.get(arrived.edge_id)
         if account is not None and server.halted is None and arrived.sequence == account.last_sequence > 0:
             account.last_sequence -= 1
-        return is_new(server, arrived)
+        return judge(server, arrived)
 
-    CloudServer.is_new = forgetful  # type: ignore[method-assign]
+    CloudServer.judge_gradient = forgetful  # type: ignore[method-assign]
 
 
 def forget() -> None:
     """Apply and answer, and write nothing down."""
-    gradient = History.gradient
+    write = History.event
     taken = 0
 
     def unwritten(
-        history: History, server: CloudServer, arrived: GradientArrived, payload: bytes, seconds: float
+        history: History, server: CloudServer, judged: Judged, payload: bytes, seconds: float
     ) -> None:
         nonlocal taken
-        taken += 1
-        if taken < 40:
-            gradient(history, server, arrived, payload, seconds)
+        taken += isinstance(judged, JudgedGradient)
+        if taken < 40 or not isinstance(judged, JudgedGradient):
+            write(history, server, judged, payload, seconds)
 
-    History.gradient = unwritten  # type: ignore[method-assign]
+    History.event = unwritten  # type: ignore[method-assign]
 
 
 def twice() -> None:
     """Apply the first gradient after a resume two times."""
     if "--resume" not in sys.argv:
         return
-    gradient, apply = History.gradient, CloudServer._apply
+    write, apply = History.event, CloudServer._apply
     due, done = False, False
 
     def written(
-        history: History, server: CloudServer, arrived: GradientArrived, payload: bytes, seconds: float
+        history: History, server: CloudServer, judged: Judged, payload: bytes, seconds: float
     ) -> None:
         nonlocal due
-        due = not done  # what is read from the log on the way back is not written again
-        gradient(history, server, arrived, payload, seconds)
+        due = (
+            isinstance(judged, JudgedGradient) and not done
+        )  # what is read from the log is not written again
+        write(history, server, judged, payload, seconds)
 
-    def applied(server: CloudServer, arrived: GradientArrived, effects: list[Effect]) -> None:
+    def applied(
+        server: CloudServer, arrived: GradientArrived, account: EdgeAccount, stage: int
+    ) -> list[Effect]:
         nonlocal due, done
-        apply(server, arrived, effects)
+        effects = apply(server, arrived, account, stage)
         if due:
             due, done = False, True
-            apply(server, arrived, effects)
+            effects += apply(server, arrived, account, stage)
+        return effects
 
-    History.gradient = written  # type: ignore[method-assign]
+    History.event = written  # type: ignore[method-assign]
     CloudServer._apply = applied  # type: ignore[method-assign]
 
 

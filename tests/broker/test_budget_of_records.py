@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloud.admission import Indices
+from cloud.admission import ShardIndices
 from mapa.brokers import Broker
 from mapa.commands.ledger import ledger_command
 from tests.broker.testbed_support import PATIENCE, open_testbed, scenario
@@ -46,7 +46,7 @@ def test_five_edges_on_the_same_records_spend_one_budget(
 def test_a_cloud_that_deals_one_shard_to_all_finds_one_edge(
     mosquitto: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Indices, "deal", lambda *_: 0)
+    monkeypatch.setattr(ShardIndices, "deal", lambda *_: 0)
     said = spend(mosquitto, tmp_path, 2, data={"sampler": "shuffled"}, batch_size=200)
     assert said.count("no two edges release the same records at the same time") == 4
     document = stated(tmp_path / "state", capsys)

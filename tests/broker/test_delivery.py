@@ -156,7 +156,7 @@ def test_an_edge_with_the_outbox_of_an_earlier_run_of_the_name_sends_none_of_it(
         )
         victim.kill()  # its last gradient stays in the outbox, acknowledged or not
         victim.wait(PATIENCE)
-        first.cloud.loop.post(first.cloud.service.interrupt)
+        first.cloud.loop.post(lambda: first.cloud.service.halt("interrupted"))
         first.finish()
         old = first.cloud.service.server.incarnation
         (held,) = set(first.cloud.service.server.edges) - {other}

@@ -12,7 +12,7 @@ import pytest
 
 from common.datasets.catalogue import data_directory
 from mapa.brokers import Broker
-from mapa.local_run import one_thread_each
+from mapa.process_run import one_thread_each
 from tests.broker.testbed_support import ROOT, open_testbed, scenario
 
 pytestmark = pytest.mark.broker

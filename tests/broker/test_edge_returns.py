@@ -22,7 +22,7 @@ from common.wire.codec import decode_gradient
 from common.wire.topics import parse_edge_topic, run_id
 from edge.ledger_snapshot import ledger_snapshot
 from mapa.brokers import Broker
-from mapa.local_run import one_thread_each
+from mapa.process_run import one_thread_each
 from tests.broker.testbed_support import (
     PATIENCE,
     Testbed,

@@ -46,17 +46,17 @@ def test_a_halt_is_delivered_though_the_queue_was_full(
         mosquitto.stop(signal.SIGKILL)
         while cloud.channel.publish("elsewhere", b"x", qos=1):
             pass
-        cloud.loop.post(cloud.service.interrupt)
+        cloud.loop.post(lambda: cloud.service.halt("interrupted"))
         stop = cloud.loop.stop
 
         def stop_and_start_the_broker() -> None:
-            assert cloud.service.notices.owing
+            assert cloud.service.presence.owing
             mosquitto.start()
             stop()
 
         cloud.loop.stop = stop_and_start_the_broker  # type: ignore[method-assign]
         assert cloud.serve() == "interrupted"
-        assert not cloud.service.notices.owing
+        assert not cloud.service.presence.owing
     late = connect(mosquitto, "late", "mapa/v1/test/#")
     late.wait(lambda: len(late.seen) == 2)
     said = dict(late.seen)

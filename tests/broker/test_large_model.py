@@ -55,7 +55,7 @@ def test_four_megabyte_messages_train_over_a_broker_sized_for_them(
         service = bed.cloud.service
         bed.wait(lambda: service.server.updates >= 8 and sum(service.dropped.values()) >= len(edges))
         eventually(lambda: "dropped a message" in bed.logs(), "an edge says that it dropped a message")
-        bed.cloud.loop.post(service.interrupt)
+        bed.cloud.loop.post(lambda: service.halt("interrupted"))
         summary = bed.finish()
         assert summary["reason"] == "interrupted", bed.logs()
         assert summary["parameters"] == PARAMETERS

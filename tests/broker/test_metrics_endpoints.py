@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud.readings import FAMILIES as CLOUD
+from cloud.metrics import FAMILIES as CLOUD
 from edge.metrics import FAMILIES as EDGE
 from mapa.brokers import Broker
 from tests.common.test_telemetry import read

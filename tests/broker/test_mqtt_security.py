@@ -186,12 +186,12 @@ def test_no_edge_account_throws_the_cloud_or_another_edge_out_by_its_client_id(
         bed.edge("--accounts", str(tmp_path / "1"), *ca, broker=broker.address)
         service = bed.cloud.service
         bed.wait(lambda: bed.updates > 10)
-        thrown_out = [f"test::{service.nonce}", "cloud", "test:e1", "e1"]
+        thrown_out = [f"test::{service.presence.nonce}", "cloud", "test:e1", "e1"]
         for client_id in thrown_out:  # what the presence and the topics tell every edge
             thief = connect(broker, client_id, username="e2", password="2", tls=tls)
             thief.close()
         assert bed.finish()["updates"] == 200
-        assert service.lost_connections == 0
+        assert service.traffic.lost_connections == 0
         assert not bed.events("edge_gone")
 
 

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.messages import GradientArrived, Halt, Hello, Refuse, SendModel, Welcome
+from common.messages import GradientArrived, Halt, Hello, Presence, Refuse, SendModel, Welcome
 from common.quantities import EdgeId
 from common.scenario.scenario import parse_scenario
 from common.wire.codec import (
-    Admission,
-    Presence,
     decode_gradient,
     decode_hello,
     decode_leave,
@@ -239,8 +237,10 @@ class Script:
         self.answer(encode_refuse(Refuse(NODE, reason, "a detail", nonce, number, life, known)))
 
     def welcome(self, hello: Hello, life: int = LIFE, last_sequence: int = 0) -> bytes:
-        admission = Admission(
-            welcome=Welcome(NODE, 0, last_sequence),
+        admission = Welcome(
+            edge_id=NODE,
+            index=0,
+            last_sequence=last_sequence,
             edges=1,
             scenario=self.values,
             seed=None,

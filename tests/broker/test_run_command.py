@@ -16,7 +16,7 @@ from common.datasets.catalogue import data_directory, load_dataset
 from common.models.registry import make_model
 from experiments.observer import nearest_image, observe_directory
 from mapa.brokers import Broker
-from mapa.local_run import edge_counts
+from mapa.process_run import edge_counts
 from tests.broker.testbed_support import open_testbed, scenario
 from tests.program_support import PATIENCE, eventually, journal_has, start_mapa
 from tests.program_support import run_mapa as mapa

@@ -27,9 +27,9 @@ LONG = ("quickstart", "--set", "iterations=1000000", "--edges", "4", "--processe
 PATIENT = (
     sys.executable,
     "-c",
-    "from mapa import cli, local_run\n"
-    "end = local_run._end\n"
-    "local_run._end = lambda children, patience: end(children, 1e6 if patience else 0.0)\n"
+    "from mapa import cli, process_run\n"
+    "end = process_run._end\n"
+    "process_run._end = lambda children, patience: end(children, 1e6 if patience else 0.0)\n"
     "cli.main()",
 )
 

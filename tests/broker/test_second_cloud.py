@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from cloud.rivals import Inquiry
+from cloud import presence
+from cloud.presence import Inquiry
 from common.errors import ConfigurationError
-from common.messages import EvaluationDue
+from common.messages import EvaluationDue, Presence
 from common.quantities import RunId
 from common.transport.channel import Will
-from common.wire.codec import Presence, decode_presence, encode_presence
+from common.wire.codec import decode_presence, encode_presence
 from common.wire.topics import halt_topic, presence_topic
-from mapa import cloud_run
 from mapa.brokers import Broker
 from tests.broker.testbed_support import PATIENCE, open_testbed, scenario
 
@@ -28,7 +28,7 @@ Connect = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def _answers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloud_run, "_ANSWER", 3600.0)
+    monkeypatch.setattr(presence, "_ANSWER", 3600.0)
 
 
 def test_a_second_cloud_of_the_run_ends_and_the_first_goes_on(
@@ -46,7 +46,9 @@ def test_a_second_cloud_of_the_run_ends_and_the_first_goes_on(
         assert first.finish()["updates"] == 20
         observer.wait(lambda: not decode_presence(observer.seen[-1][1]).online)
         # the second one has said nothing to the edges, not even as its last will
-        assert {decode_presence(payload).nonce for _, payload in observer.seen} == {first.cloud.service.nonce}
+        assert {decode_presence(payload).nonce for _, payload in observer.seen} == {
+            first.cloud.service.presence.nonce
+        }
         assert [decode_presence(payload).online for _, payload in observer.seen] == [True, False]
 
 
@@ -99,7 +101,7 @@ def test_a_halt_stays_where_a_second_cloud_comes_before_the_first_has_gone(
 def test_a_presence_that_nobody_stands_behind_is_replaced_after_a_while(
     mosquitto: Broker, tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cloud_run, "_ANSWER", 0.2)
+    monkeypatch.setattr(presence, "_ANSWER", 0.2)
     dead = connect(mosquitto, "dead", presence_topic(RUN))
     dead.channel.publish(presence_topic(RUN), encode_presence(Presence(True, THEIRS)), qos=1, retain=True)
     dead.wait(lambda: len(dead.seen) == 1)
@@ -110,7 +112,7 @@ def test_a_presence_that_nobody_stands_behind_is_replaced_after_a_while(
             presence_topic(RUN), encode_presence(Presence(False, THEIRS)), qos=1, retain=True
         )
         dead.wait(lambda: len(dead.seen) == 4)
-        ours = Presence(True, bed.cloud.service.nonce, bed.cloud.service.server.incarnation)
+        ours = Presence(True, bed.cloud.service.presence.nonce, bed.cloud.service.server.incarnation)
         assert [decode_presence(payload) for _, payload in dead.seen[1:]] == [
             ours,
             Presence(False, THEIRS),

@@ -22,7 +22,7 @@ from common.scenario.scenario import parse_scenario
 from common.transport.connection import BrokerAddress, Credentials
 from common.wire.topics import run_id
 from mapa.cloud_run import CloudRun, Setting, open_cloud
-from mapa.local_run import one_thread_each
+from mapa.process_run import one_thread_each
 from mapa.recording import record_cloud
 from mapa.run_parts import OwnFiles
 from mapa.run_view import PlainView

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cloud.algorithm import Algorithm, Update, descend
-from cloud.averaging import averaged
+from cloud.wrappers import averaged
 from common.algorithms import algorithm_names, describe
 from common.noise.gaussian import Gaussian
 from common.problem import Problem

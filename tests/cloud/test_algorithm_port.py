@@ -174,33 +174,6 @@ def test_a_range_says_itself_in_words() -> None:
 # -- updates ------------------------------------------------------------------------------------------------
 
 
-def test_a_step_is_made_in_new_memory() -> None:
-    x, one = np.zeros(3, np.float32), update()
-    moved = descend(x, one.gradient, 0.5)
-    np.testing.assert_array_equal(moved, np.full(3, -0.5, np.float32))
-    np.testing.assert_array_equal(x, np.zeros(3))
-    np.testing.assert_array_equal(one.gradient, np.ones(3))
-
-
-def test_a_stale_gradient_moves_x_less() -> None:
-    algorithm = FedAsync(rate=1.0, power=1.0).begin(PROBLEM, 2.0)
-    assert (algorithm.sensitivity, algorithm.step) == (1.0, 0.5)
-    x = np.zeros(3, np.float32)
-    for staleness, step in ((0, 0.5), (1, 0.25), (4, 0.1)):
-        moved, _ = algorithm.apply(x, update(t=9, staleness=staleness))
-        np.testing.assert_allclose(moved, -step, rtol=1e-6)
-
-
-def test_a_buffer_moves_x_by_the_mean_once_it_is_full() -> None:
-    algorithm = FedBuff(rate=1.0, size=3).begin(PROBLEM, 2.0)
-    x = np.zeros(3, np.float32)
-    for t, value in enumerate((1.0, 2.0, 6.0), start=1):
-        assert (algorithm.held, x[0]) == (t - 1, 0)
-        x, algorithm = algorithm.apply(x, update(value, t=t))
-    np.testing.assert_allclose(x, -3, rtol=1e-6)
-    assert (algorithm.held, algorithm.total) == (0, None)
-
-
 @pytest.mark.parametrize("name", [*algorithm_names(), "tests.algorithms.fedbuff:FedBuff"])
 def test_the_fields_are_all_that_a_run_needs_to_go_on(name: str) -> None:
     """Stop after any update, keep x and the fields, and go on: the same bytes."""

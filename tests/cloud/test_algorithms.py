@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cloud.algorithm import Algorithm, Update, descend
-from cloud.averaging import DECAY, WithAverage, averaged
+from cloud.wrappers import DECAY, WithAverage, averaged
 from common.algorithms import algorithm_names, describe
 from common.errors import ConfigurationError
 from common.problem import Problem

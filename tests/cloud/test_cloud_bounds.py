@@ -7,24 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from cloud.assembly import fifo_capacity
-from cloud.contacts import Allowance
-from common.messages import Hello, Refuse
+from cloud.peers import Allowance
+from common.messages import Hello, Refuse, Welcome
 from common.quantities import EdgeId
-from common.wire.codec import Admission, encode_hello
+from common.wire.codec import encode_hello
 from common.wire.topics import EdgeTopic, edge_topic
 from mapa.recording import releases_of
 from tests.cloud.test_cloud_service import LIFE, RUN, THEIRS, Bed
-
-
-@pytest.mark.parametrize(
-    ("workers", "dimension", "capacity"),
-    [(5, 785, 1024), (2000, 785, 4000), (5, 1_000_000, 67), (100, 1_000_000, 100), (5, 100_000_000, 5)],
-)
-def test_gradients_that_wait_are_bounded_by_memory_and_every_edge_has_a_place(
-    workers: int, dimension: int, capacity: int
-) -> None:
-    assert fifo_capacity(workers, dimension) == capacity
 
 
 def test_a_flood_of_hellos_leaves_as_much_as_the_fleet_has_edges() -> None:
@@ -35,10 +24,10 @@ def test_a_flood_of_hellos_leaves_as_much_as_the_fleet_has_edges() -> None:
         bed.service.on_hello(edge_topic(RUN, edge, EdgeTopic.HELLO), payload)
         bed.broker.settle()
     service = bed.service
-    assert (len(service.server.edges), len(service.contacts), len(service.server.fifo)) == (2, 2, 0)
+    assert (len(service.server.edges), len(service.peers)) == (2, 2)
     assert len(bed.said) <= 51
     assert len(service.records.facts) <= 4
-    assert not service.notices.owing
+    assert not service.presence.owing
     assert not service.models.waiting
     timers = bed.broker._timers._heap
     assert len(timers) <= 4
@@ -87,13 +76,13 @@ def test_a_hello_with_more_releases_than_the_run_can_have_does_not_ruin_its_stat
     answer = bed.hello("a", last_sequence=count)
     assert isinstance(answer, Refuse)
     assert f"last_sequence = {count}: must be at most 6100 in a run of T = 60" in answer.detail
-    assert bed.service.refused_hellos == {"mechanism": 1}
-    assert isinstance(bed.hello("b", last_sequence=7), Admission)  # of earlier runs of the name
+    assert bed.service.traffic.refused_hellos == {"mechanism": 1}
+    assert isinstance(bed.hello("b", last_sequence=7), Welcome)  # of earlier runs of the name
     bed.gradient("b", 8)
     assert isinstance(bed.hello("b", last_sequence=130), Refuse)
-    assert isinstance(bed.hello("b", last_sequence=129), Admission)  # a cloud that lost its last records
-    assert bed.service.lives.known(EdgeId("a")) == 0
-    assert bed.service.lives.known(EdgeId("b")) == 129
+    assert isinstance(bed.hello("b", last_sequence=129), Welcome)  # a cloud that lost its last records
+    assert bed.service.restarts.known(EdgeId("a")) == 0
+    assert bed.service.restarts.known(EdgeId("b")) == 129
 
 
 @pytest.mark.parametrize(
@@ -108,9 +97,9 @@ def test_a_last_gradient_that_was_lost_is_counted_though_its_edge_has_left(
         bed.gradient("a", sequence)
     bed.hello("a", last_sequence=named)  # after a reconnect
     bed.leave("a", reason)
-    bed.service.record()
+    bed.service.records.write()
     account = bed.service.server.edges[EdgeId("a")]
-    assert releases_of(account, bed.service.lives, bed.service.tally, begun=True)[1] == released
+    assert releases_of(account, bed.service.restarts, bed.service.tally, begun=True)[1] == released
 
 
 def test_a_flood_of_gradients_before_the_first_model_leaves_nothing_behind() -> None:
@@ -119,5 +108,4 @@ def test_a_flood_of_gradients_before_the_first_model_leaves_nothing_behind() -> 
     bed.hello("a")
     for sequence in range(1, 1200):
         bed.gradient("a", sequence)
-    assert len(bed.service.server.fifo) == 0  # nobody was sent a model, so nobody can have made one
-    assert bed.service.server.updates == 0
+    assert bed.service.server.updates == 0  # no model was sent, so none can have been made

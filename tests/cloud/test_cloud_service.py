@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from cloud.assembly import server_for
 from cloud.evaluation import Evaluator
-from cloud.rivals import Inquiry
+from cloud.presence import Inquiry
 from cloud.service import CloudService
-from common.messages import GradientArrived, Halt, Hello, Leave, Refuse
+from common.messages import GradientArrived, Halt, Hello, Leave, Presence, Refuse, Welcome
 from common.metrics import ACCURACY, LOSS
 from common.quantities import EdgeId, NoisyGradient, RunId, Vector
 from common.randomness import streams_for
@@ -29,8 +29,6 @@ from common.records.recorder import Recorder
 from common.records.tally import Evaluation
 from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import (
-    Admission,
-    Presence,
     decode_answer,
     decode_halt,
     decode_presence,
@@ -64,7 +62,7 @@ class Bed:
     def __post_init__(self) -> None:
         scenario = small_scenario(**{"evaluation": {"every": 0}, **self.changes})
         world = World.on(scenario, small_dataset())
-        self.cloud = MemoryChannel(self.broker, on_connected=lambda: self.service.notices.announce())
+        self.cloud = MemoryChannel(self.broker, on_connected=lambda: self.service.presence.announce())
         self.service = CloudService(
             run=RUN,
             scenario=scenario,
@@ -79,7 +77,7 @@ class Bed:
         self.broker.advance(1.0)  # 0 stands for "never" in a contact
         self.service.start()
         self.edge = MemoryChannel(self.broker)
-        self.answers: list[tuple[str, Admission | Refuse]] = []
+        self.answers: list[tuple[str, Welcome | Refuse]] = []
         self.edge.subscribe(edge_topic(RUN, EdgeId("+"), EdgeTopic.WELCOME), self._take)
         self.edge.connect()
 
@@ -90,7 +88,7 @@ class Bed:
         edge_id = topic.split("/")[4]
         self.answers.append((edge_id, decode_answer(EdgeId(edge_id), payload)))
 
-    def hello(self, edge: str, nonce: str = OURS, **fields: Any) -> Admission | Refuse:
+    def hello(self, edge: str, nonce: str = OURS, **fields: Any) -> Welcome | Refuse:
         said = {"number": next(self.numbers), "incarnation": LIFE, **fields}
         hello = Hello(edge_id=EdgeId(edge), nonce=nonce, **said)
         return self.send(edge, EdgeTopic.HELLO, encode_hello(hello))[-1]
@@ -98,19 +96,19 @@ class Bed:
     def leave(self, edge: str, reason: str, nonce: str = OURS) -> None:
         self.send(edge, EdgeTopic.LEAVE, encode_leave(Leave(EdgeId(edge), reason, nonce)))
 
-    def gradient(self, edge: str, sequence: int, incarnation: int = LIFE) -> list[Admission | Refuse]:
+    def gradient(self, edge: str, sequence: int, incarnation: int = LIFE) -> list[Welcome | Refuse]:
         g = NoisyGradient(np.zeros(self.service.server.model.size, np.float32))
         sensitivity = self.service.scenario.problem.first_clip * 2 / self.service.scenario.batch_size  # type: ignore[operator]
         arrived = GradientArrived(EdgeId(edge), sequence, 1, sensitivity, g, incarnation)
         return self.send(edge, EdgeTopic.GRADIENT, encode_gradient(arrived))
 
-    def send(self, edge: str, leaf: EdgeTopic, payload: bytes) -> list[Admission | Refuse]:
+    def send(self, edge: str, leaf: EdgeTopic, payload: bytes) -> list[Welcome | Refuse]:
         self.edge.publish(edge_topic(RUN, EdgeId(edge), leaf), payload, qos=1)
         self.broker.settle()
         return [answer for name, answer in self.answers if name == edge]
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        self.service.record()
+        self.service.records.write()
         lines = map(json.loads, self.written.getvalue().splitlines())
         return [event for event in lines if event["event"] == name]
 
@@ -120,7 +118,7 @@ class Bed:
 
 def test_a_refused_hello_is_answered_and_the_edge_itself_still_heard() -> None:
     bed = Bed({"edges": 1})
-    assert isinstance(bed.hello("a"), Admission)
+    assert isinstance(bed.hello("a"), Welcome)
     bed.gradient("a", 1)
     refusal = bed.hello("a", THEIRS)  # a second process under this id, with an empty ledger
     assert isinstance(refusal, Refuse)
@@ -135,7 +133,7 @@ def test_a_second_process_that_is_welcomed_takes_the_first_ones_place() -> None:
     bed = Bed({"edges": 1})
     bed.hello("a")
     answer = bed.hello("a", THEIRS)
-    assert isinstance(answer, Admission)
+    assert isinstance(answer, Welcome)
     assert answer.nonce == THEIRS
     assert any("duplicate process" in line for line in bed.said)
     bed.leave("a", "budget")  # of the process that was replaced
@@ -148,10 +146,10 @@ def test_a_hello_said_again_keeps_the_contact_and_what_it_measured() -> None:
     bed = Bed()
     bed.hello("a")
     bed.gradient("a", 1)
-    contact = bed.service.contacts[EdgeId("a")]
+    contact = bed.service.peers[EdgeId("a")]
     assert contact.turnarounds == 1
     bed.hello("a", last_sequence=1)
-    assert bed.service.contacts[EdgeId("a")] is contact
+    assert bed.service.peers[EdgeId("a")] is contact
     assert bed.said == []
 
 
@@ -164,7 +162,7 @@ def test_strangers_leave_nothing_behind_but_counts() -> None:
         assert isinstance(refusal, Refuse)
         assert (refusal.reason, refusal.nonce) == ("fleet-full", THEIRS)
         assert isinstance(bed.gradient(f"h{number}", 1)[-1], Refuse)
-    assert list(bed.service.contacts) == ["a"]
+    assert list(bed.service.peers) == ["a"]
     assert list(bed.service.server.edges) == ["a"]
     assert len(bed.said) < 60
     assert bed.events("gradient_refused") == []
@@ -188,7 +186,7 @@ def test_refused_gradients_of_one_edge_get_a_hundred_lines_and_are_counted_beyon
     lines = [event["edge_id"] for event in bed.events("gradient_refused")]
     assert (lines.count("a"), lines.count("b")) == (100, 1)
     assert bed.service.tally.refused == {"duplicate": 151}
-    bed.service.interrupt()
+    bed.service.halt("interrupted")
     for number in range(150):
         bed.gradient(f"h{number}", 1)
     assert len(bed.events("gradient_refused")) == 201
@@ -211,7 +209,7 @@ def test_an_error_in_the_evaluation_ends_the_cloud_with_it(interrupted: bool) ->
     bed.hello("a")
 
     def halt() -> None:
-        bed.service.interrupt() if interrupted else bed.gradient("a", 1)
+        bed.service.halt("interrupted") if interrupted else bed.gradient("a", 1)
         assert bed.service.halted is not None
         bed.service.evaluations.shutdown(wait=True)  # now the error is posted, or it never will be
         bed.broker.settle()
@@ -242,7 +240,7 @@ def test_evaluations_that_cannot_keep_up_are_left_out_but_never_the_last(
 ) -> None:
     bed = Bed({"iterations": 6, "evaluation": {"every": 1}})
     evaluations = bed.service.evaluations.executor = WaitingEvaluations()
-    monkeypatch.setattr("cloud.evaluations._WAITING_MODELS", 2 * bed.service.server.model.nbytes)
+    monkeypatch.setattr("cloud.evaluation._WAITING_MODELS", 2 * bed.service.server.model.nbytes)
     bed.hello("a")
     for sequence in range(1, 5):
         bed.gradient("a", sequence)
@@ -261,7 +259,7 @@ def test_evaluations_that_cannot_keep_up_are_left_out_but_never_the_last(
 def test_the_last_model_is_evaluated_where_its_turn_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed({"iterations": 3, "evaluation": {"every": 1}})
     evaluations = bed.service.evaluations.executor = WaitingEvaluations()
-    monkeypatch.setattr("cloud.evaluations._WAITING_MODELS", 1)
+    monkeypatch.setattr("cloud.evaluation._WAITING_MODELS", 1)
     bed.hello("a")
     for sequence in range(1, 4):
         bed.gradient("a", sequence)
@@ -288,7 +286,7 @@ def test_a_cloud_that_is_over_does_not_announce_itself_to_a_broker_that_comes_ba
     assert all(seen)
     seen.clear()
     bed.cloud.lose()
-    bed.service.interrupt()
+    bed.service.halt("interrupted")
     bed.service.evaluations.shutdown(wait=True)
     bed.broker.settle()
     assert bed.service.halted is not None
@@ -313,19 +311,19 @@ def test_a_halt_that_finds_the_queue_full_is_said_again_until_it_is_taken() -> N
     bed = Bed({"iterations": 1})
     full = FullChannel(bed.broker)
     full.connect()
-    bed.service.channel = full
+    bed.service.channel = bed.service.presence.channel = full
     bed.hello("a")
     full.full = True
     bed.gradient("a", 1)
     bed.service.evaluations.shutdown(wait=True)
     bed.broker.advance(5.0)
     assert bed.service.halted == Halt("finished", 1, LIFE)
-    assert bed.service.notices.owing
+    assert bed.service.presence.owing
     assert not bed.broker.retained.get(halt_topic(RUN))
     assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online
     full.full = False
     bed.broker.advance(1.0)
-    assert not bed.service.notices.owing
+    assert not bed.service.presence.owing
     assert decode_halt(bed.broker.retained[halt_topic(RUN)]) == Halt("finished", 1, LIFE)
     assert not decode_presence(bed.broker.retained[presence_topic(RUN)]).online
 
@@ -334,7 +332,7 @@ def test_refusals_need_no_place_in_the_queue() -> None:
     bed = Bed({"edges": 1})
     full = FullChannel(bed.broker)
     full.connect()
-    bed.service.channel = full
+    bed.service.channel = bed.service.presence.channel = full
     bed.hello("a")
     full.full = True
     assert isinstance(bed.hello("b"), Refuse)
@@ -367,7 +365,7 @@ def test_a_presence_without_anybody_behind_it_is_not_an_answer() -> None:
     inquiry = ask(bed)
     assert (inquiry.online, inquiry.asked, inquiry.answered, inquiry.settled) == (True, True, False, False)
     bed.broker.route(
-        presence_topic(RUN), encode_presence(Presence(False, bed.service.nonce, LIFE)), retain=True
+        presence_topic(RUN), encode_presence(Presence(False, bed.service.presence.nonce, LIFE)), retain=True
     )
     bed.broker.settle()  # the last will, at last
     assert inquiry.settled
@@ -433,7 +431,7 @@ def test_a_goodbye_that_somebody_else_says_is_told_counted_and_taken_back() -> N
     bed = Bed()
     edge = EdgeSession()
     bed.edge.subscribe(presence_topic(RUN), lambda _, payload: edge.receive(decode_presence(payload)))
-    forged = Presence(False, bed.service.nonce, LIFE, over=True)
+    forged = Presence(False, bed.service.presence.nonce, LIFE, over=True)
     bed.broker.route(presence_topic(RUN), encode_presence(forged), retain=True)
     bed.broker.settle()
     assert bed.service.dropped == {"presence": 1}
@@ -450,7 +448,7 @@ def test_the_will_of_another_cloud_does_not_stay_the_last_word() -> None:
     bed.broker.route(presence_topic(RUN), encode_presence(Presence(False, THEIRS, 5)), retain=True)
     bed.broker.settle()
     assert decode_presence(bed.broker.retained[presence_topic(RUN)]) == Presence(
-        True, bed.service.nonce, LIFE
+        True, bed.service.presence.nonce, LIFE
     )
     bed.broker.route(presence_topic(RUN), encode_presence(Presence(True, THEIRS, 5)), retain=True)
     bed.broker.settle()
@@ -466,7 +464,7 @@ def test_the_will_of_another_cloud_does_not_stay_the_last_word() -> None:
 
 def test_a_hello_that_comes_again_is_counted_and_has_no_answer() -> None:
     bed = Bed()
-    assert isinstance(bed.hello("a", number=1), Admission)
+    assert isinstance(bed.hello("a", number=1), Welcome)
     answers = len(bed.answers)
     bed.gradient("a", 1)
     bed.hello("a", number=1)
@@ -488,7 +486,7 @@ def test_a_halt_that_somebody_else_sends_is_told_and_taken_back(payload: bytes) 
     assert bed.service.dropped["halt"] == 1
     assert any("a halt from another sender was removed" in line for line in bed.said)
     assert bed.service.halted is None
-    bed.service.interrupt()
+    bed.service.halt("interrupted")
     bed.broker.settle()
     bed.broker.route(halt_topic(RUN), payload, retain=True)
     bed.broker.settle()
@@ -497,7 +495,7 @@ def test_a_halt_that_somebody_else_sends_is_told_and_taken_back(payload: bytes) 
 
 def test_a_hello_after_the_halt_is_told_of_it() -> None:
     bed = Bed()
-    bed.service.interrupt()
+    bed.service.halt("interrupted")
     refuse = bed.hello("a")
     assert isinstance(refuse, Refuse)
     assert (refuse.reason, refuse.detail) == ("halted", "interrupted after 0 updates")
@@ -520,7 +518,7 @@ def test_a_retained_hello_gradient_or_leave_is_not_heard() -> None:
 def test_a_late_will_of_our_own_does_not_stay_the_last_word() -> None:
     bed = Bed()
     bed.broker.route(
-        presence_topic(RUN), encode_presence(Presence(False, bed.service.nonce, LIFE)), retain=True
+        presence_topic(RUN), encode_presence(Presence(False, bed.service.presence.nonce, LIFE)), retain=True
     )
     bed.broker.settle()
     assert decode_presence(bed.broker.retained[presence_topic(RUN)]).online

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cloud.admission import Terms
 from cloud.server import CloudServer
-from cloud.terms import Terms
 from common.messages import Halt, Hello, Leave, Refuse, SendModel, StageOpened
 from common.problem import Problem
 from common.quantities import EdgeId

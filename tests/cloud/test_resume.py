@@ -123,13 +123,13 @@ def test_a_service_goes_on_with_the_same_state_and_the_same_records(
         for _ in range(rng.randrange(20, 200)):
             cloud.send(rng)
             if rng.random() < 0.05:
-                cloud.service.record()
+                cloud.service.records.write()
                 directory.flush()
             if rng.random() < 0.03:
                 cloud.history.checkpoint_if_due()
         shutil.copytree(tmp_path / "run", tmp_path / "left")  # what a SIGKILL leaves
         state, t = cloud.state(), cloud.service.server.t
-        cloud.service.record()
+        cloud.service.records.write()
     assert t > 5
     before = refused(tmp_path / "left")
     (newest,) = sorted((tmp_path / "left" / "checkpoints").iterdir())[-1:]
@@ -152,7 +152,7 @@ def leave_records(path: Path) -> int:
         cloud = Cloud(directory, again=False)
         for _ in range(60):
             cloud.send(rng)
-        cloud.service.record()
+        cloud.service.records.write()
     return cloud.service.server.t
 
 
@@ -229,7 +229,7 @@ def test_lost_events_are_written_again_where_the_whole_log_is_kept(
             for _ in range(20):
                 cloud.send(rng)
             cloud.history.checkpoint_if_due()
-        cloud.service.record()
+        cloud.service.records.write()
     expected, events = lines(tmp_path / "run"), tmp_path / "run" / "events.jsonl"
     if left:
         os.truncate(events, left)
@@ -243,7 +243,7 @@ def test_lost_events_are_written_again_where_the_whole_log_is_kept(
         revived = Cloud(directory, again=True)
         assert revived.service.server.t == cloud.service.server.t
         assert np.array_equal(revived.service.server.model, cloud.service.server.model)
-        revived.service.record()
+        revived.service.records.write()
     assert lines(tmp_path / "run") == expected
     assert any("written again from the log" in line for line in revived.said)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cloud.admission import _REMEMBERED, SentModels, Terms
 from cloud.assembly import most_samples
 from cloud.server import CloudServer
-from cloud.terms import _REMEMBERED, Terms
 from common.messages import (
     EdgeGone,
     Effect,
@@ -70,6 +70,12 @@ def refusal(effects: list[Effect]) -> str:
 # -- hellos -----------------------------------------------------------------------------------------------
 
 
+def welcomed(effects: list[Effect]) -> tuple[EdgeId, int, int]:
+    welcome = effects[0]
+    assert isinstance(welcome, Welcome)
+    return welcome.edge_id, welcome.index, welcome.last_sequence
+
+
 def test_a_hello_that_comes_again_after_gradients_were_applied_has_no_effect() -> None:
     server = cloud()
     server.receive(hello())
@@ -88,7 +94,7 @@ def test_the_process_that_speaks_for_an_edge_is_never_told_that_its_ledger_is_lo
     server.receive(gradient(1))
     server.receive(gradient(2))  # forged
     effects = server.receive(hello(number=2, last_sequence=1))
-    assert effects[0] == Welcome(A, 0, 1)
+    assert welcomed(effects) == (A, 0, 1)
     assert refusal(server.receive(gradient(2))) == "duplicate"
     assert names(server.receive(gradient(3))) == ["GradientApplied", "SendModel"]
 
@@ -124,8 +130,8 @@ def test_a_hello_for_another_life_is_refused_and_told_of_this_one() -> None:
 def test_an_edge_that_released_in_an_earlier_life_gets_the_shard_that_it_asks_for() -> None:
     """An older hello of it, which asked for none, may have come first."""
     server = cloud()
-    assert server.receive(hello())[0] == Welcome(A, 0, 0)
-    assert server.receive(hello(number=2, index=1, last_sequence=40))[0] == Welcome(A, 1, 0)
+    assert welcomed(server.receive(hello())) == (A, 0, 0)
+    assert welcomed(server.receive(hello(number=2, index=1, last_sequence=40))) == (A, 1, 0)
     assert names(server.receive(gradient(41)))[0] == "GradientApplied"
 
 
@@ -271,3 +277,26 @@ def test_edges_that_all_failed_have_spent_nothing() -> None:
     server.receive(hello())
     server.receive(Leave(A, "failed", "p1"))
     assert (server.halted, server.spent()) == (None, "")
+
+
+def test_a_version_has_the_stage_and_bound_that_it_was_sent_with() -> None:
+    openings = SentModels()
+    for version, stage, sensitivity in ((1, 1, 1.0), (1, 1, 1.0), (4, 1, 1.0), (7, 2, 0.5), (9, 3, 0.25)):
+        openings.sent(version, stage, sensitivity)
+    assert [openings.stage_of(version, 1.0) for version in (1, 6, 7, 100)] == [1, 1, None, None]
+    assert [openings.stage_of(version, 0.5) for version in (6, 7, 8, 9)] == [None, 2, 2, None]
+    assert openings.stage_of(9, 0.25) == 3
+    assert openings.stage_of(0, 1.0) is None
+
+
+def test_nothing_was_sent_before_the_first_model() -> None:
+    assert SentModels().stage_of(1, 0.0) is None
+
+
+def test_a_version_that_was_sent_with_two_bounds_has_both() -> None:
+    openings = SentModels()
+    openings.sent(1, 1, 1.0)
+    openings.sent(5, 1, 1.0)
+    openings.sent(5, 2, 0.5)  # the stage was opened again by a newcomer
+    assert (openings.stage_of(5, 1.0), openings.stage_of(5, 0.5)) == (1, 2)
+    assert (openings.stage_of(4, 0.5), openings.stage_of(6, 1.0)) == (None, None)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud.admission import Terms
 from cloud.algorithm import Update
 from cloud.assembly import algorithm_for, begun, public_numbers, weights_of
-from cloud.terms import Terms
-from cloud.weighting import LARGEST, WithWeights, effective_multiplier, noise_weights
+from cloud.wrappers import LARGEST, WithWeights, effective_multiplier, noise_weights
 from common.algorithms import algorithm_names, describe
 from common.errors import ConfigurationError
 from common.messages import Hello

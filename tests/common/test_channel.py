@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from common.errors import LocalProtocolError, RemoteProtocolError
-from common.transport.channel import MemoryBroker, MemoryChannel, Will
+from common.quantities import EdgeId, RunId
+from common.transport.channel import MemoryBroker, MemoryChannel, Routes, Will, ignore_violation
+from common.wire.topics import EdgeTopic, edge_topic, every_edge, parse_edge_topic
 
 Seen = list[tuple[str, bytes]]
 
@@ -155,3 +157,64 @@ def test_a_packet_beyond_what_is_allowed_is_skipped_and_counted() -> None:
     broker.settle()
     assert [len(payload) for _, payload in seen] == [9, 10]
     assert taker.violations == 1
+
+
+RUN = RunId("run")
+
+
+def test_only_topics_of_our_length_are_remembered() -> None:
+    """Anybody may send topics of 64 kB, each another one."""
+    taken: list[str] = []
+    violations: list[RemoteProtocolError] = []
+
+    def take(topic: str, payload: bytes) -> None:  # noqa: ARG001
+        parse_edge_topic(topic)
+        taken.append(topic)
+
+    routes = Routes(lambda _, error: violations.append(error))
+    routes.add(every_edge(RUN, EdgeTopic.HELLO), take, 1)
+    for number in range(5):
+        routes.deliver(b"mapa/v1/run/edge/%d%s/hello" % (number, b"x" * 60_000), b"")
+    assert len(violations) == 5
+    assert not routes._known
+    longest = edge_topic(RunId("r" * 64), EdgeId("e" * 64), EdgeTopic.WELCOME)
+    routes.add(every_edge(RunId("r" * 64), EdgeTopic.WELCOME), take, 1)
+    for _ in range(2):
+        routes.deliver(longest.encode(), b"")
+    assert taken == [longest] * 2
+    assert list(routes._known) == [longest.encode()]
+
+
+def test_a_flood_of_topics_is_not_remembered_without_end() -> None:
+    routes = Routes(ignore_violation)
+    routes.add("a/+", lambda *_: None, 0)
+    for number in range(20_000):
+        routes.deliver(f"a/{number}".encode(), b"")
+        assert len(routes._known) <= 4096
+    for number in range(5000):
+        routes.deliver(f"nobody/{number}".encode(), b"")
+    assert routes.violations == 5000
+    assert len(routes._known) <= 4096
+
+
+def test_serving_ends_when_it_is_done_or_nothing_more_happens_in_time() -> None:
+    broker, fired = MemoryBroker(), list[float]()
+    for due in (1.0, 2.0, 9.0):
+        broker.call_later(due, lambda: fired.append(broker.now()))
+    assert broker.serve(lambda: len(fired) == 1)
+    assert not broker.serve(lambda: len(fired) == 3, until=5.0)
+    assert fired == [1.0, 2.0]
+
+
+def test_an_aborted_channel_leaves_its_will_and_says_nothing_to_its_owner() -> None:
+    broker, said = MemoryBroker(), list[str]()
+    edge = MemoryChannel(broker, will=Will("will", b"lost", retain=True), on_lost=said.append)
+    edge.connect()
+    edge.publish("kept", b"1", qos=1)
+    assert not edge.owing
+    edge.abort()
+    edge.abort()
+    edge.publish("kept", b"2", qos=1)
+    assert (broker.retained, said) == ({"will": b"lost"}, [])
+    assert edge.closed
+    assert edge.owing

@@ -14,7 +14,7 @@ import pytest
 
 from common.transport.connection import BrokerAddress
 from common.transport.link import Distribution, LinkClock, LinkProfile
-from common.transport.relay import DelayRelay, RelayLoop, _Way
+from common.transport.relay import DelayedWay, DelayRelay, RelayLoop
 
 PATIENCE = 600.0  # seconds; reached only where something hangs
 MOMENT = 1e-6  # seconds; sums of times are rounded
@@ -83,7 +83,7 @@ class Log:
 def logs(monkeypatch: pytest.MonkeyPatch) -> dict[LinkClock, Log]:
     """A log for every way of every relay."""
     found: dict[LinkClock, Log] = {}
-    due, send_on = LinkClock.due, _Way._send_on
+    due, send_on = LinkClock.due, DelayedWay._send_on
 
     def noted_due(clock: LinkClock, now: float, size: int) -> float:
         log = found.setdefault(clock, Log())
@@ -92,12 +92,12 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> dict[LinkClock, Log]:
         log.due.append(due(clock, now, size))
         return log.due[-1]
 
-    def noted_send(way: _Way, data: bytes | None) -> None:
+    def noted_send(way: DelayedWay, data: bytes | None) -> None:
         found[way._clock].went.append(way._relay.loop.time())
         send_on(way, data)
 
     monkeypatch.setattr(LinkClock, "due", noted_due)
-    monkeypatch.setattr(_Way, "_send_on", noted_send)
+    monkeypatch.setattr(DelayedWay, "_send_on", noted_send)
     return found
 
 
@@ -226,7 +226,7 @@ def test_attempts_while_the_broker_is_away_leave_nothing_behind(
     assert gone.wait(PATIENCE), f"{len(relay._ways)} ways are kept"
     gc.collect()
     # not isinstance: it asks every object for its class, and some of torch's answer with a warning
-    kept = [thing for thing in gc.get_objects() if type(thing) is _Way and thing._relay is relay]
+    kept = [thing for thing in gc.get_objects() if type(thing) is DelayedWay and thing._relay is relay]
     assert len(kept) <= 2, "a timer keeps what an attempt left"
 
 

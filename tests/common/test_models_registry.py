@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from common.dotted import import_dotted
 from common.errors import ConfigurationError
 from common.models.registry import MODELS, make_model
+from common.own_code import import_dotted
 
 ROOT = Path(__file__).parents[2]
 

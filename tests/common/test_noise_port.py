@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cloud.assembly import terms_for
-from cloud.facts import edge_joined
+from cloud.server import edge_joined
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
 from common.messages import Hello

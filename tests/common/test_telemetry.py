@@ -16,14 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from common.errors import ConfigurationError
 from common.telemetry import server as server_module
-from common.telemetry.family import OTHER, Buckets, Family, Kind, Readings, published
+from common.telemetry.family import OTHER, Buckets, Family, MetricKind, Readings, published
 from common.telemetry.server import CONNECTIONS, LastReadings, MetricsServer, metrics_listener
 from common.transport.channel import MemoryBroker
 from common.transport.loop import SelectorLoop
 
-COUNT = Family("mapa_test_things_total", Kind.COUNTER, "Things.", "reason", ("a", "b"))
-LEVEL = Family("mapa_test_level", Kind.GAUGE, "Level.")
-TIMES = Family("mapa_test_wait_seconds", Kind.HISTOGRAM, "Waits.")
+COUNT = Family("mapa_test_things_total", MetricKind.COUNTER, "Things.", "reason", ("a", "b"))
+LEVEL = Family("mapa_test_level", MetricKind.GAUGE, "Level.")
+TIMES = Family("mapa_test_wait_seconds", MetricKind.HISTOGRAM, "Waits.")
 
 
 def read(text: bytes) -> dict[tuple[str, str], float]:
@@ -49,7 +49,7 @@ def test_a_peer_makes_no_series(counted: dict[str, int]) -> None:
 
 
 def test_names_of_the_runs_own_are_few() -> None:
-    family = Family("mapa_test_measured", Kind.GAUGE, "Measured.", "metric", most=3)
+    family = Family("mapa_test_measured", MetricKind.GAUGE, "Measured.", "metric", most=3)
     assert len(read(exposition({family: {f"m{k}": k for k in range(100)}}))) == 3
 
 
@@ -163,7 +163,7 @@ def test_a_client_that_reads_nothing_of_a_long_answer_keeps_no_other_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_module, "SILENCE", 600.0)
-    long = Family("mapa_test_long", Kind.GAUGE, "x" * (1 << 24))
+    long = Family("mapa_test_long", MetricKind.GAUGE, "x" * (1 << 24))
     with served({long: 1.0}) as (_, port), client(port) as one:
         one.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         one.recv(1)

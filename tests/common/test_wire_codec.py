@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from common.errors import LocalProtocolError, RemoteProtocolError
-from common.messages import GradientArrived, Halt, Hello, Leave, Refuse, SendModel, Welcome
+from common.messages import GradientArrived, Halt, Hello, Leave, Presence, Refuse, SendModel, Welcome
 from common.quantities import EdgeId, NoisyGradient, is_finite, length
 from common.wire import codec, v1
 
@@ -57,8 +57,10 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "presence": codec.decode_presence,
 }
 HELLO = Hello(edge_id=EDGE, noise="gaussian", parameters={"noise_multiplier": 1.5}, nonce=NONCE)
-ADMISSION = codec.Admission(
-    welcome=Welcome(EDGE, 2, 9),
+ADMISSION = Welcome(
+    edge_id=EDGE,
+    index=2,
+    last_sequence=9,
     edges=5,
     scenario={"model": {"name": "lr"}},
     seed=None,
@@ -73,7 +75,7 @@ VALID = {
     "answer": codec.encode_welcome(ADMISSION),
     "leave": codec.encode_leave(Leave(EDGE, "budget", NONCE)),
     "halt": codec.encode_halt(Halt("finished", 100, LIFE)),
-    "presence": codec.encode_presence(codec.Presence(True, NONCE, LIFE)),
+    "presence": codec.encode_presence(Presence(True, NONCE, LIFE)),
 }
 KINDS = sorted(DECODERS)
 
@@ -139,8 +141,10 @@ def test_a_hello_arrives_as_it_was_sent(
 
 @given(st.dictionaries(st.text(max_size=8), JSON, max_size=4), COUNTS | st.none(), st.integers(0, 2**63 - 2))
 def test_a_welcome_arrives_as_it_was_sent(scenario: dict[str, object], seed: int | None, last: int) -> None:
-    sent = codec.Admission(
-        welcome=Welcome(EDGE, 3, last),
+    sent = Welcome(
+        edge_id=EDGE,
+        index=3,
+        last_sequence=last,
         edges=4,
         scenario=scenario,
         seed=seed,
@@ -166,7 +170,7 @@ def test_refuse_leave_halt_and_presence_arrive_as_they_were_sent() -> None:
     halt = Halt("no-budget", 12, LIFE)
     assert codec.decode_halt(codec.encode_halt(halt)) == halt
     for online in (True, False):
-        presence = codec.Presence(online, codec.new_nonce(), LIFE)
+        presence = Presence(online, codec.new_nonce(), LIFE)
         assert codec.decode_presence(codec.encode_presence(presence)) == presence
 
 
@@ -394,7 +398,9 @@ def test_a_scenario_beyond_a_cap_is_refused_on_both_sides() -> None:
             codec.decode_answer(EDGE, msgpack.packb(fields | {"scenario": scenario}))
         with pytest.raises(LocalProtocolError, match="scenario"):
             codec.encode_welcome(
-                codec.Admission(welcome=Welcome(EDGE, 0, 0), edges=1, scenario=scenario, seed=1, nonce=NONCE)
+                Welcome(
+                    edge_id=EDGE, index=0, last_sequence=0, edges=1, scenario=scenario, seed=1, nonce=NONCE
+                )
             )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.messages import GradientArrived, Halt, Hello, Leave, Refuse, SendModel, Welcome
+from common.messages import GradientArrived, Halt, Hello, Leave, Presence, Refuse, SendModel, Welcome
 from common.quantities import EdgeId, NoisyGradient
 from common.wire import codec
 
@@ -29,8 +29,10 @@ HELLO = Hello(
     number=3,
     incarnation=LIFE,
 )
-ADMISSION = codec.Admission(
-    welcome=Welcome(EDGE, 4, 40),
+ADMISSION = Welcome(
+    edge_id=EDGE,
+    index=4,
+    last_sequence=40,
     edges=20,
     scenario={"batch_size": 12, "model": {"name": "lr", "options": {"positive": [1, 3]}}, "rate": 0.5},
     seed=7,
@@ -41,7 +43,7 @@ ADMISSION = codec.Admission(
 REFUSE = Refuse(EDGE, "ledger-lost", "the ledger has 41 releases, but 57 were applied", NONCE, 3, LIFE, 57)
 LEAVE = Leave(EDGE, "budget", NONCE)
 HALT = Halt("finished", 3000, LIFE)
-PRESENCE = codec.Presence(True, NONCE, LIFE)
+PRESENCE = Presence(True, NONCE, LIFE)
 
 CASES: dict[str, tuple[bytes, Callable[[bytes], object], object]] = {
     "hello": (codec.encode_hello(HELLO), lambda raw: codec.decode_hello(EDGE, raw), HELLO),

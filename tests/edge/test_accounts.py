@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigurationError
-from common.messages import Refuse
+from common.messages import Presence, Refuse
 from common.quantities import EdgeId, RunId
 from common.transport.connection import BrokerAddress
-from common.wire.codec import Presence, encode_presence, encode_refuse
+from common.wire.codec import encode_presence, encode_refuse
 from edge.fleet import EdgeFleet, FleetSettings
 from edge.session import EXIT_REFUSED
 from edge.sqlite_ledger import SqliteLedger

@@ -25,7 +25,7 @@ from common.randomness import CounterStreams
 from common.scenario import explanation
 from common.scenario.scenario import parse_scenario, parse_welcome
 from common.transport.connection import BrokerAddress
-from common.wire.codec import Admission, decode_answer
+from common.wire.codec import decode_answer
 from common.wire.topics import EdgeTopic
 from common.wire.v1 import WELCOME_LIMIT, bounded
 from edge.device import LONGEST_WAIT, EmulatedDevice
@@ -52,8 +52,10 @@ def allocating_at_most(limit: int) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def welcome(scenario: dict[str, Any], edges: int) -> Admission:
-    return Admission(welcome=Welcome(EDGE, 0, 0), edges=edges, scenario=scenario, seed=None, nonce="0" * 16)
+def welcome(scenario: dict[str, Any], edges: int) -> Welcome:
+    return Welcome(
+        edge_id=EDGE, index=0, last_sequence=0, edges=edges, scenario=scenario, seed=None, nonce="0" * 16
+    )
 
 
 def data(rows: int, side: int) -> Callable[[str], Dataset]:

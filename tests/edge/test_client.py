@@ -11,7 +11,7 @@ import pytest
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.datasets.dataset import Dataset
 from common.errors import DataUnavailableError, LedgerUnavailableError, MapaError, RemoteProtocolError
-from common.messages import Hello, Refuse, SendModel, Welcome
+from common.messages import Hello, Presence, Refuse, SendModel, Welcome
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.law import NoiseLaw
@@ -20,8 +20,6 @@ from common.scenario.scenario import Scenario
 from common.transport.channel import MemoryBroker, MemoryChannel
 from common.transport.link import LinkProfile
 from common.wire.codec import (
-    Admission,
-    Presence,
     decode_hello,
     decode_leave,
     encode_model,
@@ -98,7 +96,7 @@ class Stage:
         self.broker.post(channel.connect)
         return channel
 
-    def admission(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> Admission:
+    def admission(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> Welcome:
         fields: dict[str, Any] = {
             "welcome": Welcome(self.edge.edge_id, index, last_sequence),
             "edges": self.scenario.workers,
@@ -108,7 +106,7 @@ class Stage:
             "number": self.edge.session.hellos,
             "incarnation": LIFE,
         }
-        return Admission(**{**fields, **changes})
+        return Welcome(**{**fields, **changes})
 
     def welcome(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> None:
         if self.edge.session.answered == self.edge.session.hellos:

@@ -19,7 +19,6 @@ from common.errors import ConfigurationError
 from common.messages import Welcome
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario, parse_scenario
-from common.wire.codec import Admission
 from edge.joining import Preparation, prepare
 from edge.ledger import Ledger, MemoryLedger
 from edge.own_data import REGISTRY_VARIABLE, OwnData, check_name
@@ -45,13 +44,15 @@ def never(name: str) -> Dataset:
     raise AssertionError(f"a data set was asked for: {name}")
 
 
-def admission(index: int = 0, **changes: Any) -> Admission:
+def admission(index: int = 0, **changes: Any) -> Welcome:
     return of_scenario(parse_scenario(local_values(**changes)), index)
 
 
-def of_scenario(scenario: Scenario, index: int = 0) -> Admission:
-    return Admission(
-        welcome=Welcome(EdgeId("edge-a"), index, 0),
+def of_scenario(scenario: Scenario, index: int = 0) -> Welcome:
+    return Welcome(
+        edge_id=EdgeId("edge-a"),
+        index=index,
+        last_sequence=0,
         edges=scenario.workers,
         scenario=scenario.for_edge(index),
         seed=scenario.seed,
@@ -65,7 +66,7 @@ def follow(
     *,
     policy: OperatorPolicy = MINE,
     run: str = "r",
-    welcome: Admission | None = None,
+    welcome: Welcome | None = None,
     **changes: Any,
 ) -> Preparation:
     taken = welcome or admission(**changes)

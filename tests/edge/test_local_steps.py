@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud.lives import Lives
+from cloud.peers import Restarts
 from common.accounting.releases import Budget, ReleaseKind
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
@@ -82,7 +82,7 @@ def test_the_first_release_alone_says_whether_the_run_diverges() -> None:
 def test_ledger_cloud_and_a_count_of_every_draw_agree(
     steps: int, batches: int, sessions: list[int], sampling: Sampling
 ) -> None:
-    this, lives, ledger = kind(steps, sampling, batches), Lives(), MemoryLedger()
+    this, lives, ledger = kind(steps, sampling, batches), Restarts(), MemoryLedger()
     drawn: set[tuple[int, int]] = set()
     for session, messages in enumerate(sessions):
         ledger.open(Account(run=RUN, shard=SHARD, kind=this))

@@ -19,7 +19,6 @@ from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario
-from common.wire.codec import Admission
 from edge.account import Account, ShardIdentity
 from edge.client import Outbox
 from edge.joining import Membership, Preparation, prepare
@@ -145,8 +144,8 @@ def filled(cap: int = CAP, z: float | None = None, **privacy: Any) -> Scenario:
     )
 
 
-def admitted(told: dict[str, Any]) -> Admission:
-    return Admission(welcome=Welcome(EDGE, 0, 0), edges=4, scenario=told, seed=None, nonce="0" * 16)
+def admitted(told: dict[str, Any]) -> Welcome:
+    return Welcome(edge_id=EDGE, index=0, last_sequence=0, edges=4, scenario=told, seed=None, nonce="0" * 16)
 
 
 def follow(

@@ -14,7 +14,6 @@ from common.models.model import Model
 from common.models.registry import make_model
 from common.quantities import EdgeId, RunId
 from common.scenario import parts
-from common.wire.codec import Admission
 from edge.joining import prepare
 from edge.ledger import MemoryLedger
 from edge.policy import OperatorPolicy
@@ -58,8 +57,10 @@ def test_an_edge_holds_its_shard_and_lets_the_data_set_go_before_its_model_is_ma
     monkeypatch.setattr(parts, "make_model", make)
     scenario = small_scenario(edges=EDGES)
     edge = EdgeId("edge-a")
-    admission = Admission(
-        welcome=Welcome(edge, 3, 0),
+    admission = Welcome(
+        edge_id=edge,
+        index=3,
+        last_sequence=0,
         edges=EDGES,
         scenario=scenario.for_edge(0),
         seed=scenario.seed,

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from common.errors import LocalProtocolError
-from common.messages import Halt, ModelReceived, Refuse, Welcome
+from common.messages import Halt, ModelReceived, Presence, Refuse, Welcome
 from common.quantities import EdgeId
-from common.wire.codec import Admission, Presence
 from edge.session import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -66,9 +65,11 @@ def away(life: int = LIFE, nonce: str = CLOUD) -> Presence:
     return Presence(False, nonce, life)
 
 
-def welcome(number: int, life: int = LIFE, applied: int = 0) -> Admission:
-    return Admission(
-        welcome=Welcome(EDGE, 0, applied),
+def welcome(number: int, life: int = LIFE, applied: int = 0) -> Welcome:
+    return Welcome(
+        edge_id=EDGE,
+        index=0,
+        last_sequence=applied,
         edges=1,
         scenario={},
         seed=None,
@@ -96,7 +97,7 @@ def session(**fields: Any) -> EdgeSession:
     return made
 
 
-def follow(made: EdgeSession, admission: Admission) -> list[SessionEffect]:
+def follow(made: EdgeSession, admission: Welcome) -> list[SessionEffect]:
     """Welcome it, have the shell follow the welcome, and return what it does then."""
     assert made.receive(admission) == [Prepare(admission)]
     return made.receive(Prepared())

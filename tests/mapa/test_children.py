@@ -13,8 +13,8 @@ from common.quantities import RunId
 from common.transport.connection import BrokerAddress
 from mapa import cli
 from mapa.brokers import embedded_broker
-from mapa.children import interruptible
-from mapa.local_run import edge_arguments
+from mapa.process_run import edge_arguments
+from mapa.processes import interruptible
 from mapa.scenario_files import load_scenario
 from tests.program_support import PATIENCE, SIGINT_IGNORED
 

@@ -150,7 +150,7 @@ class Talk:
 
     def run(self) -> None:
         self.broker.run()
-        self.service.record()
+        self.service.records.write()
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Deliver one message after the other, and let time pass where there is none, until it holds."""

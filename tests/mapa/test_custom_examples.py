@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.dotted import import_dotted
 from common.errors import ConfigurationError
 from common.models.model import Model
 from common.models.registry import make_model
+from common.own_code import import_dotted
 from experiments.examples.custom import HuberHinge, TwoBlobs
 from mapa.recording import record_simulation
 from mapa.scenario_files import load_scenario

@@ -25,7 +25,7 @@ from common.records.recorder import Recorder
 from common.scenario.scenario import Scenario
 from common.transport.channel import Faults, MemoryBroker, MemoryChannel, Will
 from common.transport.link import LinkProfile
-from common.wire.codec import decode_gradient, encode_halt, encode_leave, encode_presence
+from common.wire.codec import decode_gradient, encode_halt, encode_leave
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, parse_edge_topic, presence_topic
 from edge.client import EdgeClient
 from edge.joining import Membership
@@ -79,7 +79,7 @@ class Cloud:
             records=Recorder(tally=self.tally),
         )
         self.service.evaluations.executor = AtOnce()
-        away = encode_presence(self.service.notices.presence(online=False))
+        away = self.service.presence._encoded(online=False)
         self.channel.will = Will(presence_topic(RUN), away, retain=True)
         self.started = False
         self.channel.connect()
@@ -88,7 +88,7 @@ class Cloud:
 
     def _announce(self) -> None:
         if self.started:
-            self.service.notices.announce()
+            self.service.presence.announce()
 
     @property
     def incarnation(self) -> int:
@@ -181,7 +181,7 @@ class Schedule:
             # a shard that was dealt to an edge which never heard of it may go to another one in the next life
             if len(self.clouds) == 3 or any(ledger.account(RUN) is None for ledger in self.ledgers):
                 return
-            self.cloud.service.notices.halt = Halt("killed", 0)  # its timers end with it
+            self.cloud.service.presence.halt = Halt("killed", 0)  # its timers end with it
             if self.cloud.channel.connected:
                 self.cloud.channel.lose()
             self.cloud.channel.closed = True
@@ -220,7 +220,7 @@ class Schedule:
             events += 1
         self.broker.advance(LONG)
         for cloud in self.clouds:
-            cloud.service.record()
+            cloud.service.records.write()
 
     # -- what must be true --------------------------------------------------------------------------------
 

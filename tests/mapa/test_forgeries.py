@@ -225,7 +225,7 @@ def cut_in_half(parts: Parts) -> None:
         "reason": "interrupted",
         "seconds": seconds,
         "iterations_per_second": half / seconds if seconds else None,
-        "releases": [releases_of(one, replay.lives, replay.tally, begun=True)[1] for one in accounts],
+        "releases": [releases_of(one, replay.restarts, replay.tally, begun=True)[1] for one in accounts],
     }
     for row, account in zip(stated["network"], accounts, strict=True):
         mean = next(edge["staleness_mean"] for edge in stated["edges"] if edge["edge"] == account.index)

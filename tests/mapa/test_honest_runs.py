@@ -75,7 +75,7 @@ def beyond_the_cap(talk: Talk) -> None:
     """Let anybody who can write to the topic send a gradient beyond R_k."""
     service = talk.service
     talk.until(lambda: any(one.gone == "budget" for one in service.tally.edges.values()))
-    service.record()
+    service.records.write()
     index = next(k for k, one in service.tally.edges.items() if one.gone == "budget")
     account = next(one for one in service.server.edges.values() if one.index == index)
     zeros = NoisyGradient(np.zeros(service.server.model.size, np.float32))
@@ -101,7 +101,7 @@ def one_refuses(talk: Talk) -> None:
 
 def in_the_middle(talk: Talk) -> None:
     talk.until(lambda: talk.service.server.updates >= 20)
-    talk.service.interrupt()
+    talk.service.halt("interrupted")
 
 
 PACED: dict[str, Any] = {
@@ -278,7 +278,7 @@ def test_what_arrives_after_the_summary_is_in_no_record(tmp_path: Path) -> None:
         topic = edge_topic(talk.run_id, account.edge_id, EdgeTopic.GRADIENT)
         for _ in range(3):
             service.on_gradient(topic, encode_gradient(forged))
-        service.record()
+        service.records.write()
         told.append(service.tally.refused["after-halt"])
 
     path = logged_run(tmp_path, afterwards=late, **PRIVATE)

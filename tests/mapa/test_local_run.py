@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.transport.loop import SelectorLoop
-from mapa.local_run import EdgeProcesses
+from mapa.process_run import EdgeProcesses
 
 
 @pytest.mark.parametrize("halted", [True, False])

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cloud.readings import FAMILIES as CLOUD
-from cloud.readings import STALENESS
-from common.telemetry.family import Buckets, Family, Kind, Reading
+from cloud.metrics import FAMILIES as CLOUD
+from cloud.metrics import STALENESS
+from common.telemetry.family import Buckets, Family, MetricKind, Reading
 from edge.metrics import FAMILIES as EDGE
 from tests.common.test_telemetry import exposition
 
@@ -33,7 +33,7 @@ NOT_UNITS = {"milliseconds", "ms", "minutes", "hours", "kilobytes", "kb", "mb", 
 
 
 def a_reading(family: Family) -> Reading:
-    if family.kind is Kind.HISTOGRAM:
+    if family.kind is MetricKind.HISTOGRAM:
         buckets = Buckets(tuple(map(float, STALENESS)))
         buckets.observe(3)
         return buckets
@@ -53,7 +53,7 @@ def test_a_name_keeps_the_conventions(family: Family) -> None:
     assert re.fullmatch(rf"mapa_{room}_[a-z][a-z_]*[a-z]", family.name), (
         "no colon: those are of recording rules"
     )
-    assert family.name.endswith("_total") == (family.kind is Kind.COUNTER)
+    assert family.name.endswith("_total") == (family.kind is MetricKind.COUNTER)
     words = family.name.split("_")
     assert not {"counter", "gauge", "histogram", "metric"} & set(words), "the type is said elsewhere"
     assert not NOT_UNITS & set(words), "base units alone"
@@ -128,8 +128,8 @@ def test_a_query_names_what_is_exported_and_rates_counters_alone(query: str) -> 
     for name, suffix, before in used(query):
         assert name in FAMILIES, name
         family = FAMILIES[name]
-        assert bool(suffix) == (family.kind is Kind.HISTOGRAM)
-        counts = family.kind is Kind.COUNTER or bool(suffix)
+        assert bool(suffix) == (family.kind is MetricKind.HISTOGRAM)
+        counts = family.kind is MetricKind.COUNTER or bool(suffix)
         assert (
             re.search(r"(?:rate|increase)\($", before) is not None
             if counts

@@ -67,7 +67,7 @@ def test_a_run_that_ends_before_a_model_was_sent_states_no_release(tmp_path: Pat
         run.edge()
     run.broker.settle()
     assert len(run.service.server.edges) == 2
-    run.service.interrupt()
+    run.service.halt("interrupted")
     summary = summary_of(run, tmp_path / "run")
     assert summary["releases"] == [0, 0]
     assert summary["privacy"]["words"] == ["Nothing was released."]

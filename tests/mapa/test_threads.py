@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mapa.local_run import one_thread_each
-from mapa.threads import VARIABLES, one_thread
+from mapa.process_run import one_thread_each
+from mapa.processes import VARIABLES, one_thread
 
 ROOT = Path(__file__).parents[2]
 # a command that only says what it found, in the place of the one that is asked for

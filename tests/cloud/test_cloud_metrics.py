@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud.readings import (
+from cloud.metrics import (
     DROPPED,
     DROPS,
     EDGES,
@@ -30,7 +30,7 @@ from cloud.service import CloudService
 from common.messages import GradientRefused
 from common.records.events import Journal
 from common.records.recorder import Recorder
-from common.telemetry.family import Buckets, Family, Kind
+from common.telemetry.family import Buckets, Family, MetricKind
 from common.wire.topics import EdgeTopic
 from tests.cloud.test_cloud_service import THEIRS, Bed
 from tests.common.test_telemetry import exposition, read
@@ -39,8 +39,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def value(bed: Bed, family: Family, label: str = "") -> float | None:
-    bed.service.record()
-    suffix = "_count" if family.kind is Kind.HISTOGRAM else ""
+    bed.service.records.write()
+    suffix = "_count" if family.kind is MetricKind.HISTOGRAM else ""
     return read(exposition(read_cloud(bed.service))).get((family.name + suffix, label))
 
 
@@ -53,7 +53,7 @@ def test_a_cloud_that_has_seen_nothing_says_so() -> None:
 
 def test_counts_are_those_of_the_records() -> None:
     bed = Bed({"edges": 2})
-    bed.service.replies = Buckets(SECONDS)
+    bed.service.traffic.replies = Buckets(SECONDS)
     bed.hello("a")
     bed.hello("b")
     for sequence in (1, 2, 2, 3):
@@ -82,7 +82,7 @@ def test_strangers_and_junk_make_no_series() -> None:
         bed.gradient(f"stranger-{k}", k)
         bed.edge.publish(f"mapa/v1/service/edge/x{k}/{EdgeTopic.HELLO.value}", b"\x00" * k, qos=1)
         bed.broker.settle()
-    bed.service.record()
+    bed.service.records.write()
     after = set(read(exposition(read_cloud(bed.service))))
     assert after == before
 
@@ -90,13 +90,13 @@ def test_strangers_and_junk_make_no_series() -> None:
 def test_the_closed_sets_name_every_word_that_the_code_uses() -> None:
     """A new reason must be added to the set: it would count as `other`."""
     server = (ROOT / "cloud/server.py").read_text()
-    body = server.partition("def _refusal(")[2].partition("def _drain(")[0]
-    said = set(re.findall(r'return "([\w-]+)"', body)) | {"full"}
+    body = server.partition("def judge_gradient(")[2].partition("def _apply(")[0]
+    said = set(re.findall(r'(?:refusal = |arrived, (?:account|None), )"([\w-]+)"', body))
     documented = set(re.findall(r"`([\w-]+)`", GradientRefused.__doc__ or ""))
     assert said == documented == set(REFUSALS)
-    judged = (ROOT / "cloud/admission.py").read_text().partition("def judged(")[2]
+    judged = (ROOT / "cloud/admission.py").read_text().partition("def judge_hello(")[2]
     assert set(re.findall(r'refuse\("([\w-]+)"', judged)) | {"mechanism"} == set(HELLO_REFUSALS)
-    places = [ROOT / "cloud/service.py", ROOT / "cloud/notices.py", ROOT / "mapa/cloud_run.py"]
+    places = [ROOT / "cloud/service.py", ROOT / "cloud/presence.py", ROOT / "mapa/cloud_run.py"]
     assert {
         word for path in places for word in re.findall(r'dropped\["([\w-]+)"\]', path.read_text())
     } == set(DROPPED)
@@ -123,7 +123,7 @@ def test_the_service_counts_nothing_more_where_nobody_asks() -> None:
     bed = Bed()
     bed.hello("a")
     bed.gradient("a", 1)
-    assert bed.service.replies is None
+    assert bed.service.traffic.replies is None
     assert isinstance(bed.service, CloudService)
     assert Recorder(Journal(io.StringIO())).tally.staleness == Counter()
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)

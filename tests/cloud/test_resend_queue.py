@@ -74,7 +74,7 @@ def test_nothing_is_tried_without_a_connection_nor_after_the_halt() -> None:
     bed.broker.advance(5.0)
     assert channel.refused == 1
     bed.cloud.connected = True
-    bed.service.interrupt()
+    bed.service.halt("interrupted")
     channel.full = False
     bed.broker.advance(5.0)
     assert models(bed) == 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud import lives as module
-from cloud.lives import Lives
+from cloud import peers as module
+from cloud.peers import Restarts
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
@@ -23,7 +23,7 @@ def kind(batches: int, sampling: Sampling = Sampling.SHUFFLED) -> ReleaseKind:
 
 @given(batches=st.integers(1, 5), sessions=st.lists(st.integers(0, 7), min_size=1, max_size=6))
 def test_the_cloud_counts_what_the_ledger_charges(batches: int, sessions: list[int]) -> None:
-    lives, ledger, this = Lives(), MemoryLedger(), kind(batches)
+    lives, ledger, this = Restarts(), MemoryLedger(), kind(batches)
     for number, releases in enumerate(sessions):
         ledger.open(Account(run=RUN, shard=ShardIdentity("d", "p", 0), kind=this))
         lives.welcomed(EDGE, f"nonce-{number}", ledger.last_sequence(RUN))
@@ -35,7 +35,7 @@ def test_the_cloud_counts_what_the_ledger_charges(batches: int, sessions: list[i
 
 
 def test_releases_before_the_first_hello_are_an_epoch_each() -> None:
-    lives = Lives()
+    lives = Restarts()
     lives.welcomed(EDGE, "a", 7)
     assert lives.earlier(EDGE) == 7
     assert lives.charges(EDGE, kind(10), 8) == 8
@@ -43,15 +43,15 @@ def test_releases_before_the_first_hello_are_an_epoch_each() -> None:
 
 
 def test_other_samplers_have_no_epochs_and_unknown_edges_no_starts() -> None:
-    lives = Lives()
+    lives = Restarts()
     lives.welcomed(EDGE, "a", 0)
     lives.welcomed(EDGE, "b", 5)
     assert lives.charges(EDGE, kind(10, Sampling.POISSON), 12) == 12
-    assert Lives().charges(EDGE, kind(10), 12) == 2
+    assert Restarts().charges(EDGE, kind(10), 12) == 2
 
 
 def test_starts_without_end_take_no_memory_without_end_and_are_never_counted_too_low() -> None:
-    lives, most = Lives(), module._MOST
+    lives, most = Restarts(), module._MOST
     for start in range(most + 500):
         lives.welcomed(EDGE, f"nonce-{start}", start)
     assert len(lives.edges[EDGE].begins) == most + 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.errors import RemoteProtocolError
 from common.transport.connection import BrokerAddress
-from common.transport.hostile import Disorder, HostileLoop, PacketFramer, topic_of
+from common.transport.hostile_relay import Disorder, HostileLoop, PacketFramer, topic_of
 from common.transport.stream import publish_head
 
 PAYLOADS = st.lists(st.binary(max_size=400), max_size=12)
