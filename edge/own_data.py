@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from common.datasets.dataset import Samples
-from common.datasets.faults import at_most
-from common.datasets.reading import read_samples
-from common.datasets.schema import DataSchema
+from common.datasets.schema import DataSchema, at_most
+from common.datasets.source import read_samples
 from common.errors import ConfigurationError
 from edge.memory import memory_limit
 from edge.owners import ID_FILE, Account, Source, register

@@ -15,8 +15,7 @@ from common.datasets.dataset import Dataset, Samples
 from common.datasets.source import Source
 from common.dotted import is_dotted
 from common.errors import ConfigurationError, require
-from common.models.feature_cache import user_cache
-from common.models.making import features_of
+from common.models.features import features_of, user_cache
 from common.quantities import Indices, RunId
 from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema

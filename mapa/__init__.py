@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cloud.algorithm import Algorithm, StepSchedule, Update, descend, option
     from cloud.stages import initial_sensitivity
+    from common.datasets.arrays import dataset
     from common.datasets.dataset import Dataset, Samples
-    from common.datasets.own import dataset
     from common.datasets.schema import Column, DataSchema
     from common.errors import ConfigurationError, MapaError
     from common.metrics import ACCURACY, CLASSIFICATION, LOSS, RMSE, Better, Metric
@@ -36,7 +36,7 @@ _PLACES = {
     "cloud.algorithm": ("Algorithm", "StepSchedule", "Update", "descend", "option"),
     "cloud.stages": ("initial_sensitivity",),
     "common.datasets.dataset": ("Dataset", "Samples"),
-    "common.datasets.own": ("dataset",),
+    "common.datasets.arrays": ("dataset",),
     "common.datasets.schema": ("Column", "DataSchema"),
     "common.errors": ("ConfigurationError", "MapaError"),
     "common.metrics": ("ACCURACY", "CLASSIFICATION", "LOSS", "RMSE", "Better", "Metric"),

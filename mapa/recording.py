@@ -19,7 +19,7 @@ from common.accounting.kept import kept_in
 from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError, RecordsError
-from common.models.feature_cache import user_cache
+from common.models.features import user_cache
 from common.models.model import Model
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Sampling

@@ -89,9 +89,7 @@ ONLY_IN = {
     "uvicorn": {"mapa/commands/dashboard.py", "mapa/dashboard/patience.py"},
     "torch": {
         "common/models/cnn.py",
-        "common/models/torch_checks.py",
         "common/models/torch_gradients.py",
-        "common/models/torch_losses.py",
         "common/models/torch_model.py",
         "common/models/torch_module.py",
     },

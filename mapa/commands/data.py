@@ -12,7 +12,7 @@ from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, Transfer
 from rich.table import Table
 
 from common.datasets.catalogue import DATA_SETS, data_directory, describe, get_dataset
-from common.datasets.mirrors import data_mirror
+from common.datasets.download import data_mirror
 from common.datasets.source import DECLARED
 from common.dotted import is_dotted
 from common.errors import ConfigurationError

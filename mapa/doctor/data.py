@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from common.datasets import cifar, fashion_mnist, mnist
 from common.datasets.catalogue import Description, describe, load_dataset
-from common.datasets.files import sha256_of
+from common.datasets.named import cifar_10 as cifar
+from common.datasets.named import fashion_mnist, mnist
+from common.datasets.published import sha256_of
 from common.errors import MapaError
 from mapa.doctor.finding import BASIC, Finding, State
 

@@ -15,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.datasets import catalogue, cifar, fashion_mnist, sklearn_tables
+from common.datasets import catalogue
 from common.datasets.catalogue import get_dataset, load_dataset
-from common.datasets.contract import check_dataset
-from common.datasets.mirrors import alternatives
+from common.datasets.dataset import check_dataset
+from common.datasets.download import alternatives
+from common.datasets.named import cifar_10 as cifar
+from common.datasets.named import fashion_mnist, sklearn_tables
 from common.errors import ConfigurationError, DataUnavailableError
 from tests.datasets_support import FileServer, mnist_contents, real_directories
 

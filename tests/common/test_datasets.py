@@ -12,13 +12,11 @@ import h5py
 import numpy as np
 import pytest
 
-from common.datasets import usps
 from common.datasets.catalogue import DATA_SETS, data_directory, describe, load_dataset
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Samples
-from common.datasets.idx import read_idx
-from common.datasets.mnist import SHA256, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, load_mnist
-from common.datasets.usps import find_usps, load_usps
+from common.datasets.dataset import Dataset, Samples, content_checksum
+from common.datasets.named import usps
+from common.datasets.named.mnist import SHA256, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, load_mnist, read_idx
+from common.datasets.named.usps import find_usps, load_usps
 from common.errors import ConfigurationError, DataUnavailableError
 from tests.datasets_support import (
     idx_bytes,

@@ -12,7 +12,7 @@ import pytest
 
 from common.datasets.catalogue import get_dataset, load_dataset
 from common.datasets.dataset import Samples
-from common.datasets.embedded import (
+from common.datasets.named.mnist_5k import (
     CHECKSUM,
     PREPARED,
     find_embedded,

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.datasets.download import DownloadError, RemoteFile, fetch
-from common.datasets.mirrors import unless_content
+from common.datasets.download import DownloadError, RemoteFile, fetch, unless_content
 from common.errors import DataUnavailableError
 from tests.datasets_support import FileServer
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from common.datasets import catalogue, mnist, usps
+from common.datasets import catalogue
 from common.datasets.catalogue import get_dataset, load_dataset
-from common.datasets.download import RemoteFile
-from common.datasets.files import sha256_of
-from common.datasets.mirrors import alternatives, data_mirror, fetch_dataset
+from common.datasets.download import RemoteFile, alternatives, data_mirror, fetch_dataset
+from common.datasets.named import mnist, usps
+from common.datasets.published import sha256_of
 from common.errors import ConfigurationError, DataUnavailableError
 from tests.datasets_support import (
     FileServer,

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from common.datasets.catalogue import load_dataset
 from common.errors import ConfigurationError
+from common.models.landmarks import draw_strokes
 from common.models.linear import LinearModel
 from common.models.registry import make_model
 from common.models.scattering import ANGLES, CHANNELS, Scattering, group_normalised, morlet
 from common.models.scattering_softmax import ScatteringSoftmax
-from common.models.strokes import draw_strokes
 
 Plane = npt.NDArray[np.float64]
 

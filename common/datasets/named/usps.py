@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Samples
-from common.datasets.files import absent, damaged, first_present, read_content, sha256_of
+from common.datasets.dataset import Dataset, Samples, content_checksum
+from common.datasets.published import absent, damaged, first_present, read_content, sha256_of
 from common.errors import DataUnavailableError
 
 SHAPE = (16, 16)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Samples
-from common.datasets.files import absent, damaged, first_present, read_content
+from common.datasets.dataset import Dataset, Samples, content_checksum
+from common.datasets.published import absent, damaged, first_present, read_content
 from common.errors import DataUnavailableError
 
 NAME = "cifar-10"

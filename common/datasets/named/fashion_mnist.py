@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset
-from common.datasets.files import absent, first_present
-from common.datasets.mnist import (
+from common.datasets.dataset import Dataset, content_checksum
+from common.datasets.named.mnist import (
     CLASSES,
     SHAPE,
     TEST_IMAGES,
@@ -18,6 +16,7 @@ from common.datasets.mnist import (
     content_sha256,
     read_part,
 )
+from common.datasets.published import absent, first_present
 from common.errors import DataUnavailableError
 
 NAME = "fashion-mnist"

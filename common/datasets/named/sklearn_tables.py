@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Labels, Samples
-from common.datasets.files import damaged, read_content
+from common.datasets.dataset import Dataset, Labels, Samples, content_checksum
+from common.datasets.published import damaged, read_content
 from common.errors import DataUnavailableError
 from common.randomness import permutation_of
 

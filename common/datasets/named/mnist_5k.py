@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Samples
-from common.datasets.files import damaged, read_content
-from common.datasets.mnist import CLASSES, SHAPE
+from common.datasets.dataset import Dataset, Samples, content_checksum
+from common.datasets.named.mnist import CLASSES, SHAPE
+from common.datasets.published import damaged, read_content
 from common.errors import DataUnavailableError
 from common.quantities import Indices
 from common.randomness import permutation_of
