@@ -13,11 +13,11 @@ from common.datasets.folders import is_saved, read_images, read_saved
 from common.datasets.published import sha256_of
 from common.datasets.schema import DataSchema, fault
 from common.datasets.tables import read_csv, read_parquet
+from common.dotted import names_in
 from common.errors import ConfigurationError
 
 FILE, LOCAL = "file", "local"  # data.set: files that all hold; data that each edge brings
 DECLARED = (FILE, LOCAL)
-_CATALOGUE = ("mnist-5k.npz", "mnist", "usps", "fashion-mnist", "cifar-10")  # known under their own names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def check_path(key: str, text: str) -> str:
         or not text.isprintable()
     ):
         raise ConfigurationError(f"{key} = {text!r}: must be a path under the data directory, without '..'")
-    if parts[0].lower() in _CATALOGUE:
+    if parts[0].lower().removesuffix(".npz") in names_in("common.datasets.named"):
         raise ConfigurationError(f"{key} = {text!r}: belongs to a known data set; use its name in data.set")
     return path.as_posix()
 

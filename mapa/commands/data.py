@@ -11,8 +11,7 @@ import typer
 from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from common.datasets.catalogue import DATA_SETS, data_directory, describe, get_dataset
-from common.datasets.download import data_mirror
+from common.datasets.catalogue import DATA_SETS, data_directory, data_mirror, describe, get_dataset
 from common.datasets.source import DECLARED
 from common.dotted import is_dotted
 from common.errors import ConfigurationError

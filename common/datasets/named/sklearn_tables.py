@@ -8,14 +8,13 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from common.datasets.dataset import Dataset, Labels, Samples, content_checksum
-from common.datasets.published import damaged, read_content
+from common.datasets.published import DatasetDescription, NamedDataset, damaged, read_content
 from common.errors import DataUnavailableError
 from common.randomness import permutation_of
 
@@ -42,16 +41,49 @@ _DIABETES = (  # age, sex, bmi, blood pressure, six measures of blood serum
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    files: tuple[str, ...]
-    shape: tuple[int, ...]
-    classes: int
-    ranges: tuple[tuple[float, float], ...]  # of each value of a sample
-    target_range: tuple[float, float] | None
-    train: int
-    checksum: str
-    read: Callable[[list[Path]], tuple[Numbers, Numbers]]
+class SklearnTable(NamedDataset):
+    """A table, its values in [0, 1], its real targets in their own units."""
+
+    def __init__(
+        self,
+        about: DatasetDescription,
+        files: tuple[str, ...],
+        read: Callable[[list[Path]], tuple[Numbers, Numbers]],
+        *,
+        ranges: tuple[tuple[float, float], ...],  # of each value of a sample
+        target_range: tuple[float, float] | None = None,
+        checksum: str,
+    ) -> None:
+        self.about, self.checksum = about, checksum
+        self._files, self._read, self._ranges, self._target_range = files, read, ranges, target_range
+
+    def find(self, data_dir: Path) -> tuple[Path, ...]:  # noqa: ARG002
+        spec = importlib.util.find_spec("sklearn")
+        for folder in (spec.submodule_search_locations if spec else None) or ():
+            paths = tuple(Path(folder) / "datasets" / "data" / file for file in self._files)
+            if all(path.is_file() for path in paths):
+                return paths
+        return ()
+
+    def load(self, data_dir: Path) -> Dataset:
+        about, paths = self.about, self.find(data_dir)
+        if not paths:
+            raise DataUnavailableError(
+                f"{about.name}: needs the package scikit-learn, which carries it: pip install 'mapa-testbed[tables]'"
+            )
+        values, labels = self._read(list(paths))
+        low, high = np.array(self._ranges, np.float64).T
+        inputs = ((values - low) / (high - low)).clip(0, 1).astype(np.float32)
+        known: Labels = labels.astype(np.int64) if about.classes else labels.astype(np.float32)
+        order = permutation_of(np.random.Philox(key=_KEY), len(inputs))
+        whole = Samples(inputs, known)
+        train, test = whole.chosen(order[: about.train]), whole.chosen(order[about.train :])
+        found = content_checksum(train, test)
+        if found != self.checksum:
+            raise DataUnavailableError(
+                f"{paths[0]}: not the expected {about.name}, its sha256 differs; install scikit-learn 1.5 or later"
+            )
+        return Dataset(about.name, about.shape, about.classes, train, test, found, self._target_range)
 
 
 def _digits(paths: list[Path]) -> tuple[Numbers, Numbers]:
@@ -68,72 +100,54 @@ def _diabetes(paths: list[Path]) -> tuple[Numbers, Numbers]:
     return _numbers(paths[0], " ", 10), _numbers(paths[1], " ", 1)[:, 0]
 
 
-_TABLES = {
-    "digits": _Table(
+DATA_SETS = (
+    SklearnTable(
+        DatasetDescription(
+            name="digits",
+            shape=(8, 8),
+            classes=10,
+            train=1_437,
+            test=360,
+            source="E. Alpaydin, C. Kaynak 1998, test part, inside the package scikit-learn",
+            licence="package BSD-3-Clause; table CC BY 4.0 as UCI states",
+        ),
         ("digits.csv.gz",),
-        (8, 8),
-        10,
-        ((0, 16),) * 64,
-        None,
-        1437,
-        "63e09cb0e751367ba4037d1497d07042ecab8b112966389fa16af142024e913f",
         _digits,
+        ranges=((0, 16),) * 64,
+        checksum="63e09cb0e751367ba4037d1497d07042ecab8b112966389fa16af142024e913f",
     ),
-    "breast-cancer": _Table(
+    SklearnTable(
+        DatasetDescription(
+            name="breast-cancer",
+            shape=(30,),
+            classes=2,
+            train=455,
+            test=114,
+            source="W. Wolberg, O. Mangasarian, N. Street, W. Street 1995, inside the package scikit-learn",
+            licence="package BSD-3-Clause; table CC BY 4.0 as UCI states",
+        ),
         ("breast_cancer.csv",),
-        (30,),
-        2,
-        tuple((0, high) for high in _BREAST_CANCER),
-        None,
-        455,
-        "3f0b96194976b89253dac2c67cac6615a27a7d0a72a7d1b1120dd42e52feb6d0",
         _breast_cancer,
+        ranges=tuple((0, high) for high in _BREAST_CANCER),
+        checksum="3f0b96194976b89253dac2c67cac6615a27a7d0a72a7d1b1120dd42e52feb6d0",
     ),
-    "diabetes": _Table(
+    SklearnTable(
+        DatasetDescription(
+            name="diabetes",
+            shape=(10,),
+            classes=0,
+            train=353,
+            test=89,
+            source="B. Efron, T. Hastie, I. Johnstone, R. Tibshirani 2004, inside the package scikit-learn",
+            licence="package BSD-3-Clause; none is stated for the table",
+        ),
         ("diabetes_data_raw.csv.gz", "diabetes_target.csv.gz"),
-        (10,),
-        0,
-        _DIABETES,
-        (25, 346),
-        353,
-        "0072d0efad5964623241eca3a170014f226f6633d2e3cab64b06f286fffd9f69",
         _diabetes,
+        ranges=_DIABETES,
+        target_range=(25, 346),
+        checksum="0072d0efad5964623241eca3a170014f226f6633d2e3cab64b06f286fffd9f69",
     ),
-}
-TABLES = tuple(_TABLES)
-
-
-def find_table(name: str) -> tuple[Path, ...]:
-    """Return scikit-learn's files of a table; nothing where it is not installed."""
-    spec = importlib.util.find_spec("sklearn")
-    folders = spec.submodule_search_locations if spec else None
-    for folder in folders or ():
-        paths = tuple(Path(folder) / "datasets" / "data" / file for file in _TABLES[name].files)
-        if all(path.is_file() for path in paths):
-            return paths
-    return ()
-
-
-def load_table(name: str) -> Dataset:
-    """Return a table, its values in [0, 1], its real targets in their own units."""
-    table, paths = _TABLES[name], find_table(name)
-    if not paths:
-        raise DataUnavailableError(
-            f"{name}: needs the package scikit-learn, which carries it: pip install 'mapa-testbed[tables]'"
-        )
-    values, labels = table.read(list(paths))
-    low, high = np.array(table.ranges, np.float64).T
-    inputs = ((values - low) / (high - low)).clip(0, 1).astype(np.float32)
-    known: Labels = labels.astype(np.int64) if table.classes else labels.astype(np.float32)
-    order = permutation_of(np.random.Philox(key=_KEY), len(inputs))
-    whole = Samples(inputs, known)
-    train, test = whole.chosen(order[: table.train]), whole.chosen(order[table.train :])
-    found = content_checksum(train, test)
-    if found != table.checksum:
-        raise DataUnavailableError(
-            f"{paths[0]}: not the expected {name}, its sha256 differs; install scikit-learn 1.5 or later"
-        )
-    return Dataset(name, table.shape, table.classes, train, test, found, table.target_range)
+)
 
 
 def _numbers(path: Path, separator: str, width: int, skip: int = 0) -> Numbers:
