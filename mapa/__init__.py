@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from common.models.torch_model import TorchModel, torch_model
     from common.problem import Problem
     from common.quantities import PerSampleGradients, Vector
-    from mapa.face import load_run, run, simulate
+    from mapa.api import load_run, run, simulate
     from mapa.run_result import Run
 
 _PLACES = {
@@ -55,7 +55,7 @@ _PLACES = {
     "common.models.torch_model": ("TorchModel", "torch_model"),  # needs torch
     "common.problem": ("Problem",),
     "common.quantities": ("PerSampleGradients", "Vector"),
-    "mapa.face": ("load_run", "run", "simulate"),
+    "mapa.api": ("load_run", "run", "simulate"),
     "mapa.run_result": ("Run",),
 }
 _HOME = {name: module for module, names in _PLACES.items() for name in names}

@@ -13,7 +13,7 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.codec import new_nonce
 from experiments.attack.observer import record_payloads
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.options import Connection
 from mapa.output import note
 

@@ -20,7 +20,7 @@ from common.scenario.scenario import Scenario
 from common.wire.v1 import payload_limit
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.report import report
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS

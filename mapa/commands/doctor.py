@@ -17,7 +17,7 @@ from rich.text import Text
 from common.errors import ConfigurationError
 from common.transport.connection import MqttOptions
 from mapa.commands import options
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.options import Connection
 from mapa.doctor.broker import PURPOSE, running_broker
 from mapa.doctor.data import data_sets

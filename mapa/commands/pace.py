@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mapa.commands import options
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.warm_up import gradients_per_second
 

@@ -15,7 +15,7 @@ from common.errors import ConfigurationError
 from common.own_code import allowing
 from common.records.naming import HALT_OWED, RESUME
 from mapa import output
-from mapa.commands import run_options as options
+from mapa.commands import options
 from mapa.output import printable
 from mapa.run_state import KILLED, is_run, read_object
 from mapa.runs_folder import RunLine, chosen, files_of, line_of_run, run_paths
