@@ -1,6 +1,6 @@
-"""simulate, run and load_run for Python code and notebooks: the commands of the same names, with objects for answers.
+"""The Python API: simulate, run, load_run, calibrate and Scenario, for scripts and notebooks.
 
-They block until the run has ended, in the main thread or in another one, also inside a running asyncio loop.
+The functions block until the run has ended, in the main thread or in another one, also inside a running asyncio loop.
 Ctrl-C, or a notebook's stop button, ends the run early: its records are whole, and KeyboardInterrupt is raised.
 """
 
@@ -12,17 +12,25 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from pydantic import PrivateAttr
+
+from common.accounting.budget import calibrate as least_multiplier
+from common.accounting.kept import kept_in
+from common.accounting.releases import Budget
 from common.algorithms import description_of
 from common.datasets.catalogue import data_directory
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
 from common.metrics import Metric
+from common.models.features import user_cache
+from common.noise.mechanism import Clipping, Sampling
 from common.own_code import CODE_KEYS, given_objects
 from common.scenario.algorithm_table import AlgorithmTable
-from common.scenario.scenario import Scenario
+from common.scenario.scenario import Scenario as CheckedScenario
 from mapa.cloud_run import Setting
 from mapa.output import note
 from mapa.process_run import PROCESSES, run_in_processes
@@ -31,135 +39,65 @@ from mapa.recording import check_engine, record_simulation
 from mapa.run_parts import OwnFiles
 from mapa.run_reader import find_run
 from mapa.run_result import Run, read_result
-from mapa.scenario_files import checked_scenario, read_scenario
+from mapa.scenario_files import checked_scenario, read_scenario, table_in
 from mapa.simulation.simulator import interrupt_between_events
 from mapa.simulation.world import World
 
-
-def simulate(
-    scenario: Source,
-    /,
-    *,
-    engine: str = "events",
-    runs_dir: str | Path = "runs",
-    data_dir: str | Path | None = None,
-    edge_data: Sequence[str | Path] = (),
-    test_data: str | Path | None = None,
-    progress: bool | OnProgress = True,
-    **changes: Any,
-) -> Run:
-    """Simulate a scenario without a network; return the run, whose records are in runs_dir.
-
-    `scenario` is a name, the path of a TOML file, or a dict. `changes` are its keys: `seed=1, iterations=500`;
-    of a table those that are given, `privacy={"total_epsilon": 4.0}`; None removes a key. A class or an object may
-    stand where a name does: `model=MyModel`, `algorithm=Damped(rate=0.3)`, `data=my_dataset`,
-    `model={"name": MyModel, "options": {"width": 3}}`. With data.set = "local", `edge_data` are the edges' own files in
-    their order, and `test_data` the file that the model is evaluated on.
-    """
-    asked = given(scenario, changes)
-    own = None
-    if edge_data or test_data is not None:
-        own = OwnFiles(tuple(map(Path, edge_data)), None if test_data is None else Path(test_data))
-    with given_objects(asked.objects):
-        scenario_asked = asked.scenario()
-        check_engine(scenario_asked, engine)
-        say = note if progress is True else None
-        world = World.of(scenario_asked, _data_dir(data_dir), own, say=say)
-        resolved = world.scenario
-        title = f"{resolved.algorithm.name} {resolved.model.name}"
-        with interrupt_between_events(), bar_for(title, resolved.iterations, progress) as bar:
-            summary = record_simulation(
-                world, name=asked.name, runs=Path(runs_dir), engine=engine, progress=shown_on(bar), say=say
-            )
-            bar.show(summary["updates"], _last(summary))
-    return _ended(summary)
-
-
-def run(
-    scenario: Source = "quickstart",
-    /,
-    *,
-    broker: str = "auto",
-    processes: int = PROCESSES,
-    runs_dir: str | Path = "runs",
-    data_dir: str | Path | None = None,
-    progress: bool | OnProgress = True,
-    **changes: Any,
-) -> Run:
-    """Train with a broker, a cloud and edge processes on this machine; return the run.
-
-    As `simulate`, but a class of a model, data set or noise law must be in a file: the edges' processes import it.
-    """
-    if not isinstance(processes, int) or processes < 1:
-        raise ConfigurationError(f"processes = {processes!r}: must be a whole number of at least 1")
-    asked = given(scenario, changes)
-    require_importable(asked)
-    folder = _data_dir(data_dir)
-    with given_objects(asked.objects):
-        setting = Setting.of(asked.scenario(), folder, say=note if progress is True else None)
-        title = f"{setting.scenario.algorithm.name} {setting.scenario.model.name}"
-        summary = run_in_processes(
-            setting,
-            BarView(setting.scenario, bar_for(title, setting.scenario.iterations, progress)),
-            name=asked.name,
-            runs=Path(runs_dir),
-            data_dir=folder,
-            broker=broker,
-            processes=processes,
-            say=sys.stderr if progress is True and sys.stderr.isatty() else None,
-        )
-    return _ended(summary)
-
-
-def load_run(run: str | Path, *, runs_dir: str | Path = "runs") -> Run:
-    """Return a run that is on disk, by the path of its folder or by its id in runs_dir; one that was cut off, too."""
-    return read_result(find_run(str(run), Path(runs_dir)))
-
-
-def _ended(summary: dict[str, Any]) -> Run:
-    if summary["reason"] == "interrupted":
-        raise KeyboardInterrupt(
-            f"interrupted after {summary['updates']} updates; mapa.load_run({summary['path']!r}) has the records"
-        )
-    return read_result(Path(summary["path"]))
-
-
-def _last(summary: dict[str, Any]) -> str:
-    first = Metric.from_dict(summary["metrics"][0])
-    value = summary[f"final_{first.name}"]
-    return "" if value is None else f"{first.name} {first.text(value)}"
-
-
-def _data_dir(given_dir: str | Path | None) -> Path:
-    return data_directory(os.environ) if given_dir is None else Path(given_dir)
-
-
-Source = str | Path | Mapping[str, Any] | Scenario
+Source = str | Path | Mapping[str, Any] | CheckedScenario
 _TABLES = dict(CODE_KEYS)
-_NOTEBOOK = "__main__"  # whatever no other process can import is recorded as if it were defined there
+_NOTEBOOK = "__main__"  # what no other process can import is recorded as if it were defined there
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A scenario's values, and the objects that its dotted paths mean in this process."""
+    """A scenario's values as Python code gives them, and the objects that its dotted paths mean in this process."""
 
     name: str
     values: dict[str, Any]
     folder: Path
-    changed: dict[str, Any]
+    changed: dict[str, Any] = field(default_factory=dict)
     objects: dict[str, object] = field(default_factory=dict)
 
-    def scenario(self) -> Scenario:
-        """Check it as a whole; where `given_objects` makes the objects known."""
+    def scenario(self) -> CheckedScenario:
+        """Check it as a whole; inside `given_objects`, which makes the objects known."""
         return checked_scenario(copy.deepcopy(self.values), self.folder, self.changed)
+
+
+class Scenario(CheckedScenario):
+    """A scenario with every value as an attribute, checked: `scenario.edges`, `scenario.privacy.noise`.
+
+    `simulate` and `run` take it. It never changes; `with_` returns another one.
+    """
+
+    _given: Given = PrivateAttr()
+
+    @classmethod
+    def load(cls, source: Source, /) -> Self:
+        """Return a shipped scenario by its name, one in a TOML file by its path, or one in a dict."""
+        return cls._of(given(source, {}))
+
+    def with_(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+        """Return the scenario with changes: `with_(seed=1, privacy={"total_epsilon": 4.0})`, or dotted keys in a dict.
+
+        Of a table only the given keys change; None removes a key; a class or an object may stand where a name does.
+        """
+        return self._of(given(self, {**(changes or {}), **more}))
+
+    @classmethod
+    def _of(cls, asked: Given) -> Self:
+        with given_objects(asked.objects):
+            made = cls.model_validate(asked.scenario().canonical())
+        made._given = asked
+        return made
 
 
 def given(source: Source, changes: Mapping[str, Any]) -> Given:
     """Return a scenario with changes: of a table its keys are changed one by one; None removes a key."""
-    name, values, folder = _read(source)
-    changed: dict[str, Any] = {}
-    for key, value in changes.items():
-        parts = _table(key, value)
+    asked = _read(source)
+    values, changed, objects = copy.deepcopy(asked.values), dict(asked.changed), dict(asked.objects)
+    for dotted, value in changes.items():
+        key, dot, inner = dotted.partition(".")
+        parts = {inner: value} if dot else _table(key, value)
         if parts is None:
             changed[key] = value
             _set(values, key, value)
@@ -174,12 +112,12 @@ def given(source: Source, changes: Mapping[str, Any]) -> Given:
                 del table[option]
         for part, one in parts.items():
             changed[f"{key}.{part}"] = one
-            _set(table, part, one)
-    objects: dict[str, object] = {}
+            *tables, last = part.split(".")
+            _set(table_in(table, tables, dotted), last, one)
     for table_name in _TABLES:
         if table_name in values:
             values[table_name] = _named(table_name, _table(table_name, values[table_name]), objects)
-    return Given(name, values, folder, changed, objects)
+    return Given(asked.name, values, asked.folder, changed, objects)
 
 
 def importable(thing: object) -> str | None:
@@ -208,18 +146,19 @@ def require_importable(asked: Given) -> None:
         )
 
 
-def _read(source: Source) -> tuple[str, dict[str, Any], Path]:
+def _read(source: Source) -> Given:
     if isinstance(source, Scenario):
-        return "scenario", source.canonical(), Path.cwd()
+        return source._given
+    if isinstance(source, CheckedScenario):
+        return Given("scenario", source.canonical(), Path.cwd())
     if isinstance(source, Mapping):
-        values = {key: dict(v) if isinstance(v, Mapping) else v for key, v in source.items()}
-        return "scenario", values, Path.cwd()
+        return Given("scenario", dict(source), Path.cwd())
     if not isinstance(source, str | Path):
         raise ConfigurationError(
             f"scenario = {source!r:.80}: must be the name of a scenario, the path of a TOML file, a dict or a Scenario"
         )
     path, values = read_scenario(str(source))
-    return path.stem, values, path.parent
+    return Given(path.stem, values, path.parent)
 
 
 def _table(key: str, value: Any) -> dict[str, Any] | None:
@@ -284,3 +223,136 @@ def _options(made: Any, beside: Mapping[str, Any]) -> dict[str, Any]:
             f"algorithm.name = {made!r:.80}: has begun already; give it as it is before its first update"
         )
     return options
+
+
+def simulate(
+    scenario: Source,
+    /,
+    *,
+    engine: str = "events",
+    runs_dir: str | Path = "runs",
+    data_dir: str | Path | None = None,
+    edge_data: Sequence[str | Path] = (),
+    test_data: str | Path | None = None,
+    progress: bool | OnProgress = True,
+    **changes: Any,
+) -> Run:
+    """Simulate a scenario without a network; return the run, whose records are in runs_dir.
+
+    `scenario` is a name, the path of a TOML file, a dict or a `Scenario`. `changes` are its keys: `seed=1`; of a
+    table those that are given, `privacy={"total_epsilon": 4.0}`; None removes a key. A class or an object may stand
+    where a name does: `model=MyModel`, `algorithm=Damped(rate=0.3)`, `data=my_dataset`,
+    `model={"name": MyModel, "options": {"width": 3}}`. With data.set = "local", `edge_data` are the edges' own files in
+    their order, and `test_data` the file that the model is evaluated on.
+    """
+    asked = given(scenario, changes)
+    own = None
+    if edge_data or test_data is not None:
+        own = OwnFiles(tuple(map(Path, edge_data)), None if test_data is None else Path(test_data))
+    with given_objects(asked.objects):
+        scenario_asked = asked.scenario()
+        check_engine(scenario_asked, engine)
+        say = note if progress is True else None
+        world = World.of(scenario_asked, _data_dir(data_dir), own, say=say)
+        resolved = world.scenario
+        title = f"{resolved.algorithm.name} {resolved.model.name}"
+        with interrupt_between_events(), bar_for(title, resolved.iterations, progress) as bar:
+            summary = record_simulation(
+                world, name=asked.name, runs=Path(runs_dir), engine=engine, progress=shown_on(bar), say=say
+            )
+            bar.show(summary["updates"], _last(summary))
+    return _ended(summary)
+
+
+def run(
+    scenario: Source = "quickstart",
+    /,
+    *,
+    broker: str = "auto",
+    processes: int = PROCESSES,
+    runs_dir: str | Path = "runs",
+    data_dir: str | Path | None = None,
+    progress: bool | OnProgress = True,
+    **changes: Any,
+) -> Run:
+    """Train with a broker, a cloud and edge processes on this machine; return the run.
+
+    As `simulate`, but a class of a model, data set or noise law must be in a file: the edges' processes import it.
+    """
+    if not isinstance(processes, int) or processes < 1:
+        raise ConfigurationError(f"processes = {processes!r}: must be a whole number of at least 1")
+    asked = given(scenario, changes)
+    require_importable(asked)
+    folder = _data_dir(data_dir)
+    with given_objects(asked.objects):
+        setting = Setting.of(asked.scenario(), folder, say=note if progress is True else None)
+        title = f"{setting.scenario.algorithm.name} {setting.scenario.model.name}"
+        summary = run_in_processes(
+            setting,
+            BarView(setting.scenario, bar_for(title, setting.scenario.iterations, progress)),
+            name=asked.name,
+            runs=Path(runs_dir),
+            data_dir=folder,
+            broker=broker,
+            processes=processes,
+            say=sys.stderr if progress is True and sys.stderr.isatty() else None,
+        )
+    return _ended(summary)
+
+
+def calibrate(
+    total_epsilon: float,
+    *,
+    releases: int,
+    batch_size: int,
+    shard_size: int,
+    total_delta: float = 1e-5,
+    sampler: str = "poisson",
+    clipping: str = "per-sample",
+    largest_batch: int | None = None,
+) -> float:
+    """Return the smallest noise multiplier z of Gaussian noise that keeps the releases of an edge within (ε, δ).
+
+    `releases` are the noised gradients of one edge (with local steps, messages × E), `shard_size` is its number of
+    records, `largest_batch` goes with sampler = "truncated-poisson". As `mapa calibrate`.
+    """
+    kinds: dict[str, tuple[type[Enum], str]] = {
+        "sampler": (Sampling, sampler),
+        "clipping": (Clipping, clipping),
+    }
+    for key, (kind, text) in kinds.items():
+        if text not in (allowed := [member.value for member in kind]):
+            raise ConfigurationError(f"{key} = {text!r}: allowed are {', '.join(allowed)}")
+    with kept_in(user_cache()):
+        return least_multiplier(
+            Budget(total_epsilon, total_delta),
+            releases=releases,
+            batch_size=batch_size,
+            shard_size=shard_size,
+            sampling=Sampling(sampler),
+            clipping=Clipping(clipping),
+            largest_batch=largest_batch,
+        )
+
+
+def load_run(run: str | Path, *, runs_dir: str | Path = "runs") -> Run:
+    """Return a run that is on disk, by the path of its folder or by its id in runs_dir; one that was cut off, too."""
+    return read_result(find_run(str(run), Path(runs_dir)))
+
+
+def _ended(summary: dict[str, Any]) -> Run:
+    if summary["reason"] == "interrupted":
+        raise KeyboardInterrupt(
+            f"interrupted after {summary['updates']} updates; mapa.load_run({summary['path']!r}) has the records"
+        )
+    return read_result(Path(summary["path"]))
+
+
+def _last(summary: dict[str, Any]) -> str:
+    first = Metric.from_dict(summary["metrics"][0])
+    value = summary[f"final_{first.name}"]
+    return "" if value is None else f"{first.name} {first.text(value)}"
+
+
+def _data_dir(given_dir: str | Path | None) -> Path:
+    return data_directory(os.environ) if given_dir is None else Path(given_dir)
