@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the one list of names: `__getattr__` reads it, too
     from cloud.algorithm import Algorithm
-    from common.datasets.arrays import dataset
     from common.datasets.dataset import Dataset
+    from common.datasets.readers import dataset
     from common.errors import ConfigurationError, MapaError
     from common.models.model import Model
     from common.models.torch_model import torch_model

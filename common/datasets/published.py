@@ -44,6 +44,15 @@ class DatasetDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class Download:
+    """How to download: from a mirror of one's own first, from one package registry alone, and who is told."""
+
+    mirror: str | None = None
+    registry: str | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteFile:
     """A file, where it is served, and how to tell that it is the right one."""
 
@@ -82,14 +91,7 @@ class NamedDataset(ABC):
     def load(self, data_dir: Path) -> Dataset:
         """Return the data set; raise DataUnavailableError where it is absent or not the published one."""
 
-    def get(
-        self,
-        data_dir: Path,
-        *,
-        mirror: str | None = None,  # noqa: ARG002
-        registry: str | None = None,  # noqa: ARG002
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> tuple[Path, ...]:
+    def get(self, data_dir: Path, download: Download) -> tuple[Path, ...]:  # noqa: ARG002
         """Return its files, downloaded or written where needed; the default is in an installed package."""
         self.load(data_dir)  # the error says which package carries it
         return self.find(data_dir)
@@ -119,21 +121,14 @@ class DownloadedDataset(NamedDataset):
             raise ConfigurationError(f"--from {registry}: {name} is not there; allowed are {allowed}")
         return ((self.archive_file(known[registry], mirror),),)
 
-    def get(
-        self,
-        data_dir: Path,
-        *,
-        mirror: str | None = None,
-        registry: str | None = None,
-        progress: Progress | None = None,
-    ) -> tuple[Path, ...]:
+    def get(self, data_dir: Path, download: Download) -> tuple[Path, ...]:
         try:
             self.load(data_dir)
         except DataUnavailableError:
             from common.datasets.download import fetch_dataset, install  # HTTP: only a download needs it
 
-            offered = self.offers(mirror, registry)
-            fetched = fetch_dataset(self.about.name, data_dir / self.about.name, offered, progress=progress)
+            offered, folder = self.offers(download.mirror, download.registry), data_dir / self.about.name
+            fetched = fetch_dataset(self.about.name, folder, offered, progress=download.progress)
             for archive in self.archives:
                 if fetched[0].name == archive.file:
                     install(fetched[0], archive.unpack, self.files)

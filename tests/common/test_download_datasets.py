@@ -12,7 +12,7 @@ from common.datasets.catalogue import data_mirror, get_dataset, load_dataset, na
 from common.datasets.dataset import content_checksum
 from common.datasets.download import fetch_dataset
 from common.datasets.named import mnist, usps
-from common.datasets.published import RemoteFile
+from common.datasets.published import Download, RemoteFile
 from common.errors import ConfigurationError, DataUnavailableError
 from tests.datasets_support import (
     FileServer,
@@ -59,9 +59,9 @@ def test_mnist_comes_from_a_server_of_ones_own(
         write_mnist(directory / "mnist")
         publish_small_mnist(monkeypatch)
     with FileServer(served(directory)) as server:
-        files = get_dataset("mnist", tmp_path / "got", mirror=server.url)
+        files = get_dataset("mnist", tmp_path / "got", Download(server.url))
         asked = len(server.requests)
-        assert get_dataset("mnist", tmp_path / "got", mirror=server.url) == files
+        assert get_dataset("mnist", tmp_path / "got", Download(server.url)) == files
         assert len(server.requests) == asked, "what is here is not asked for again"
     assert [path.parent for path in files] == [tmp_path / "got" / "mnist"] * 4
     got, original = load_dataset("mnist", tmp_path / "got"), load_dataset("mnist", directory)
@@ -80,7 +80,7 @@ def test_usps_comes_as_h5_from_a_server_of_ones_own(
         checksum = content_checksum(*usps.read_h5(directory / "usps" / "usps.h5"))
         monkeypatch.setattr(named_dataset("usps"), "checksum", checksum, raising=False)
     with FileServer(served(directory)) as server:
-        (path,) = get_dataset("usps", tmp_path / "got", mirror=server.url)
+        (path,) = get_dataset("usps", tmp_path / "got", Download(server.url))
     assert path == tmp_path / "got" / "usps" / "usps.h5"
     assert load_dataset("usps", tmp_path / "got").checksum == load_dataset("usps", directory).checksum
 
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_fetched_anew(tmp_path: Path, monkeypatch: pytest.Monk
     damaged = tmp_path / "mnist" / f"{mnist.TRAIN_LABELS}.gz"
     damaged.write_bytes(damaged.read_bytes()[:-3])
     with FileServer(files) as server:
-        get_dataset("mnist", tmp_path, mirror=server.url)
+        get_dataset("mnist", tmp_path, Download(server.url))
     assert {path for path, _ in server.requests} == {f"/{damaged.name}"}
     assert len(load_dataset("mnist", tmp_path).train) == 30
 

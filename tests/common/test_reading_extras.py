@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.datasets.arrays import dataset
 from common.datasets.dataset import check_dataset
+from common.datasets.readers import dataset
 from common.datasets.schema import Column, DataSchema
 from common.datasets.source import read_samples
 from common.errors import ConfigurationError, DataFaultError

