@@ -216,8 +216,3 @@ def test_sides_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
 def test_landmarks_that_make_no_sense_are_refused(landmarks: object) -> None:
     with pytest.raises(ConfigurationError, match=r"model\.options\.landmarks = .*0 to 2000"):
         make_model("scattering", shape=(16, 16), classes=10, options={"landmarks": landmarks})
-
-
-def test_images_of_another_size_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="scattering was made for 256"):
-        made((16, 16), 0).features(np.zeros((1, 784), np.float32))
