@@ -45,13 +45,16 @@ def _homes() -> dict[str, str]:
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
+    from importlib.util import find_spec
 
+    if (
+        not name.startswith("_") and find_spec(f"mapa.{name}") is not None
+    ):  # `from mapa import output` asks here first
+        return import_module(f"mapa.{name}")
     homes = _homes()
     parts = [part for part, home in homes.items() if home == "mapa"]
     if name == "__all__":
         return sorted({*homes} - {*parts})
-    if name in parts:
-        return import_module(f"mapa.{name}")
     if name in homes:
         found: object = getattr(import_module(homes[name]), name)
         globals()[name] = found
