@@ -13,8 +13,7 @@ import numpy as np
 from common.datasets.dataset import Samples
 from common.messages import EvaluationDue
 from common.metrics import LOSS, check_values
-from common.models.feature_cache import FeatureCache
-from common.models.making import features_of
+from common.models.features import FeatureCache, features_of
 from common.models.model import Features, Model, Targets
 from common.quantities import Vector
 from common.records.tally import Evaluation

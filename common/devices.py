@@ -1,6 +1,6 @@
 """Emulated devices: how much slower a gradient is, and when an edge is there (windows or churn, in seconds).
 
-The scenario's tables (common/scenario/device_tables.py) check single numbers; here is what depends on several.
+The scenario's tables (common/scenario/tables.py) check single numbers; here is what depends on several.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from common.accounting.overlap import ShardSpent
 from common.accounting.releases import Budget, ReleaseKind, Spent
-from common.datasets.families import records_of
+from common.datasets.catalogue import records_of
 from common.errors import ConfigurationError
 from common.noise.mechanism import Sampling
 from common.quantities import EdgeId, RunId

@@ -16,7 +16,7 @@ from common.datasets.source import Source
 from common.errors import RemoteProtocolError
 from common.health import beat
 from common.messages import Leave
-from common.models.feature_cache import user_cache
+from common.models.features import user_cache
 from common.quantities import EdgeId, RunId
 from common.randomness import Purpose, streams_for
 from common.telemetry.family import Readings, published

@@ -18,9 +18,8 @@ from common.datasets.dataset import Dataset, Samples
 from common.datasets.source import Source
 from common.errors import ConfigurationError, LedgerUnavailableError, MapaError, require
 from common.messages import Hello, Welcome
-from common.models.feature_cache import user_cache
+from common.models.features import features_of, user_cache
 from common.models.linear import LinearModel
-from common.models.making import features_of
 from common.models.model import Images, Model
 from common.own_code import is_dotted
 from common.quantities import Indices, RunId

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Self
 
 from common.datasets.dataset import Samples
-from common.datasets.faults import at_most
-from common.datasets.reading import read_samples
-from common.datasets.schema import DataSchema
+from common.datasets.schema import DataSchema, at_most
+from common.datasets.source import read_samples
 from common.errors import ConfigurationError
 from edge.state_directory import TIMEOUT, StateDirectory, directory_id
 

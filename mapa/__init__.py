@@ -1,115 +1,73 @@
-"""What a file of your own needs: algorithms, models and data sets, and the types that they speak; and runs.
+"""Asynchronous federated learning with differential privacy, from Python.
 
     import mapa
 
-    class MyModel(mapa.TwoWayModel): ...
+    scenario = mapa.Scenario.load("quickstart").with_(seed=1, iterations=500)
+    run = mapa.simulate(scenario)
+    run.metrics["accuracy"], run.epsilon
 
-    run = mapa.simulate("quickstart", seed=1, iterations=500)
-    run.metrics["accuracy"]
-
-Every name is loaded when it is first used, so `import mapa` is quick; only `TorchModel` and `torch_model` import torch.
+What a file of your own needs is in `mapa.models`, `mapa.data`, `mapa.algorithms` and `mapa.privacy`. Every name is
+loaded when it is first used, so `import mapa` is quick; only `torch_model` and `mapa.models.TorchModel` import torch.
 """
+# ruff: noqa: F401
+# mypy: implicit-reexport
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cloud.algorithm import Algorithm, StepSchedule, Update, descend, option
-    from cloud.stages import initial_sensitivity
-    from common.datasets.dataset import Dataset, Samples
-    from common.datasets.own import dataset
-    from common.datasets.schema import Column, DataSchema
+if TYPE_CHECKING:  # the one list of names: `__getattr__` reads it, too
+    from cloud.algorithm import Algorithm
+    from common.datasets.dataset import Dataset
+    from common.datasets.readers import dataset
     from common.errors import ConfigurationError, MapaError
-    from common.metrics import ACCURACY, CLASSIFICATION, LOSS, RMSE, Better, Metric
-    from common.models.gradients import OuterGradients
-    from common.models.linear import LinearModel, TwoWayModel
-    from common.models.model import Block, Features, Images, Labels, Model, Targets, check_labels, layout
-    from common.models.torch_model import TorchModel, torch_model
-    from common.problem import Problem
-    from common.quantities import PerSampleGradients, Vector
-    from mapa.face import load_run, run, simulate
+    from common.models.model import Model
+    from common.models.torch_model import torch_model
+    from common.noise.law import NoiseLaw
+    from mapa import algorithms, data, models, privacy
+    from mapa.api import Scenario, calibrate, load_run, run, simulate
     from mapa.run_result import Run
 
-_PLACES = {
-    "cloud.algorithm": ("Algorithm", "StepSchedule", "Update", "descend", "option"),
-    "cloud.stages": ("initial_sensitivity",),
-    "common.datasets.dataset": ("Dataset", "Samples"),
-    "common.datasets.own": ("dataset",),
-    "common.datasets.schema": ("Column", "DataSchema"),
-    "common.errors": ("ConfigurationError", "MapaError"),
-    "common.metrics": ("ACCURACY", "CLASSIFICATION", "LOSS", "RMSE", "Better", "Metric"),
-    "common.models.gradients": ("OuterGradients",),
-    "common.models.linear": ("LinearModel", "TwoWayModel"),
-    "common.models.model": (
-        "Block",
-        "Features",
-        "Images",
-        "Labels",
-        "Model",
-        "Targets",
-        "check_labels",
-        "layout",
-    ),
-    "common.models.torch_model": ("TorchModel", "torch_model"),  # needs torch
-    "common.problem": ("Problem",),
-    "common.quantities": ("PerSampleGradients", "Vector"),
-    "mapa.face": ("load_run", "run", "simulate"),
-    "mapa.run_result": ("Run",),
-}
-_HOME = {name: module for module, names in _PLACES.items() for name in names}
+_RENAMED = {"Images": "Inputs"}
 
-__all__ = [
-    "ACCURACY",
-    "CLASSIFICATION",
-    "LOSS",
-    "RMSE",
-    "Algorithm",
-    "Better",
-    "Block",
-    "Column",
-    "ConfigurationError",
-    "DataSchema",
-    "Dataset",
-    "Features",
-    "Images",
-    "Labels",
-    "LinearModel",
-    "MapaError",
-    "Metric",
-    "Model",
-    "OuterGradients",
-    "PerSampleGradients",
-    "Problem",
-    "Run",
-    "Samples",
-    "StepSchedule",
-    "Targets",
-    "TorchModel",
-    "TwoWayModel",
-    "Update",
-    "Vector",
-    "check_labels",
-    "dataset",
-    "descend",
-    "initial_sensitivity",
-    "layout",
-    "load_run",
-    "option",
-    "run",
-    "simulate",
-    "torch_model",
-]
+
+def _homes() -> dict[str, str]:
+    """Return the module of each public name: the imports above, which type checkers alone execute."""
+    import ast
+    from pathlib import Path
+
+    source = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    imports = [node for block in source.body if isinstance(block, ast.If) for node in block.body]
+    return {
+        a.name: str(node.module) for node in imports if isinstance(node, ast.ImportFrom) for a in node.names
+    }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'mapa' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = found
-    return found
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    if (
+        not name.startswith("_") and find_spec(f"mapa.{name}") is not None
+    ):  # `from mapa import output` asks here first
+        return import_module(f"mapa.{name}")
+    homes = _homes()
+    parts = [part for part, home in homes.items() if home == "mapa"]
+    if name == "__all__":
+        return sorted({*homes} - {*parts})
+    if name in homes:
+        found: object = getattr(import_module(homes[name]), name)
+        globals()[name] = found
+        return found
+    for part in () if name.startswith("_") else parts:
+        module, now = import_module(f"mapa.{part}"), _RENAMED.get(name, name)
+        if hasattr(module, now):
+            import warnings
+
+            warnings.warn(f"mapa.{name} is now mapa.{part}.{now}", DeprecationWarning, stacklevel=2)
+            return getattr(module, now)
+    raise AttributeError(f"module 'mapa' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_homes()})

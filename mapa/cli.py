@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from common.errors import ConfigurationError, MapaError
 from mapa import output
 from mapa.command_help import ABOUT, epilog
 from mapa.commands.common_options import with_common_options
+from mapa.commands.completion import VARIABLE
 from mapa.processes import interrupted_by_signals, one_thread
 
 # Loaded when asked for: an edge on a small board needs none of the others, and starts twice as fast.
@@ -40,7 +42,7 @@ COMMANDS = {
     "replay": "mapa.commands.verify:replay_command",
     "bundle": "mapa.commands.verify:bundle_command",
     "verify": "mapa.commands.verify:verify_command",
-    "scenarios": "mapa.commands.scenarios:scenarios_command",
+    "scenarios": "mapa.commands.scenario:scenarios_command",
     "doctor": "mapa.commands.doctor:doctor_command",
     "completion": "mapa.commands.completion:completion_command",
 }
@@ -54,37 +56,33 @@ GROUPS = {
 
 FORMER_NAMES = {"testbed": "containers"}  # still accepted, and in no help
 
-_SERVICES = (
-    "run",
-    "cloud",
-    "edge",
-    "pace",
-    "chaos",
-    "replay",
-    "verify",
-    "devices",
-)  # one BLAS thread each; the others may use what they find
+# One BLAS thread each; the others may use what they find.
+_SERVICES = ("run", "cloud", "edge", "pace", "chaos", "replay", "verify", "devices")
+
+
+class LazyGroup(TyperGroup):
+    """The program: it knows the first line of every command's help, and imports the one that is called."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, about in ABOUT.items():
+            self.commands.setdefault(name, TyperCommand(name=name, help=about))
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return [*COMMANDS, *GROUPS]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in self.commands:
+            program: Any = typer.main.get_command(build(args[:1]))
+            self.commands[args[0]] = program.commands[args[0]]
+        return super().resolve_command(ctx, args)
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
-    """Return the program with the one command that the arguments name, or with all of them."""
+    """Return the program with the one command loaded that the arguments name, or with all of them."""
     app, wanted = _program(), named_in(arguments)
     for name in (wanted,) if wanted is not None else {**COMMANDS, **GROUPS}:
         _load(app, name)
-    return app
-
-
-def outline() -> typer.Typer:
-    """Return the program with every command's name and first line, for its help and for whoever mistypes a name.
-
-    No command is loaded: that takes seconds, and none is called.
-    """
-    app = _program()
-    for name in {**COMMANDS, **GROUPS}:
-        if name in ABOUT:
-            app.command(name, help=ABOUT[name])(lambda: None)
-        else:
-            _load(app, name)
     return app
 
 
@@ -95,7 +93,9 @@ def named_in(arguments: Sequence[str]) -> str | None:
 
 
 def _program() -> typer.Typer:
-    app = typer.Typer(name="mapa", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        name="mapa", cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    )
 
     @app.callback(epilog=epilog("mapa"))
     def mapa(
@@ -140,8 +140,11 @@ def main() -> None:
         one_thread()  # before a command imports numpy
     try:
         with interrupted_by_signals():
-            program = outline() if name is None else build(arguments)
-            program(arguments, prog_name="mapa")
+            if VARIABLE in os.environ:
+                from typer.completion import get_completion_inspect_parameters
+
+                get_completion_inspect_parameters()  # registers the shells
+            _program()(arguments, prog_name="mapa")
     except SystemExit as end:
         sys.exit(output.flushed(end.code))
     except BrokenPipeError:

@@ -18,7 +18,7 @@ from cloud.wrappers import first_of_tail
 from common.accounting.kept import kept_in
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError, RecordsError
-from common.models.feature_cache import user_cache
+from common.models.features import user_cache
 from common.noise.law import NoiseLaw
 from common.noise.mechanism import Sampling
 from common.quantities import EdgeId

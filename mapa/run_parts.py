@@ -13,13 +13,11 @@ import numpy as np
 from cloud.assembly import settled
 from cloud.evaluation import Evaluator
 from common.datasets.catalogue import describe, load_dataset
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Inputs, Labels, Samples
-from common.datasets.reading import read_samples
+from common.datasets.dataset import Dataset, Inputs, Labels, Samples, content_checksum
 from common.datasets.schema import DataSchema
-from common.datasets.source import LOCAL, Source
+from common.datasets.source import LOCAL, Source, read_samples
 from common.errors import ConfigurationError, MapaError
-from common.models.feature_cache import FeatureCache, user_cache
+from common.models.features import FeatureCache, user_cache
 from common.models.model import Model
 from common.quantities import Indices
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema

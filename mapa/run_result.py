@@ -81,6 +81,12 @@ class Run:
         found: Mapping[str, Any] = self.summary.get("privacy", {"words": [unknown], "edges": []})
         return found
 
+    @property
+    def epsilon(self) -> float:
+        """Total ε of the least protected edge, at the statement's δ; NaN: none is guaranteed, or none was computed."""
+        value = self.privacy.get("epsilon")
+        return math.nan if value is None else float(value)
+
     def to_pandas(self, table: str = "metrics") -> pandas.DataFrame:
         """Return a table as a data frame: updates, metrics, stages or edges."""
         if table not in TABLES:

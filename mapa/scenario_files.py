@@ -179,11 +179,7 @@ def _split(change: str) -> tuple[str, str]:
 def _apply(values: dict[str, Any], key: str, text: str) -> Any:
     """Set one dotted key; the value is TOML where it parses as such, else a string; empty removes the key."""
     *tables, last = key.split(".")
-    table = values
-    for part in tables:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigurationError(f"--set {key}: {part} is not a table")
+    table = table_in(values, tables, f"--set {key}")
     if not text:
         table.pop(last, None)
         return None
@@ -192,6 +188,15 @@ def _apply(values: dict[str, Any], key: str, text: str) -> Any:
     except tomllib.TOMLDecodeError:
         table[last] = text
     return table[last]
+
+
+def table_in(values: dict[str, Any], tables: Sequence[str], key: str) -> dict[str, Any]:
+    """Return an inner table, made where it is missing; `key` is named where something else is there."""
+    for part in tables:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise ConfigurationError(f"{key}: {part} is not a table")
+    return values
 
 
 def _drop_the_other_parameter(values: dict[str, Any], changed: Mapping[str, Any]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import uvicorn
 
+from mapa.api import simulate
 from mapa.dashboard.listening import bind, limits
 from mapa.dashboard.server import make_app
-from mapa.face import simulate
 
 
 def applied(t: int, edge: int = 0, staleness: int = 0, time: float | None = None) -> dict[str, Any]:

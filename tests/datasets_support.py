@@ -18,9 +18,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Samples
-from common.datasets.mnist import SHA256, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
+from common.datasets.dataset import Dataset, Samples, content_checksum
+from common.datasets.named.mnist import SHA256, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 
 _ENVIRON_DIR = os.environ.get("MAPA_DATA_DIR", "")
 

@@ -22,7 +22,7 @@ class Tints:
         values = rng.random((700, 3, 32, 32)) * 0.5
         values[np.arange(700), labels] += 0.3
         images = np.rint(255 * values).astype(np.uint8).reshape(700, -1)
-        parts = [mapa.Samples(images[rows], labels[rows]) for rows in (np.s_[:600], np.s_[600:])]
+        parts = [mapa.data.Samples(images[rows], labels[rows]) for rows in (np.s_[:600], np.s_[600:])]
         return mapa.Dataset("tints", (3, 32, 32), 3, *parts, hashlib.sha256(images.tobytes()).hexdigest())
 '''
 

@@ -1,38 +1,31 @@
-"""One published file from the first mirror that serves it: resumed, checked, then moved into place."""
+"""Download published files from the first mirror that serves them: resumed, checked, unpacked, moved into place."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import http.client
+import io
+import lzma
 import os
 import re
+import tarfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from common.datasets.published import Alternatives, Progress, RemoteFile, remedy
 from common.errors import DataUnavailableError
-
-Progress = Callable[[str, int, int | None], None]  # file name, bytes done, bytes in all where known
-Refusal = Callable[[Path], str | None]  # why the file's content is wrong, or None
 
 _TIMEOUT = 20.0  # seconds without a byte
 _TRIES = 20  # connections to one mirror, as long as each brings something
 _CHUNK = 2**16
 _OUR_FAULT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of our disk; no other mirror would help
+_LARGEST_MEMBER = 64 * 2**20  # bytes of a file in an archive
 _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A file, where it is served, and how to tell that it is the right one."""
-
-    name: str
-    urls: tuple[str, ...]
-    largest: int  # bytes on the wire
-    refusal: Refusal
 
 
 class DownloadError(DataUnavailableError):
@@ -67,7 +60,7 @@ def fetch(
                 return target
             for url in file.urls:
                 try:
-                    _fetch_from(url, file, part, progress or _silent, timeout)
+                    _fetch_from(url, file, part, progress, timeout)
                 except (OSError, http.client.HTTPException, _Refused) as error:
                     if isinstance(error, OSError) and (error.filename or error.errno in _OUR_FAULT):
                         raise
@@ -84,7 +77,7 @@ def fetch(
     raise DownloadError(file.name, failures)
 
 
-def _fetch_from(url: str, file: RemoteFile, part: Path, progress: Progress, timeout: float) -> None:
+def _fetch_from(url: str, file: RemoteFile, part: Path, progress: Progress | None, timeout: float) -> None:
     """Complete the part file from one mirror, over as many connections as bring something."""
     inherited = _size(part) > 0  # perhaps from another mirror, which may compress differently
     for remaining in reversed(range(_TRIES)):
@@ -109,7 +102,7 @@ def _fetch_from(url: str, file: RemoteFile, part: Path, progress: Progress, time
     raise _Refused("the mirror keeps reporting different file sizes")
 
 
-def _transfer(url: str, file: RemoteFile, part: Path, progress: Progress, timeout: float) -> None:
+def _transfer(url: str, file: RemoteFile, part: Path, progress: Progress | None, timeout: float) -> None:
     """Append what one connection brings; raise where it ends before the file does."""
     offset = _size(part)
     request = urllib.request.Request(
@@ -135,7 +128,8 @@ def _transfer(url: str, file: RemoteFile, part: Path, progress: Progress, timeou
                     stream.truncate(0)
                     raise _Refused(f"sent more than {file.largest:,} bytes, the limit for {file.name}")
                 stream.write(chunk)
-                progress(file.name, done, total)
+                if progress is not None:
+                    progress(file.name, done, total)
             stream.flush()
             os.fsync(stream.fileno())
     if total is not None and done != total:
@@ -168,10 +162,6 @@ def _reason(error: Exception) -> str:
     return str(cause) or type(cause).__name__
 
 
-def _silent(_name: str, _done: int, _total: int | None) -> None:
-    """Progress for nobody."""
-
-
 @contextlib.contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
     """Hold the folder: a second download would append to a file that this one has moved into place."""
@@ -187,3 +177,75 @@ def _exclusive(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def fetch_dataset(
+    name: str, folder: Path, offered: Alternatives, *, progress: Progress | None = None
+) -> tuple[Path, ...]:
+    """Return the files of the first alternative that can be downloaded completely, in `folder`."""
+    failures: list[tuple[str, str]] = []
+    for files in offered:
+        try:
+            return tuple(fetch(file, folder, progress=progress) for file in files)
+        except DownloadError as error:
+            failures += error.failures
+    listed = "\n".join(f"  {url}: {reason}" for url, reason in failures)
+    wanted = " or ".join(", ".join(file.name for file in files) for files in offered)
+    raise DataUnavailableError(
+        f"{name}: no mirror could provide it\n{listed}\nTry again later (partial downloads are kept), "
+        f"set MAPA_DATA_MIRROR to a server of your own, {remedy(folder, wanted)}."
+    )
+
+
+def tar_members(stream: io.BufferedIOBase, folder: str, ends: str | tuple[str, ...]) -> dict[str, bytes]:
+    """Return the plain files of one folder, decompressed where they are .gz; links and large ones are refused."""
+    found = {}
+    with tarfile.open(fileobj=stream, mode="r|*") as archive:
+        for member in archive:
+            name = member.name.removeprefix(folder)
+            if not member.isfile() or name == member.name or "/" in name or not name.endswith(ends):
+                continue
+            if member.size > _LARGEST_MEMBER:
+                raise ValueError(f"{member.name} has {member.size:,} bytes")
+            content = archive.extractfile(member)
+            assert content is not None
+            found[name] = _plain(content.read())
+    return found
+
+
+def unpacked(
+    path: Path, unpack: Callable[[Path], dict[str, bytes]], sha256: Mapping[str, str]
+) -> dict[str, bytes]:
+    """Return the files with these checksums (of their content, uncompressed) out of an archive."""
+    try:
+        files = {name.removesuffix(".gz"): content for name, content in unpack(path).items()}
+    except (OSError, EOFError, KeyError, ValueError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
+        raise DataUnavailableError(f"{path}: cannot be unpacked ({type(error).__name__}: {error})") from error
+    for name, expected in sha256.items():
+        found = "none" if name not in files else hashlib.sha256(files[name]).hexdigest()
+        if found != expected:
+            raise DataUnavailableError(f"{path}: the sha256 of {name} is {found}, expected {expected}")
+    return {name: files[name] for name in sha256}
+
+
+def install(archive: Path, unpack: Callable[[Path], dict[str, bytes]], sha256: Mapping[str, str]) -> None:
+    """Put the files of an archive beside it, then remove it."""
+    folder = archive.parent
+    try:
+        for name, content in unpacked(archive, unpack, sha256).items():
+            part = folder / f"{name}.part"
+            with part.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(folder / name)
+        archive.unlink()
+    except OSError as error:
+        raise DataUnavailableError(f"cannot write into {folder}: {error}; set MAPA_DATA_DIR") from error
+
+
+def _plain(content: bytes) -> bytes:
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    plain = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    return plain.decompress(content, _LARGEST_MEMBER)

@@ -1,15 +1,20 @@
-"""What is declared of samples in files: shape, classes or target range, columns. None of it is learnt from records."""
+"""What is declared of samples in files, none of it learnt from records; and the error for a file that is otherwise."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
-from common.datasets.contract import is_range, is_shape
-from common.errors import require
+from common.datasets.dataset import is_range, is_shape
+from common.errors import ConfigurationError, DataFaultError, require
 
 Kind = Literal["array", "table", "images"]
 KINDS: tuple[Kind, ...] = ("array", "table", "images")
@@ -23,28 +28,22 @@ class Column:
 
     name: str
     range: tuple[float, float] | None = None  # numbers are clipped to it and scaled to [0, 1]
-    categories: tuple[
-        str, ...
-    ] = ()  # one value each, 1 for the cell's own and 0 for the others, in this order
+    # One value each, 1 for the cell's own and 0 for the others, in this order.
+    categories: tuple[str, ...] = ()
     other: bool = False  # one value more, for what is no declared category; else that is an error
     fill: float | str | None = None
 
     def __post_init__(self) -> None:
         key = f"columns {self.name!r}"
         require(bool(self.name), "columns: name", repr(self.name), "not empty")
-        require(
-            (self.range is not None) != bool(self.categories),
-            key,
-            "range and categories",
-            "exactly one of them: numbers with a range, or categories",
-        )
+        one = (self.range is not None) != bool(self.categories)
+        wanted = "exactly one of them: numbers with a range, or categories"
+        require(one, key, "range and categories", wanted)
         if self.range is not None:
-            require(is_range(self.range), f"{key}: range", self.range, "two finite numbers, the lower first")
+            _require_range(f"{key}: range", self.range)
             low, high = self.range
-            number = isinstance(self.fill, int | float) and low <= self.fill <= high
-            require(
-                self.fill is None or number, f"{key}: fill", repr(self.fill), f"a number from {low} to {high}"
-            )
+            filled = self.fill is None or (isinstance(self.fill, int | float) and low <= self.fill <= high)
+            require(filled, f"{key}: fill", repr(self.fill), f"a number from {low} to {high}")
             require(not self.other, f"{key}: other", self.other, "false: it goes with categories")
         else:
             distinct = len(set(self.categories)) == len(self.categories) and "" not in self.categories
@@ -56,6 +55,10 @@ class Column:
     def width(self) -> int:
         """How many values of a sample the column makes."""
         return 1 if self.range is not None else len(self.categories) + self.other
+
+
+def _require_range(key: str, bounds: tuple[float, float]) -> None:
+    require(is_range(bounds), key, bounds, "two finite numbers, the lower first")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +73,8 @@ class DataSchema:
     columns: tuple[Column, ...] = ()  # table
     label: str = ""  # the column (table) or array (array) of labels
     inputs: str = "inputs"  # array: the array of inputs
-    input_range: tuple[float, float] | None = (
-        None  # array: clipped to it and scaled to [0, 1]; else as they are
-    )
+    # Of an array: inputs are clipped to it and scaled to [0, 1]; else as they are.
+    input_range: tuple[float, float] | None = None
     group: str | None = None  # the column or array that says whose record it is: for partition "group"
     ignore: tuple[str, ...] = ()  # table: columns that are not read; any other undeclared one is an error
     resize: bool = False  # images: bring every image to the shape; else another size is an error
@@ -98,40 +100,22 @@ class DataSchema:
         else:
             require(not self.resize, "resize", self.resize, 'false: it goes with kind = "images"')
         if self.input_range is not None:
-            require(
-                self.kind == "array", "input_range", self.input_range, 'none: it goes with kind = "array"'
-            )
-            require(
-                is_range(self.input_range),
-                "input_range",
-                self.input_range,
-                "two finite numbers, the lower first",
-            )
+            is_array = self.kind == "array"
+            require(is_array, "input_range", self.input_range, 'none: it goes with kind = "array"')
+            _require_range("input_range", self.input_range)
 
     def _check_labels(self) -> None:
         names, allowed = self.class_names, f"from 2 to {MOST_CLASSES}, or 0 with a target_range"
         require(self.classes == 0 or 2 <= self.classes <= MOST_CLASSES, "classes", self.classes, allowed)
-        require(
-            not names or len(names) == self.classes,
-            "classes",
-            self.classes,
-            f"{len(names)}, as class_names has",
-        )
+        fits = not names or len(names) == self.classes
+        require(fits, "classes", self.classes, f"{len(names)}, as class_names has")
         distinct = len(set(names)) == len(names) and "" not in names
         require(distinct, "class_names", names, "distinct and not empty")
-        require(
-            (self.classes == 0) == (self.target_range is not None),
-            "classes",
-            self.classes,
-            "given (or class_names) for classes, or target_range for real targets: exactly one of them",
-        )
+        one = (self.classes == 0) == (self.target_range is not None)
+        wanted = "given (or class_names) for classes, or target_range for real targets: exactly one of them"
+        require(one, "classes", self.classes, wanted)
         if self.target_range is not None:
-            require(
-                is_range(self.target_range),
-                "target_range",
-                self.target_range,
-                "two finite numbers, the lower first",
-            )
+            _require_range("target_range", self.target_range)
 
     def _check_table(self) -> None:
         require(bool(self.columns), "columns", "[]", 'at least one with kind = "table"')
@@ -141,19 +125,14 @@ class DataSchema:
         width = sum(column.width for column in self.columns)
         if not self.shape:
             object.__setattr__(self, "shape", (width,))
-        require(
-            math.prod(self.shape) == width, "shape", self.shape, f"of {width} values, as the columns make"
-        )
+        fits = math.prod(self.shape) == width
+        require(fits, "shape", self.shape, f"of {width} values, as the columns make")
 
     def _check_images(self) -> None:
         fits = len(self.shape) == 2 or (len(self.shape) == 3 and self.shape[0] == 3)
         require(fits, "shape", self.shape, "(height, width) for grey images or (3, height, width) for colour")
-        require(
-            bool(self.class_names),
-            "class_names",
-            "[]",
-            "the names of the class folders, in the order of labels",
-        )
+        wanted = "the names of the class folders, in the order of labels"
+        require(bool(self.class_names), "class_names", "[]", wanted)
         require(self.group is None, "group", self.group, "absent with images")
 
     @property
@@ -166,3 +145,53 @@ class DataSchema:
         """SHA-256 of all that is declared."""
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+MOST_RECORDS = 50_000_000
+MOST_BYTES = 4 << 30  # of the samples of one file
+_most_bytes = ContextVar("most_bytes", default=MOST_BYTES)
+_MOST_CHARACTERS = 60  # of a cell, in a message
+
+
+def fault(
+    path: Path, reason: str, *, row: int | None = None, column: str | int | None = None
+) -> DataFaultError:
+    """Return the error for a file; rows count from 1, as the samples do, a header not being one."""
+    place = "" if row is None else f", row {row}"
+    if column is not None:
+        place += f", column {column!r}" if isinstance(column, str) else f", value {column}"
+    return DataFaultError(f"{path}{place}: {reason}")
+
+
+def shown(cell: object) -> str:
+    """Return a cell as a message shows it."""
+    text = repr(cell)
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "…"
+
+
+@contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """Read at most `count` bytes of samples: a peer may have declared how they look."""
+    before = _most_bytes.set(min(count, MOST_BYTES))
+    try:
+        yield
+    finally:
+        _most_bytes.reset(before)
+
+
+def check_extent(path: Path, records: int, width: int) -> None:
+    """Refuse no records, and more than may be taken into memory, before they are."""
+    if records < 1:
+        raise fault(path, "has no records; needs at least one")
+    most = _most_bytes.get()
+    if records > MOST_RECORDS or records * width * 4 > most:
+        raise fault(
+            path,
+            f"{records:,} records of {width:,} values: at most {MOST_RECORDS:,} records and {most >> 20:,} MB",
+        )
+
+
+def need(package: str, what: Path | str, extra: str) -> None:
+    """Raise ConfigurationError, with the extra to install, where a package is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigurationError(f"{what}: needs the package {package}: pip install 'mapa-testbed[{extra}]'")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from common.datasets.dataset import Dataset
-from common.datasets.faults import fault
-from common.datasets.files import sha256_of
-from common.datasets.reading import read_samples
-from common.datasets.schema import DataSchema
+from common.datasets.dataset import Dataset, Samples
+from common.datasets.published import sha256_of
+from common.datasets.readers import is_saved, read_csv, read_images, read_npz, read_parquet, read_saved
+from common.datasets.schema import DataSchema, fault
 from common.errors import ConfigurationError
+from common.own_code import names_in
 
 FILE, LOCAL = "file", "local"  # data.set: files that all hold; data that each edge brings
 DECLARED = (FILE, LOCAL)
-_CATALOGUE = ("mnist-5k.npz", "mnist", "usps", "fashion-mnist", "cifar-10")  # known under their own names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def check_path(key: str, text: str) -> str:
         or not text.isprintable()
     ):
         raise ConfigurationError(f"{key} = {text!r}: must be a path under the data directory, without '..'")
-    if parts[0].lower() in _CATALOGUE:
+    if parts[0].lower().removesuffix(".npz") in names_in("common.datasets.named"):
         raise ConfigurationError(f"{key} = {text!r}: belongs to a known data set; use its name in data.set")
     return path.as_posix()
 
@@ -113,3 +113,34 @@ def bytes_checksum(path: Path) -> str:
         return digest.hexdigest()
     except OSError as error:
         raise fault(path, f"cannot be read ({error.strerror})") from error
+
+
+Reader = Callable[[Path, DataSchema], Samples]
+
+
+def read_samples(path: Path, schema: DataSchema) -> Samples:
+    """Return the samples of a .npz, .csv or .parquet file, of a folder of images by class, or of one of `datasets`.
+
+    Raise DataFaultError, which names file, row and column: print it here, and send it to nobody.
+    """
+    return _reader(path, schema)(path, schema)
+
+
+def _reader(path: Path, schema: DataSchema) -> Reader:
+    if not path.exists():
+        raise fault(path, "does not exist")
+    if not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        raise fault(path, "is neither a file nor a folder")
+    if path.is_dir() and is_saved(path):
+        return read_saved
+    readers: dict[tuple[str, str], Reader] = {
+        (".npz", "array"): read_npz,
+        (".csv", "table"): read_csv,
+        (".parquet", "table"): read_parquet,
+        ("folder", "images"): read_images,
+    }
+    suffix = "folder" if path.is_dir() else path.suffix.lower()
+    if (suffix, schema.kind) not in readers:
+        allowed = ", ".join(f"{kind}: {end}" for end, kind in readers)
+        raise fault(path, f'cannot be read with kind = "{schema.kind}"; allowed are {allowed}')
+    return readers[suffix, schema.kind]

@@ -1,4 +1,4 @@
-"""Models that are linear in their scores: LR, SVM and softmax, in closed form on numpy.
+"""Models that are linear in their scores: LR, SVM, softmax and least squares, in closed form on numpy.
 
 Row i of a batch's gradients is dloss/dscore_i ⊗ ξ_i, so the b × N matrix is never formed.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
-from common.metrics import CLASSIFICATION, Metric
+from common.metrics import CLASSIFICATION, LOSS, RMSE, Metric
 from common.models.gradients import OuterGradients
 from common.models.model import Features, Images, Labels, Targets, cannot_take, check_labels, layout
 from common.quantities import Vector
@@ -211,3 +211,53 @@ def _two_way(positive: object, classes: int) -> list[int]:
             f"model.options.positive = {positive!r}: must list some, not all, of the labels 0 … {classes - 1}"
         )
     return sorted(set(labels))
+
+
+class LeastSquares(LinearModel):
+    """F = ½ (s − y)², with y in [−1, 1]: the target seen from the middle of its declared range.
+
+    λ of the scenario makes it ridge regression. `rmse` is in the target's own units, `loss` in those of y.
+    """
+
+    name = "least-squares"
+    metrics: tuple[Metric, ...] = (RMSE, LOSS)
+
+    def __init__(
+        self, *, shape: tuple[int, ...], classes: int, target_range: tuple[float, float] | None = None
+    ) -> None:
+        if classes:
+            raise cannot_take(self.name, shape, classes, "any shape, real targets (classes = 0)")
+        if target_range is None:
+            raise ConfigurationError(
+                f"model.name = {self.name!r}: needs a target_range, declared with the data"
+            )
+        self._lay_out(shape, outputs=1)
+        low, high = target_range
+        self._middle, self._half = (low + high) / 2, (high - low) / 2
+
+    def targets(self, labels: Labels) -> Targets:
+        if labels.dtype != np.float32:
+            raise ConfigurationError(f"labels are {labels.dtype}: {self.name} takes float32 targets")
+        return ((labels.astype(np.float64) - self._middle) / self._half).astype(np.float32)
+
+    def losses(self, scores: Scores, targets: Targets) -> Losses:
+        losses: Losses = np.square(scores[..., 0] - targets) / 2
+        return losses
+
+    def score_gradient(self, scores: Scores, targets: Targets) -> Scores:
+        slopes: Scores = scores - targets.astype(np.float32, copy=False)[..., None]
+        return slopes
+
+    def correct(self, scores: Scores, targets: Targets) -> npt.NDArray[np.bool_]:
+        raise NotImplementedError("a real target is never right or wrong")
+
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:
+        if not len(targets):
+            return {"rmse": math.nan, "loss": math.nan}
+        loss = 0.0
+        for start in range(0, len(targets), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            scores = self.scores(x, features[rows])
+            loss += float(self.losses(scores, targets[rows]).sum(dtype=np.float64))
+        loss /= len(targets)
+        return {"rmse": self._half * math.sqrt(2 * loss), "loss": loss}

@@ -14,7 +14,8 @@ from common.errors import ConfigurationError
 from common.metrics import Metric
 from common.quantities import PerSampleGradients, Vector
 
-Images = npt.NDArray[np.float32]  # n × product of the shape; of uint8 pixels values in [0, 1]
+Inputs = npt.NDArray[np.float32]  # n × product of the shape; of uint8 pixels values in [0, 1]
+Images = Inputs  # former name
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]  # classes, or real targets
 Features = npt.NDArray[np.float32]  # n × …, a model's own form of the inputs
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]  # n, a model's own form of the labels
@@ -79,7 +80,7 @@ class Model(Protocol):
     def initial(self, rng: np.random.Generator) -> Vector:
         """Return x₁."""
 
-    def features(self, images: Images) -> Features:
+    def features(self, inputs: Inputs, /) -> Features:
         """Bring inputs into the form that the other methods take; done once per shard."""
 
     def targets(self, labels: Labels) -> Targets:

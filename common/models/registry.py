@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from common.errors import ConfigurationError, MapaError
 from common.metrics import check_metrics
-from common.models.least_squares import LeastSquares
-from common.models.linear import LogisticRegression, Softmax, Svm
+from common.models.linear import LeastSquares, LogisticRegression, Softmax, Svm
 from common.models.model import Model
 from common.models.scattering_softmax import ScatteringSoftmax
 from common.own_code import import_dotted, is_dotted

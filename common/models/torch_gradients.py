@@ -1,4 +1,4 @@
-"""Per-sample gradients of a torch module, in chunks that bound memory.
+"""Losses and metrics of a torch model, and its per-sample gradients in chunks that bound memory.
 
 `vmap` runs the module on each sample by itself: a chunk of c samples gets c copies of the parameters, and the
 gradient with respect to copy i is ∇F(x, ξ_i). No sample's gradient can see another sample, whatever the module
@@ -17,11 +17,105 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
+from torch.nn import functional
 
-from common.errors import LocalProtocolError
+from common.errors import ConfigurationError, LocalProtocolError
+from common.metrics import ACCURACY, LOSS, RMSE, Better, Metric
 from common.models.gradients import Matrix, RowGradients
-from common.models.torch_losses import Losses
 from common.quantities import Floats
+
+Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # outputs n × …, targets n -> n losses
+
+TOP5 = Metric("top5", Better.HIGHER, share=True)
+_TOP5_FROM = 10  # classes; with fewer the true one is nearly always among five
+
+
+def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    # as functional.cross_entropy, which under vmap loads a part of torch's compiler (20 MB of an edge)
+    return -functional.log_softmax(outputs, dim=1).gather(1, targets[:, None]).squeeze(1)
+
+
+def _mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(column(outputs), targets, reduction="none")
+
+
+def _huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.huber_loss(column(outputs), targets, reduction="none")
+
+
+CLASSIFYING: dict[str, Losses] = {"cross-entropy": _cross_entropy}
+REGRESSING: dict[str, Losses] = {"mse": _mse, "huber": _huber}
+
+
+def column(outputs: torch.Tensor) -> torch.Tensor:
+    """Return n predictions from outputs of n or n × 1."""
+    return outputs.squeeze(1) if outputs.dim() == 2 else outputs
+
+
+def losses_for(loss: str | Losses | None, classes: int) -> Losses:
+    """Return the losses by name or as given; without a name cross-entropy with classes, mse for real targets."""
+    if callable(loss):
+        return loss
+    known = CLASSIFYING if classes else REGRESSING
+    chosen = next(iter(known)) if loss is None else loss
+    if chosen not in known:
+        what = f"classes = {classes}" if classes else "real targets (classes = 0)"
+        raise ConfigurationError(
+            f"loss = {chosen!r}: with {what} allowed are {', '.join(known)} or a function of (outputs, targets)"
+        )
+    return known[chosen]
+
+
+def check_outputs(outputs: object, count: int, classes: int, *, named_loss: bool) -> torch.Tensor:
+    """Return the module's outputs; raise ConfigurationError where they do not fit the samples or the loss."""
+    if not isinstance(outputs, torch.Tensor):
+        raise ConfigurationError(f"the module returns {type(outputs).__name__}: must be one tensor")
+    shape = tuple(outputs.shape)
+    allowed = [(count, classes)] if classes else [(count,), (count, 1)]
+    if named_loss and shape not in allowed:
+        raise ConfigurationError(
+            f"the module returns {_sizes(shape)} for {count} inputs: with classes = {classes} must be"
+            f" {' or '.join(_sizes(one) for one in allowed)}"
+        )
+    if shape[:1] != (count,):
+        raise ConfigurationError(
+            f"the module returns {_sizes(shape)} for {count} inputs: must be {count} × …"
+        )
+    return outputs
+
+
+def check_losses(losses: object, count: int) -> torch.Tensor:
+    """Return one loss per sample; raise ConfigurationError where a function of the user's gives anything else."""
+    if not isinstance(losses, torch.Tensor) or tuple(losses.shape) != (count,):
+        found = _sizes(tuple(losses.shape)) if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise ConfigurationError(
+            f"loss returns {found} for {count} samples: must be {count} numbers, one per sample"
+            " (reduction='none')"
+        )
+    return losses
+
+
+def metrics_for(outputs: torch.Tensor, classes: int) -> tuple[Metric, ...]:
+    """Return what these outputs are measured by, the headline metric first."""
+    if classes and tuple(outputs.shape[1:]) == (classes,):
+        return (ACCURACY, *([TOP5] if classes >= _TOP5_FROM else []), LOSS)
+    if not classes and tuple(outputs.shape[1:]) in ((), (1,)):
+        return (RMSE, LOSS)
+    return (LOSS,)
+
+
+def summed(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """Return a metric's sum over samples; of RMSE the sum of squares."""
+    if metric == RMSE:
+        return float((column(outputs) - targets).square().sum(dtype=torch.float64))
+    if metric == TOP5:
+        return float((outputs.topk(5, dim=1).indices == targets[:, None]).sum())
+    return float((outputs.argmax(dim=1) == targets).sum())
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) or "a single number"
+
 
 CHUNK_BYTES = 32 << 20  # of copies, gradients and activations that are held at once
 ROWS_BYTES = 128 << 20  # of b × N that is kept between the norms and the sum; larger ones are made twice

@@ -2,7 +2,7 @@
 
 Imported only where a scenario names such a file. Inputs are n × shape in float32 (or tokens), parameters are one
 flat vector with the module's own names, gradients come per sample (torch_gradients.py), and what would mix
-samples is refused when the model is made (torch_checks.py).
+samples is refused when the model is made (torch_modules.py).
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import torch
 from torch import nn
 
 from common.errors import ConfigurationError
-from common.metrics import LOSS, Metric
-from common.models import torch_checks as checks
+from common.metrics import LOSS, RMSE, Metric
 from common.models import torch_gradients as samples
 from common.models import torch_module as modules
 from common.models.gradients import Matrix
 from common.models.model import Features, Images, Labels, Targets, check_labels, layout
-from common.models.torch_losses import RMSE, Losses, check_outputs, losses_for, metrics_for, summed
+from common.models.torch_gradients import Losses, check_outputs, losses_for, metrics_for, summed
 from common.quantities import PerSampleGradients, Vector
 
 Factory = Callable[..., nn.Module]  # of (shape, classes, **options)
@@ -68,7 +67,7 @@ class TorchModel:
         self.shape, self.classes, self.tokens = tuple(shape), classes, tokens
         self._losses = losses_for(loss, classes)
         self._make = partial(factory, self.shape, classes, **options)
-        self._trial = checks.made_up(self.shape, classes, tokens)
+        self._trial = modules.made_up(self.shape, classes, tokens)
         self._module = self._build(_PUBLIC_SEED)
         modules.check_same(self._module, self._build(_PUBLIC_SEED))
         modules.freeze(self._module, freeze)
@@ -76,13 +75,13 @@ class TorchModel:
         if pretrained is not None:
             self._weights = modules.read_weights(pretrained, self._module, data_dir)
             modules.take(self._module, self._weights)
-        checks.check_layers(self._module)
-        outputs = check_outputs(self._tried(), checks.MADE_UP, classes, named_loss=not callable(loss))
+        modules.check_layers(self._module)
+        outputs = check_outputs(self._tried(), modules.MADE_UP, classes, named_loss=not callable(loss))
         self.metrics: tuple[Metric, ...] = metrics_for(outputs, classes)
         trained: samples.Parameters = {
             key: value for key, value in self._module.named_parameters() if value.requires_grad
         }
-        self._per_sample = checks.check_behaviour(self._module, self._losses, self._trial, trained)
+        self._per_sample = modules.check_behaviour(self._module, self._losses, self._trial, trained)
         self.layout = layout(**{key: tuple(value.shape) for key, value in trained.items()})
         self._places = [(block.name, block.shape, block.slice) for block in self.layout]
         self.dimension = self.layout[-1].slice.stop

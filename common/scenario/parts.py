@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from common.datasets.dataset import Dataset
-from common.datasets.holdout import with_holdout
+from common.datasets.dataset import Dataset, with_holdout
 from common.datasets.schema import DataSchema
 from common.datasets.source import LOCAL, FileSource, Source
 from common.models.counted import Counted

@@ -21,11 +21,11 @@ from common.own_code import is_dotted
 from common.problem import Problem, SensitivityRule
 from common.scenario.algorithm_table import AlgorithmTable, check_clipping, check_required, filled
 from common.scenario.data_table import DataTable
-from common.scenario.device_tables import DeviceTable
 from common.scenario.explanation import explain
 from common.scenario.privacy_table import PrivacyTable
 from common.scenario.tables import (
     DelaysTable,
+    DeviceTable,
     EvaluationTable,
     LinkTable,
     LocalTable,

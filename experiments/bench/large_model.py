@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Samples
+from common.datasets.dataset import Dataset, Samples, content_checksum
 from common.metrics import CLASSIFICATION
 from common.models.gradients import OuterGradients
 from common.models.model import Features, Images, Labels, Targets, layout

@@ -34,7 +34,7 @@ from experiments.reconstruction import (
     grey_shape,
     head_of,
 )
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.options import Connection
 from mapa.output import note
 from mapa.scenario_files import load_scenario

@@ -20,8 +20,7 @@ from common.wire.topics import run_id
 from mapa import option_variables
 from mapa.cloud_run import EXIT_CODES, Setting, open_cloud
 from mapa.commands import options
-from mapa.commands.common_options import Allowed
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import Allowed, with_groups
 from mapa.commands.options import Connection, Metrics
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.output import note, printable, progress_console

@@ -1,20 +1,26 @@
-"""Options that commands have in common and do not know of, and what code a command may import.
+"""Options that are added to commands: common ones, groups of them, environment variables, completion.
 
---debug on each, --quiet and --verbose where one reports, --allow where a file may name code.
+--debug on each, --quiet and --verbose where one reports, --allow where a file may name code. A dataclass as the
+parameter of a command stands for one option for each of its fields.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Callable, Collection, Iterator
+from copy import copy
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import ParameterInfo
 
 from common.errors import ConfigurationError
 from common.own_code import only_code
 from mapa import output
+from mapa.commands.completion import completer
+from mapa.option_variables import PREFIX
 
 # Commands that show how far they are, beside their result.
 REPORTING = ("simulate", "run", "cloud", "edge", "containers", "reproduce", "audit", "data get")
@@ -72,13 +78,11 @@ def with_common_options(command: Callable[..., Any], name: str) -> Callable[...,
             return command(**given)
 
     hints = get_type_hints(command, include_extras=True)
-    own = [
-        one.replace(
-            annotation=hints[one.name] if isinstance(one.annotation, str) else one.annotation,
-            kind=inspect.Parameter.KEYWORD_ONLY,
-        )
-        for one in inspect.signature(command).parameters.values()
-    ]
+    own = []
+    for one in inspect.signature(command).parameters.values():
+        kind = hints[one.name] if isinstance(one.annotation, str) else one.annotation
+        completed = _noted(kind, autocompletion=completer(name, one.name))
+        own.append(one.replace(annotation=completed, kind=inspect.Parameter.KEYWORD_ONLY))
     more = [
         inspect.Parameter(
             key, inspect.Parameter.KEYWORD_ONLY, default=False if key in flags else None, annotation=kind
@@ -88,3 +92,61 @@ def with_common_options(command: Callable[..., Any], name: str) -> Callable[...,
     listening.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]  # typer reads it
     setattr(listening, _MARK, True)
     return listening
+
+
+Command = Callable[..., None]
+
+
+def with_groups(environment: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Return a decorator for commands with groups; options named in `environment` have MAPA_<NAME> too."""
+
+    def decorate(command: Command) -> Command:
+        groups: dict[str, Any] = {
+            name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)
+        }
+
+        @functools.wraps(command)
+        def expanded(**given: Any) -> None:
+            for name, kind in groups.items():
+                given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            command(**given)
+
+        variables = {name.lower(): PREFIX + name for name in environment}
+        parameters = [
+            parameter.replace(annotation=_noted(parameter.annotation, envvar=variables.get(parameter.name)))
+            for parameter in _parameters(command)
+        ]
+        expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+        return expanded
+
+    return decorate
+
+
+def _parameters(command: Command) -> Iterator[inspect.Parameter]:
+    """Yield a command's parameters, a group's fields in its place; by keyword, so in any order."""
+    hints = get_type_hints(command, include_extras=True)
+    for own in inspect.signature(command).parameters.values():
+        kind = hints[own.name]
+        if not is_dataclass(kind):
+            yield own.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY)
+            continue
+        types = get_type_hints(kind, include_extras=True)
+        for field in fields(kind):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            yield inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]
+            )
+
+
+def _noted(kind: Any, **said: Any) -> Any:
+    """Return an annotation whose option or argument says this, too; what is None is left as it was."""
+    said = {key: value for key, value in said.items() if value is not None}
+    if not said or get_origin(kind) is not Annotated:
+        return kind
+    plain, *notes = get_args(kind)
+    notes = [copy(note) for note in notes]
+    for note in notes:
+        if isinstance(note, ParameterInfo):
+            for key, value in said.items():
+                setattr(note, key, value)
+    return Annotated[(plain, *notes)]

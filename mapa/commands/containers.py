@@ -28,7 +28,7 @@ from mapa.chaos.faults import (
 )
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.output import progress_console

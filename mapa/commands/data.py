@@ -11,8 +11,8 @@ import typer
 from rich.progress import DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from common.datasets.catalogue import DATA_SETS, data_directory, describe, get_dataset
-from common.datasets.mirrors import data_mirror
+from common.datasets.catalogue import DATA_SETS, data_directory, data_mirror, describe, get_dataset
+from common.datasets.published import Download
 from common.datasets.source import DECLARED
 from common.errors import ConfigurationError
 from common.own_code import is_dotted
@@ -104,7 +104,7 @@ def get(
             if scenario is not None and (is_dotted(name) or name in DECLARED):  # whoever runs it brings them
                 got[name] = []
                 continue
-            files = get_dataset(name, folder, mirror=mirror, registry=registry, progress=show)
+            files = get_dataset(name, folder, Download(mirror, registry, show))
             got[name] = [str(path) for path in files]
     if as_json:
         print(json.dumps(got, indent=2))

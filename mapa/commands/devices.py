@@ -20,7 +20,7 @@ from common.scenario.scenario import parse_scenario
 from edge.device import gradient_times, gradients_per_second, made_up_worker
 from edge.worker import EdgeWorker
 from mapa.commands import options
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.scenario_options import ScenarioOptions
 
 app = typer.Typer(

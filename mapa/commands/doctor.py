@@ -16,7 +16,7 @@ from common.errors import ConfigurationError
 from common.transport.connection import MqttOptions
 from mapa import output
 from mapa.commands import options
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.options import Connection
 from mapa.doctor import BASIC, OK, THIS_BROKER, MachineCheck, check_broker, examine
 

@@ -19,7 +19,7 @@ from edge.own_data import DEFAULT_NAME, OwnData
 from edge.policy import OperatorPolicy
 from mapa import option_variables, output
 from mapa.commands import options
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.options import Connection, Metrics
 
 

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from common.accounting.releases import Budget, ReleaseKind, check_delta
-from common.datasets.families import records_of
+from common.datasets.catalogue import records_of
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.noise.gaussian import Gaussian
@@ -101,7 +101,7 @@ def calibrate_command(
 
     budget = Budget(total_epsilon, total_delta)
     sampling, clipped = _one_of(Sampling, "sampler", sampler), _one_of(Clipping, "clipping", clipping)
-    from common.models.feature_cache import user_cache
+    from common.models.features import user_cache
     from mapa.recording import said_if_slow
 
     with kept_in(user_cache()), said_if_slow(output.note, f"finding z for {releases:,} releases …"):

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share; what only some of them need is imported where it is used."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
-from common.noise.registry import PARAMETER_NAME
-from common.own_code import add_code
-from common.quantities import RunId
-from common.transport.connection import BrokerAddress, Credentials, TlsFiles, parse_address
-from common.wire.topics import edge_id, run_id
+
+if TYPE_CHECKING:
+    from common.quantities import RunId
+    from common.transport.connection import BrokerAddress, Credentials
 
 ScenarioName = Annotated[str, typer.Argument(help="name of a shipped scenario, or a TOML file")]
 Changes = Annotated[
@@ -42,10 +40,16 @@ Code = Annotated[
     typer.Option(help="folder with files of classes that --allow names; repeatable"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="a run's directory, its id or a unique beginning of it, or latest"),
+]
 
 
 def split_parameter(text: str) -> tuple[str, str]:
     """Return name and value of a NAME=VALUE."""
+    from common.noise.registry import PARAMETER_NAME
+
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(PARAMETER_NAME, name.strip()) or not value.strip():
         raise ConfigurationError(f"--noise-parameter {text!r}: must be NAME=VALUE, e.g. epsilon=0.5")
@@ -107,14 +111,20 @@ class Connection:
 
     @property
     def address(self) -> BrokerAddress:
+        from common.transport.connection import parse_address
+
         return parse_address(self.broker)
 
     @property
     def run_id(self) -> RunId:
+        from common.wire.topics import run_id
+
         return run_id(self.run)
 
     def credentials(self, *, accounts: bool = False) -> Credentials:
         """Return user, password and TLS files, read and checked; `accounts`: each edge has a password of its own."""
+        from common.transport.connection import Credentials, TlsFiles
+
         password = None
         if self.broker_password_file is not None:
             if self.broker_username is None:
@@ -155,6 +165,8 @@ class Metrics:
 
 def use_code(folders: list[Path] | None) -> None:
     """Let classes be imported from the folders of --code."""
+    from common.own_code import add_code
+
     for folder in folders or ():
         if not folder.is_dir():
             raise ConfigurationError(f"--code {str(folder)!r}: no such folder")
@@ -162,11 +174,16 @@ def use_code(folders: list[Path] | None) -> None:
 
 
 def data_dir_or_default(data_dir: Path | None) -> Path:
+    """Return the folder of --data-dir, else that of the environment."""
+    from common.datasets.catalogue import data_directory
+
     return data_directory(os.environ) if data_dir is None else data_dir
 
 
 def account_passwords(folder: Path) -> dict[str, str]:
     """Return the passwords of a folder of accounts by user name, which is the edge's id too."""
+    from common.wire.topics import edge_id
+
     try:
         files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     except OSError as error:

@@ -12,7 +12,7 @@ import typer
 from mapa.brokers import private
 from mapa.cloud_run import EXIT_CODES, Setting
 from mapa.commands import options
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.dashboard.child import page_beside
 from mapa.output import is_quiet, note, progress_console

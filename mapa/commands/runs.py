@@ -15,7 +15,7 @@ from common.errors import ConfigurationError
 from common.own_code import allowing
 from common.records.layout import HALT_OWED, RESUME
 from mapa import output
-from mapa.commands import run_options as options
+from mapa.commands import options
 from mapa.output import printable
 from mapa.runs import (
     KILLED,

@@ -10,7 +10,7 @@ import typer
 from cloud.assembly import explained
 from mapa.cloud_run import EXIT_CODES
 from mapa.commands import options
-from mapa.commands.groups import with_groups
+from mapa.commands.common_options import with_groups
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.output import note, progress_console
 from mapa.progress import bar_on, shown_on

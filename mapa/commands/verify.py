@@ -14,7 +14,7 @@ from common.own_code import only_code
 from mapa import output
 from mapa.commands import options
 from mapa.commands.common_options import Allowed
-from mapa.commands.run_options import RunName
+from mapa.commands.options import RunName
 from mapa.runs import find_run
 from mapa.verification.bundle import make_bundle
 from mapa.verification.check import Check, Status, is_verified

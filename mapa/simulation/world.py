@@ -9,7 +9,7 @@ from pathlib import Path
 from cloud.evaluation import Evaluator
 from common.datasets.catalogue import load_dataset
 from common.datasets.dataset import Dataset
-from common.models.making import features_of
+from common.models.features import features_of
 from common.models.model import Features, Targets
 from common.quantities import EdgeId
 from common.randomness import CounterStreams, streams_for

@@ -19,7 +19,7 @@ from common.accounting.budget import calibrate, keeps, max_charges
 from common.accounting.kept import kept_in
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
-from common.models.feature_cache import FeatureCache
+from common.models.features import FeatureCache
 from common.noise.gaussian import Gaussian
 from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 
@@ -213,7 +213,7 @@ def test_texts_are_bounded_and_links_and_folders_of_others_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = FeatureCache(tmp_path / "cache")
-    monkeypatch.setattr("common.models.feature_cache._MOST_TEXTS", 3)
+    monkeypatch.setattr("common.models.features._MOST_TEXTS", 3)
     for number in range(10):
         cache.write_text(bytes([number]) * 32, "1.0")
     assert len(list(cache.folder.iterdir())) == 3

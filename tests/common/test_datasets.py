@@ -12,13 +12,10 @@ import h5py
 import numpy as np
 import pytest
 
-from common.datasets import usps
 from common.datasets.catalogue import DATA_SETS, data_directory, describe, load_dataset
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Samples
-from common.datasets.idx import read_idx
-from common.datasets.mnist import SHA256, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, load_mnist
-from common.datasets.usps import find_usps, load_usps
+from common.datasets.dataset import Dataset, Samples, content_checksum
+from common.datasets.named import usps
+from common.datasets.named.mnist import SHA256, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS, Mnist, read_idx
 from common.errors import ConfigurationError, DataUnavailableError
 from tests.datasets_support import (
     idx_bytes,
@@ -34,14 +31,25 @@ from tests.datasets_support import (
 SUPPORT = "tests.datasets_support"
 
 
+class AnyMnist(Mnist):
+    checksum = None
+
+
+class AnyUsps(usps.Usps):
+    checksum = None
+
+
+load_mnist, load_usps, find_usps = AnyMnist().load, AnyUsps().load, AnyUsps().find
+
+
 def small_mnist(tmp_path: Path) -> Dataset:
     write_mnist(tmp_path / "mnist")
-    return load_mnist(tmp_path, checksum=None)
+    return load_mnist(tmp_path)
 
 
 def small_usps(tmp_path: Path) -> Dataset:
     write_usps_h5(tmp_path / "usps" / "usps.h5")
-    return load_usps(tmp_path, checksum=None)
+    return load_usps(tmp_path)
 
 
 def real(name: str, directory: Path) -> Callable[[Path], Dataset]:
@@ -78,7 +86,7 @@ def test_a_data_set_keeps_its_contract(source: Callable[[Path], Dataset], tmp_pa
 def test_mnist_is_found_in_the_usual_places(tmp_path: Path, place: str, compressed: bool) -> None:
     write_mnist(tmp_path / place, compressed=compressed)
     before = sorted(tmp_path.rglob("*"))
-    dataset = load_mnist(tmp_path, checksum=None)
+    dataset = load_mnist(tmp_path)
     assert (
         idx_bytes(dataset.train.inputs.reshape(-1, 28, 28).astype(np.uint8)) == mnist_contents()[TRAIN_IMAGES]
     )
@@ -90,7 +98,7 @@ def test_mnist_is_found_in_the_usual_places(tmp_path: Path, place: str, compress
 def test_a_gz_that_a_browser_unpacked_is_read_all_the_same(tmp_path: Path) -> None:
     for name, content in mnist_contents().items():
         (tmp_path / f"{name}.gz").write_bytes(content)
-    assert len(load_mnist(tmp_path, checksum=None).train) == 30
+    assert len(load_mnist(tmp_path).train) == 30
 
 
 def test_missing_mnist_says_which_files_and_what_to_do(tmp_path: Path) -> None:
@@ -174,7 +182,7 @@ def test_files_that_do_not_fit_together_are_refused(
     write_mnist(tmp_path)
     (tmp_path / name).write_bytes(idx_bytes(array))
     with pytest.raises(DataUnavailableError, match=reason):
-        load_mnist(tmp_path, checksum=None)
+        load_mnist(tmp_path)
 
 
 def write_libsvm(folder: Path, *, sparse: bool = False) -> None:
@@ -199,7 +207,7 @@ def test_every_form_of_usps_gives_the_same_bits_of_the_same_values(tmp_path: Pat
     checksums = set()
     for name, write in writers.items():
         write(tmp_path / name / "usps")
-        dataset = load_usps(tmp_path / name, checksum=None, libsvm_sha256=None)
+        dataset = load_usps(tmp_path / name)
         values, labels = usps_parts()["test"]
         np.testing.assert_array_equal(dataset.test.inputs, ((values + 1000) / 2000).astype(np.float32))
         np.testing.assert_array_equal(dataset.test.labels, labels)
@@ -236,7 +244,7 @@ def test_without_h5py_usps_is_read_from_text_and_an_h5_alone_says_what_to_instal
     with pytest.raises(DataUnavailableError, match=r"mapa-testbed\[usps\]"):
         load_usps(tmp_path)
     write_libsvm(tmp_path)
-    assert len(load_usps(tmp_path, libsvm_sha256=None).train) == 23
+    assert len(load_usps(tmp_path).train) == 23
 
 
 @pytest.mark.parametrize("write", [lambda d: write_usps_h5(d / "usps.h5"), write_libsvm, write_zipcode])
@@ -334,7 +342,7 @@ def test_a_custom_data_set_is_loaded_by_dotted_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("cifar", "one of mnist-5k, mnist, usps"),
+        ("cifar", "one of breast-cancer, cifar-10"),
         ("", "one of"),
         ("no.such.module:Class", "no.such.module"),
         (f"{SUPPORT}:Missing", "Missing"),

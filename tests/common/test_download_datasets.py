@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 from pathlib import Path
 
 import pytest
 
-from common.datasets import catalogue, mnist, usps
-from common.datasets.catalogue import get_dataset, load_dataset
-from common.datasets.download import RemoteFile
-from common.datasets.files import sha256_of
-from common.datasets.mirrors import alternatives, data_mirror, fetch_dataset
+from common.datasets.catalogue import data_mirror, get_dataset, load_dataset, named_dataset
+from common.datasets.dataset import content_checksum
+from common.datasets.download import fetch_dataset
+from common.datasets.named import mnist, usps
+from common.datasets.published import Download, RemoteFile
 from common.errors import ConfigurationError, DataUnavailableError
 from tests.datasets_support import (
     FileServer,
@@ -40,9 +39,9 @@ def served(directory: Path) -> dict[str, bytes]:
 
 def publish_small_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the small MNIST be the published one."""
-    for name, content in mnist_contents().items():
-        monkeypatch.setitem(mnist.SHA256, name, hashlib.sha256(content).hexdigest())
-    monkeypatch.setitem(catalogue._LOADERS, "mnist", functools.partial(mnist.load_mnist, checksum=None))
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in mnist_contents().items()}
+    monkeypatch.setattr(named_dataset("mnist"), "files", sums, raising=False)
+    monkeypatch.setattr(named_dataset("mnist"), "checksum", None, raising=False)
 
 
 def accepting(names: tuple[str, ...], url: str) -> tuple[RemoteFile, ...]:
@@ -60,9 +59,9 @@ def test_mnist_comes_from_a_server_of_ones_own(
         write_mnist(directory / "mnist")
         publish_small_mnist(monkeypatch)
     with FileServer(served(directory)) as server:
-        files = get_dataset("mnist", tmp_path / "got", mirror=server.url)
+        files = get_dataset("mnist", tmp_path / "got", Download(server.url))
         asked = len(server.requests)
-        assert get_dataset("mnist", tmp_path / "got", mirror=server.url) == files
+        assert get_dataset("mnist", tmp_path / "got", Download(server.url)) == files
         assert len(server.requests) == asked, "what is here is not asked for again"
     assert [path.parent for path in files] == [tmp_path / "got" / "mnist"] * 4
     got, original = load_dataset("mnist", tmp_path / "got"), load_dataset("mnist", directory)
@@ -78,12 +77,10 @@ def test_usps_comes_as_h5_from_a_server_of_ones_own(
         directory = source
     else:
         write_usps_h5(directory / "usps" / "usps.h5")
-        checksum = usps.load_usps(directory, checksum=None).checksum
-        monkeypatch.setattr(usps, "CHECKSUM", checksum)
-        checked = functools.partial(usps.load_usps, checksum=checksum)
-        monkeypatch.setitem(catalogue._LOADERS, "usps", checked)
+        checksum = content_checksum(*usps.read_h5(directory / "usps" / "usps.h5"))
+        monkeypatch.setattr(named_dataset("usps"), "checksum", checksum, raising=False)
     with FileServer(served(directory)) as server:
-        (path,) = get_dataset("usps", tmp_path / "got", mirror=server.url)
+        (path,) = get_dataset("usps", tmp_path / "got", Download(server.url))
     assert path == tmp_path / "got" / "usps" / "usps.h5"
     assert load_dataset("usps", tmp_path / "got").checksum == load_dataset("usps", directory).checksum
 
@@ -95,12 +92,15 @@ def test_a_damaged_file_is_fetched_anew(tmp_path: Path, monkeypatch: pytest.Monk
     damaged = tmp_path / "mnist" / f"{mnist.TRAIN_LABELS}.gz"
     damaged.write_bytes(damaged.read_bytes()[:-3])
     with FileServer(files) as server:
-        get_dataset("mnist", tmp_path, mirror=server.url)
+        get_dataset("mnist", tmp_path, Download(server.url))
     assert {path for path, _ in server.requests} == {f"/{damaged.name}"}
     assert len(load_dataset("mnist", tmp_path).train) == 30
 
 
-def test_usps_comes_in_the_next_form_where_one_cannot_be_had(tmp_path: Path) -> None:
+def test_usps_comes_in_the_next_form_where_one_cannot_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(named_dataset("usps"), "checksum", None, raising=False)
     files = {
         "usps.bz2": libsvm_bytes("train"),
         **{name: zipcode_bytes(part) for part, name in usps.ZIPCODE.items()},
@@ -109,7 +109,7 @@ def test_usps_comes_in_the_next_form_where_one_cannot_be_had(tmp_path: Path) -> 
         offered = tuple(accepting(tuple(names.values()), server.url) for names in (usps.LIBSVM, usps.ZIPCODE))
         paths = fetch_dataset("usps", tmp_path / "usps", offered)
     assert [path.name for path in paths] == ["zip.train.gz", "zip.test.gz"]
-    assert len(usps.load_usps(tmp_path, checksum=None).train) == len(usps_parts()["train"][1])
+    assert len(load_dataset("usps", tmp_path).train) == len(usps_parts()["train"][1])
 
 
 def test_a_failure_lists_every_mirror_and_says_what_to_do(tmp_path: Path) -> None:
@@ -130,16 +130,16 @@ def test_a_failure_lists_every_mirror_and_says_what_to_do(tmp_path: Path) -> Non
 
 
 def test_ones_own_mirror_is_tried_first_side_by_side_or_in_folders() -> None:
-    (files,) = alternatives("mnist", OWN)
+    (files,) = named_dataset("mnist").offers(OWN)
     assert [file.name for file in files] == [f"{name}.gz" for name in mnist.SHA256]
     for file in files:
         assert file.urls[:2] == (f"{OWN}/{file.name}", f"{OWN}/mnist/{file.name}")
-        assert file.urls[2:] == alternatives("mnist")[0][files.index(file)].urls
+        assert file.urls[2:] == named_dataset("mnist").offers()[0][files.index(file)].urls
         assert len(file.urls) >= 4
-    h5, libsvm, zipcode = alternatives("usps", f"{OWN}/")
+    h5, libsvm, zipcode = named_dataset("usps").offers(f"{OWN}/")
     assert h5[0].urls == (f"{OWN}/usps.h5", f"{OWN}/usps/usps.h5")
     assert libsvm[1].urls[0] == f"{OWN}/usps.t.bz2"
-    assert [[file.name for file in files] for files in alternatives("usps")] == [
+    assert [[file.name for file in files] for files in named_dataset("usps").offers()] == [
         [file.name for file in files] for files in (libsvm, zipcode)
     ]
     assert zipcode[0].urls[0] == f"{OWN}/zip.train.gz"
@@ -147,7 +147,11 @@ def test_ones_own_mirror_is_tried_first_side_by_side_or_in_folders() -> None:
 
 def test_every_public_mirror_is_https() -> None:
     urls = [
-        url for name in ("mnist", "usps") for files in alternatives(name) for f in files for url in f.urls
+        url
+        for name in ("mnist", "usps")
+        for files in named_dataset(name).offers()
+        for f in files
+        for url in f.urls
     ]
     assert len(urls) == len(set(urls)) >= 20
     assert all(url.startswith("https://") for url in urls)
@@ -157,12 +161,10 @@ def test_published_forms_refuse_what_is_not_theirs(tmp_path: Path) -> None:
     write_usps_h5(tmp_path / "usps.h5")
     (tmp_path / "usps.bz2").write_bytes(libsvm_bytes("train"))
     (tmp_path / "zip.train.gz").write_bytes(zipcode_bytes("train"))
-    for files in alternatives("usps", OWN):
+    for files in named_dataset("usps").offers(OWN):
         reason = files[0].refusal(tmp_path / files[0].name)
         assert reason is not None
         assert "unexpected content" in reason
-    digest = sha256_of(tmp_path / "usps.bz2")
-    assert digest == hashlib.sha256(libsvm_bytes("train")).hexdigest()
 
 
 def test_the_mirror_in_the_environment_must_be_a_web_address() -> None:
@@ -171,14 +173,3 @@ def test_the_mirror_in_the_environment_must_be_a_web_address() -> None:
     assert data_mirror({"MAPA_DATA_MIRROR": OWN}) == OWN
     with pytest.raises(ConfigurationError, match="MAPA_DATA_MIRROR = 'file:///etc'"):
         data_mirror({"MAPA_DATA_MIRROR": "file:///etc"})
-
-
-def test_an_unknown_name_cannot_be_got(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"data\.set = 'cifar'"):
-        get_dataset("cifar", tmp_path)
-
-
-@pytest.mark.parametrize("name", ["mnist-5k", "usp", "cifar10"])
-def test_a_set_that_nobody_publishes_is_an_error_and_not_another_set(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"data.set = '{name}'.*mnist, usps"):
-        alternatives(name)

@@ -14,9 +14,8 @@ import pytest
 
 from common.datasets.dataset import Samples
 from common.errors import ConfigurationError
-from common.models.feature_cache import FeatureCache, user_cache
+from common.models.features import FeatureCache, content_key, features_of, user_cache
 from common.models.linear import Softmax
-from common.models.making import content_key, features_of
 from common.models.scattering_softmax import ScatteringSoftmax
 
 ROWS, COLUMNS = 5, 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.datasets.holdout import split_rows, with_holdout
+from common.datasets.dataset import split_rows, with_holdout
 from common.errors import ConfigurationError
 from edge.joining import identity
 from mapa.simulation.world import World

@@ -12,13 +12,11 @@ import numpy.typing as npt
 import pytest
 
 from common.errors import ConfigurationError
-from common.models import likeness
-from common.models.colour import in_colour
+from common.models import scattering_softmax as likeness
 from common.models.landmarks import LANDMARKS, draw_landmarks
-from common.models.likeness import LARGEST_VIEW, Seeing, seen, view
 from common.models.registry import make_model
 from common.models.scattering import CHANNELS, Scattering, mirrored
-from common.models.scattering_softmax import ScatteringSoftmax
+from common.models.scattering_softmax import LARGEST_VIEW, ScatteringSoftmax, Seeing, in_colour, seen, view
 
 GREY, COLOUR = (16, 16), (3, 16, 16)
 

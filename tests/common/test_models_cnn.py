@@ -92,27 +92,6 @@ def test_the_weighted_sum_is_linear_in_the_weights(seed: int, b: int, factor: fl
     assert gradients.norms().shape == (b,)
 
 
-def test_an_empty_batch_gives_zeros() -> None:
-    model = Cnn(shape=MNIST, classes=10)
-    x, features, targets = batch(model, 0, 0)
-    gradients = model.gradients(x, features, targets)
-    for weights in (None, np.zeros(0, np.float32)):
-        np.testing.assert_array_equal(gradients.weighted_sum(weights), np.zeros(4380, np.float32))
-    assert all(math.isnan(value) for value in model.evaluate(x, features, targets).values())
-
-
-def test_read_only_arrays_are_taken_and_nothing_is_changed() -> None:
-    model = Cnn(shape=USPS, classes=10)
-    arguments = batch(model, 4, 2)
-    before = [array.copy() for array in arguments]
-    for array in arguments:
-        array.flags.writeable = False
-    model.gradients(*arguments).weighted_sum(None)
-    model.evaluate(*arguments)
-    for array, kept in zip(arguments, before, strict=True):
-        np.testing.assert_array_equal(array, kept)
-
-
 def test_gradients_outlive_a_change_of_the_model_vector() -> None:
     model = Cnn(shape=USPS, classes=10)
     x, features, targets = batch(model, 4, 3)

@@ -115,17 +115,6 @@ def test_the_memory_order_of_the_scores_does_not_matter(kind: type[LinearModel])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_batch_gives_zeros(kind: type[LinearModel]) -> None:
-    model = kind(shape=SHAPE, classes=CLASSES)
-    x, features, targets = batch(model, 0, 0)
-    gradients = model.gradients(x, features, targets)
-    assert gradients.norms().shape == (0,)
-    for weights in (None, np.zeros(0, np.float32)):
-        np.testing.assert_array_equal(gradients.weighted_sum(weights), np.zeros(model.dimension, np.float32))
-    assert all(math.isnan(value) for value in model.evaluate(x, features, targets).values())
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 2**32 - 1), b=st.integers(0, 20), factor=st.floats(-3, 3, width=32))
 def test_the_weighted_sum_is_linear_in_the_weights(
     kind: type[LinearModel], seed: int, b: int, factor: float
@@ -186,11 +175,6 @@ def test_a_label_outside_the_classes_is_refused() -> None:
         for label in (-1, 10):
             with pytest.raises(ConfigurationError, match=f"{label}"):
                 model.targets(np.array([3, label]))
-
-
-def test_images_of_another_size_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="30"):
-        Svm(shape=SHAPE, classes=10).features(np.zeros((2, 31), np.float32))
 
 
 def test_the_constant_feature_comes_last() -> None:

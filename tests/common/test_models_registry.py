@@ -2,31 +2,67 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.errors import ConfigurationError
+from common.models.model import Model
 from common.models.registry import MODELS, make_model
 from common.own_code import import_dotted
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_listed_model_can_be_made(name: str) -> None:
+def made(name: str) -> Model:
+    """Return a model for images of 28 × 28; a small module of one's own for "torch"."""
+    if name == "torch":
+        from torch import nn
+
+        from common.models.torch_model import TorchModel
+
+        return TorchModel(
+            lambda _, classes: nn.Sequential(nn.Flatten(), nn.Linear(784, classes)),
+            shape=(28, 28),
+            classes=10,
+        )
     real = name == "least-squares"
     bounds = (0.0, 1.0) if real else None
-    model = make_model(name, shape=(28, 28), classes=0 if real else 10, options={}, target_range=bounds)
-    assert model.name == name
+    return make_model(name, shape=(28, 28), classes=0 if real else 10, options={}, target_range=bounds)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "torch"])
+def test_every_model_keeps_the_contract(name: str) -> None:
+    model, rng = made(name), np.random.default_rng(2)
+    assert name in (model.name, "torch")
     assert model.layout[-1].slice.stop == model.dimension
+    real = model.metrics[0].name == "rmse"
+    for count in (0, 4):
+        labels = rng.random(count, np.float32) if real else rng.integers(0, 10, count)
+        features = model.features(rng.random((count, 784), dtype=np.float32))
+        arguments = model.initial(rng), features, model.targets(labels)
+        before = [array.copy() for array in arguments]
+        for array in arguments:
+            array.flags.writeable = False  # taken all the same
+        gradients, evaluated = model.gradients(*arguments), model.evaluate(*arguments)
+        assert gradients.norms().shape == (count,)
+        for weights in (None, np.ones(count, np.float32)):
+            total = gradients.weighted_sum(weights)
+            assert total.shape == (model.dimension,)
+            assert total.any() == bool(count)
+        assert set(evaluated) == {metric.name for metric in model.metrics}
+        assert all(math.isnan(value) == (count == 0) for value in evaluated.values())
+        for array, kept in zip(arguments, before, strict=True):
+            np.testing.assert_array_equal(array, kept)
+    with pytest.raises(ConfigurationError, match=r"784|28"):
+        model.features(np.zeros((2, 785), np.float32))
 
 
 def test_options_reach_the_model() -> None:
-    import numpy as np
-
     lr = make_model("lr", shape=(2, 2), classes=10, options={"positive": [3]})
     assert np.flatnonzero(lr.targets(np.arange(10)) == 1).tolist() == [3]
     with pytest.raises(ConfigurationError, match="activation = 'gelu'"):
@@ -66,10 +102,6 @@ def test_a_dotted_path_that_leads_nowhere_is_refused(path: str, reason: str) -> 
     with pytest.raises(ConfigurationError) as caught:
         make_model(path, shape=(2, 2), classes=2, options={})
     assert reason in str(caught.value)
-
-
-def test_a_dotted_path_is_imported() -> None:
-    assert import_dotted("common.errors:ConfigurationError", "key") is ConfigurationError
 
 
 def test_a_module_that_fails_while_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

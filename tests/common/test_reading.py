@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.datasets.dataset import Samples
-from common.datasets.reading import read_samples
 from common.datasets.schema import Column, DataSchema
+from common.datasets.source import read_samples
 from common.errors import ConfigurationError, DataFaultError
 
 ARRAY = DataSchema(kind="array", shape=(2, 3), classes=3)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.datasets.contract import check_dataset
-from common.datasets.own import dataset
-from common.datasets.reading import read_samples
+from common.datasets.dataset import check_dataset
+from common.datasets.readers import dataset
 from common.datasets.schema import Column, DataSchema
+from common.datasets.source import read_samples
 from common.errors import ConfigurationError, DataFaultError
 
 TABLE = DataSchema(

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from common.datasets.catalogue import load_dataset
 from common.errors import ConfigurationError
+from common.models.landmarks import draw_strokes
 from common.models.linear import LinearModel
 from common.models.registry import make_model
 from common.models.scattering import ANGLES, CHANNELS, Scattering, group_normalised, morlet
 from common.models.scattering_softmax import ScatteringSoftmax
-from common.models.strokes import draw_strokes
 
 Plane = npt.NDArray[np.float64]
 
@@ -216,8 +216,3 @@ def test_sides_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
 def test_landmarks_that_make_no_sense_are_refused(landmarks: object) -> None:
     with pytest.raises(ConfigurationError, match=r"model\.options\.landmarks = .*0 to 2000"):
         make_model("scattering", shape=(16, 16), classes=10, options={"landmarks": landmarks})
-
-
-def test_images_of_another_size_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="scattering was made for 256"):
-        made((16, 16), 0).features(np.zeros((1, 784), np.float32))

@@ -204,27 +204,6 @@ def test_no_samples_gradient_depends_on_another_sample(seed: int, other: int) ->
     assert model.gradients(x, others, labels).weighted_sum(first).dtype == np.float64
 
 
-def test_an_empty_batch_gives_zeros_and_no_metric() -> None:
-    model = TorchModel(mlp, shape=(4,), classes=3)
-    arguments = batch(model, 0, 0)
-    for weights in (None, np.zeros(0, np.float32)):
-        assert not model.gradients(*arguments).weighted_sum(weights).any()
-    assert model.gradients(*arguments).norms().shape == (0,)
-    assert all(math.isnan(value) for value in model.evaluate(*arguments).values())
-
-
-def test_read_only_arrays_are_taken_and_nothing_is_changed_or_kept() -> None:
-    model = TorchModel(mlp, shape=(4,), classes=3)
-    arguments = batch(model, 4, 2)
-    before = [array.copy() for array in arguments]
-    for array in arguments:
-        array.flags.writeable = False
-    model.gradients(*arguments).weighted_sum(None)
-    model.evaluate(*arguments)
-    for array, kept in zip(arguments, before, strict=True):
-        np.testing.assert_array_equal(array, kept)
-
-
 # -- weights ------------------------------------------------------------------------------------------
 
 

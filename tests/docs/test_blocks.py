@@ -18,7 +18,8 @@ import pytest
 from common.algorithms import algorithm_names
 from common.scenario.scenario import parse_scenario
 from mapa.cli import FORMER_NAMES
-from mapa.command_tree import command_tree
+from mapa.reference import commands as known_commands
+from mapa.reference import options_of
 from mapa.scenario_files import load_scenario
 from tests.blocks_support import ROOT, Block, blocks_of, commands, pages, parse_mapa, require_test
 
@@ -207,13 +208,14 @@ INLINE = re.compile(r"(?<!`)`mapa ([a-z][^`]*)`(?!`)")
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_within_sentences_exist_with_their_options(page: Path) -> None:
-    known = {command.words: command for command in command_tree()}
+    known = known_commands()
     text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for said in INLINE.findall(text):
         words = said.split()
-        command = known.get(tuple(words[:2])) or known.get((words[0],))
+        command = known.get(" ".join(words[:2])) or known.get(words[0])
         assert command is not None or words[0] in FORMER_NAMES, f"{page.name}: no such command: mapa {said}"
         options = {word.strip("[]").partition("=")[0] for word in words if word.strip("[").startswith("--")}
-        if command is not None and not command.is_group:
-            unknown = options - {name for one in command.options for name in one.options} - {"--help"}
+        if command is not None and not hasattr(command, "commands"):
+            known_options = {name for one in options_of(command) for name in (*one.opts, *one.secondary_opts)}
+            unknown = options - known_options - {"--help"}
             assert not unknown, f"{page.name}: mapa {said}: no such option: {', '.join(unknown)}"

@@ -16,7 +16,7 @@ import mapa
 from experiments.concept_pictures import pictures
 from experiments.reproduce.results_page import pages as result_pages
 from experiments.reproduce.results_page import renewed, verdicts
-from mapa import scenario_reference
+from mapa.reference import scenario_page
 from tests.pages_support import ROOT
 from tests.program_support import PATIENCE, environment
 
@@ -156,7 +156,7 @@ def test_the_python_reference_has_every_public_name_with_words(site: Path) -> No
 
 def test_the_scenario_page_is_that_of_the_schema_and_says_what_every_key_means() -> None:
     page = (DOCS / "scenario.md").read_text(encoding="utf-8")
-    assert page == scenario_reference.reference(), "run: python -m mapa.scenario_reference docs/scenario.md"
+    assert page == scenario_page(), "run: python -m mapa.reference docs"
     assert "|  |\n" not in page, "a key without a description"
 
 

@@ -18,7 +18,7 @@ from common.datasets.dataset import Dataset, Samples
 from common.devices import device_profile
 from common.errors import ConfigurationError, RemoteProtocolError
 from common.messages import Welcome
-from common.models import likeness
+from common.models import scattering_softmax as likeness
 from common.models.registry import make_model
 from common.quantities import EdgeId, RunId
 from common.randomness import CounterStreams

@@ -12,7 +12,8 @@ import pytest
 from common.accounting.gaussian import GaussianReleases, pld
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
-from common.datasets import embedded, mnist
+from common.datasets.named import mnist
+from common.datasets.named import mnist_5k as embedded
 from common.errors import ConfigurationError, LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm

@@ -15,12 +15,11 @@ import typer
 from common.errors import ConfigurationError
 from edge import fleet
 from mapa import cli, output
-from mapa.cli import build, named_in, outline
-from mapa.cli_reference import reference
+from mapa.cli import build, named_in
 from mapa.cloud_run import EXIT_CODES as RUN_CODES
 from mapa.command_help import ABOUT, EXIT_CODES, HELP
-from mapa.command_tree import command_tree
 from mapa.commands.common_options import REPORTING
+from mapa.reference import cli_page, commands, options_of
 from mapa.scenario_files import load_scenario, shipped_names
 from tests.mapa.test_cli import SMALL
 from tests.program_support import MAPA, PATIENCE, ROOT, Mapa, environment, run_mapa
@@ -65,8 +64,8 @@ def test_help_and_a_mistyped_command_load_nothing_heavy(tmp_path: Path) -> None:
 
 def test_the_help_shows_what_the_commands_say_of_themselves() -> None:
     loaded: Any = typer.main.get_command(build([]))
-    sketched: Any = typer.main.get_command(outline())
-    assert list(sketched.commands) == list(loaded.commands)
+    sketched: Any = typer.main.get_command(build(["scenario"]))
+    assert sketched.list_commands(None) == list(loaded.commands)
     for name, command in loaded.commands.items():
         first = " ".join(command.help.split("\n\n")[0].split())
         assert ABOUT.get(name) == first, f'write in command_help.ABOUT: "{name}": "{first}"'
@@ -86,12 +85,11 @@ def test_options_of_the_program_stand_before_the_command() -> None:
 
 
 def test_every_command_has_debug_and_those_that_report_have_quiet_and_verbose() -> None:
-    for command in command_tree():
-        names = {name for option in command.options for name in option.options}
-        if not command.is_group:
-            assert "--debug" in names, command.words
-        reports = " ".join(command.words) in REPORTING
-        assert reports is ({"--quiet", "--verbose"} <= names), command.words
+    for words, command in commands().items():
+        names = {name for option in options_of(command) for name in option.opts}
+        if not hasattr(command, "commands"):
+            assert "--debug" in names, words
+        assert (words in REPORTING) is ({"--quiet", "--verbose"} <= names), words
 
 
 # -- errors -----------------------------------------------------------------------------------------------
@@ -116,10 +114,10 @@ def test_an_error_is_one_line_and_a_traceback_where_one_is_asked_for(
 
 
 def test_an_error_that_nobody_foresaw_is_one_line_too(mapa: Mapa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
+    def fail() -> None:
         raise KeyError("first\nsecond")
 
-    monkeypatch.setattr(cli, "build", fail)
+    monkeypatch.setattr(cli, "interrupted_by_signals", fail)
     done = mapa("run")
     assert done.code == 1
     assert done.err.count("\n") == 1
@@ -267,11 +265,10 @@ def test_every_exit_code_is_listed_once() -> None:
 
 def test_the_reference_is_what_the_parser_says() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert page == reference(), "run: python -m mapa.cli_reference docs/cli.md"
-    for command in command_tree():
-        assert f"mapa {' '.join(command.words)}".strip() in page
-    for code in EXIT_CODES:
-        assert f"| {code} |" in page
+    assert page == cli_page(), "run: python -m mapa.reference docs"
+    for words, value in (("--seed` INTEGER", "run"), ("--runs-dir` PATH", "run"), ("`MAPA_BROKER`", "cloud")):
+        section = page[page.index(f"\n## mapa {value}\n") :]
+        assert words in section[: section.index("\n## ", 1)]
 
 
 # -- scenarios --------------------------------------------------------------------------------------------
@@ -301,9 +298,9 @@ def test_scenarios_are_shown_side_by_side(mapa: Mapa) -> None:
 
 
 def test_a_configuration_error_still_exits_with_2(mapa: Mapa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
+    def fail() -> None:
         raise ConfigurationError("key = 1: must be 2")
 
-    monkeypatch.setattr(cli, "build", fail)
+    monkeypatch.setattr(cli, "interrupted_by_signals", fail)
     done = mapa("run")
     assert (done.code, done.err) == (2, "configuration error: key = 1: must be 2\n")

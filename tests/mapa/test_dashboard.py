@@ -19,12 +19,12 @@ from starlette.testclient import TestClient
 
 from common.errors import ConfigurationError
 from mapa import output
+from mapa.api import simulate
 from mapa.commands.dashboard import one_line
 from mapa.dashboard import listening as patience
 from mapa.dashboard.folder import RunsFolder
 from mapa.dashboard.listening import bind, is_loopback, page_address
 from mapa.dashboard.server import FILES, STATIC, make_app
-from mapa.face import simulate
 from mapa.scenario_files import SHIPPED
 from tests.dashboard_support import applied, lines, serving, write_live_run
 from tests.program_support import run_mapa, start_mapa

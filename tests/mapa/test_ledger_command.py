@@ -12,7 +12,8 @@ import pytest
 from common.accounting.budget import max_charges
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
-from common.datasets import embedded, mnist
+from common.datasets.named import mnist
+from common.datasets.named import mnist_5k as embedded
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ import pytest
 import mapa
 from common.scenario.scenario import parse_scenario
 from experiments.examples.own import SquaredHinge, TwoRings
+from mapa.algorithms import Algorithm, Problem, Update, Vector, descend, option
 from mapa.progress import NotebookBar, bar_for
 from mapa.scenario_files import load_scenario
 
@@ -34,20 +36,20 @@ SMALL: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed(mapa.Algorithm):
+class Fixed(Algorithm):
     """A constant step, without privacy."""
 
     private: ClassVar[bool] = False
     needs_constants: ClassVar[bool] = False
-    step: float = mapa.option("γ", above=0)
+    step: float = option("γ", above=0)
     begun: bool = False  # state
     sensitivity: float = 0.0
 
-    def begin(self, problem: mapa.Problem, moment: float) -> Self:  # noqa: ARG002
+    def begin(self, problem: Problem, moment: float) -> Self:  # noqa: ARG002
         return replace(self, begun=True)
 
-    def apply(self, x: mapa.Vector, update: mapa.Update) -> tuple[mapa.Vector, Self]:
-        return mapa.descend(x, update.gradient, self.step), self
+    def apply(self, x: Vector, update: Update) -> tuple[Vector, Self]:
+        return descend(x, update.gradient, self.step), self
 
 
 def simulated(tmp_path: Path, source: Any = SMALL, **changes: Any) -> mapa.Run:
@@ -126,6 +128,44 @@ def test_a_name_a_file_a_dict_and_a_scenario_are_one_run(tmp_path: Path) -> None
     assert by_file.summary["name"] == "own"
 
 
+def test_a_scenario_is_loaded_and_changed_and_stays_as_it_was(tmp_path: Path) -> None:
+    small = mapa.Scenario.load(SMALL)
+    changed = small.with_({"evaluation.every": 5, "model.options.width": None}, iterations=10)
+    assert (small.iterations, small.evaluation.every) == (60, 20)
+    assert (changed.iterations, changed.evaluation.every, changed.edges) == (10, 5, 3)
+    run = simulated(tmp_path, changed, seed=4)
+    assert run.metrics["t"].tolist() == [0, 5, 10]
+    assert math.isnan(run.epsilon)  # asgd protects nobody
+    same = simulated(tmp_path, SMALL, iterations=10, evaluation={"every": 5}, seed=4)
+    assert run.summary["scenario_sha256"] == same.summary["scenario_sha256"]
+    assert mapa.Scenario.load("quickstart").with_(seed=1) == mapa.Scenario.load("quickstart").with_(
+        {"seed": 1}
+    )
+    mine = mapa.Scenario.load(SMALL).with_(model=SquaredHinge, data=TwoRings, algorithm=Fixed(step=0.1))
+    assert simulated(tmp_path, mine, iterations=5).scenario["algorithm"]["step"] == 0.1
+    with pytest.raises(mapa.ConfigurationError, match=r"evaluation\.every\.a: every is not a table"):
+        small.with_({"evaluation.every.a": 1})
+    with pytest.raises(mapa.ConfigurationError, match=r"privacy\.noisy"):
+        small.with_({"privacy.noisy": 1})
+
+
+def test_noise_for_a_budget_is_found_from_python() -> None:
+    asked = {"releases": 10, "batch_size": 100, "shard_size": 100}
+    z = mapa.calibrate(1.0, **asked)
+    assert mapa.calibrate(2.0, **asked) < z
+    with pytest.raises(mapa.ConfigurationError, match="sampler = 'odd': allowed are poisson"):
+        mapa.calibrate(1.0, sampler="odd", **asked)
+
+
+def test_former_names_still_work_and_say_where_they_are() -> None:
+    with pytest.warns(DeprecationWarning, match=r"mapa\.TwoWayModel is now mapa\.models\.TwoWayModel"):
+        assert mapa.TwoWayModel is mapa.models.TwoWayModel
+    with pytest.warns(DeprecationWarning, match=r"mapa\.Images is now mapa\.models\.Inputs"):
+        assert mapa.Images is mapa.models.Inputs
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        mapa.Nothing  # noqa: B018
+
+
 def test_changes_reach_into_tables_and_are_checked(tmp_path: Path) -> None:
     run = simulated(tmp_path, iterations=10, evaluation={"every": 5}, delays={"kind": "exponential"})
     assert run.metrics["t"].tolist() == [0, 5, 10]
@@ -185,8 +225,8 @@ def test_a_class_that_is_defined_again_replaces_the_former(tmp_path: Path) -> No
 
     def defined(factor: float) -> type:
         class Scaled(Fixed):
-            def apply(self, x: mapa.Vector, update: mapa.Update) -> tuple[mapa.Vector, Self]:
-                return mapa.descend(x, update.gradient, factor * self.step), self
+            def apply(self, x: Vector, update: Update) -> tuple[Vector, Self]:
+                return descend(x, update.gradient, factor * self.step), self
 
         return dataclass(frozen=True)(Scaled)
 

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from common.datasets.checksum import content_checksum
-from common.datasets.dataset import Dataset, Samples
-from common.datasets.files import absent, damaged, first_present, read_content, sha256_of
+from common.datasets.dataset import Dataset, Samples, content_checksum
+from common.datasets.published import (
+    Alternatives,
+    DatasetDescription,
+    DownloadedDataset,
+    absent,
+    damaged,
+    first_present,
+    not_published,
+    read_content,
+    sha256_of,
+    unless,
+)
 from common.errors import DataUnavailableError
 
 SHAPE = (16, 16)
 CLASSES = 10
 PIXELS = 256
-CHECKSUM = "8bcbc0e5c7004155be81d5d24edd54a076682c62b8e75f48914e67375ced2bff"
 # Of the two parts alone, for a form that comes as two files.
 PART_CHECKSUM = {
     "train": "ecb4815daf79520c00bf6b4bd132a1e7b412d83113b54dd659768e9f6e49a4d2",
@@ -33,53 +41,81 @@ LIBSVM_SHA256 = {  # of the files as published
 }
 ZIPCODE = {"train": "zip.train.gz", "test": "zip.test.gz"}
 
+_LIBSVM_MIRRORS = ("https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/",)
+_ZIPCODE_MIRRORS = (
+    "https://hastie.su.domains/ElemStatLearn/datasets/",
+    "https://web.stanford.edu/~hastie/ElemStatLearn/datasets/",
+)
 _MOST_ROWS = 20_000
 _LARGEST_TEXT = 64 * 2**20
 _ROUNDING = 1e-3  # how far a text may have rounded a value past the range
 _STEPS = 2000  # the scans have values −1, −0.999, …, 1: 2,000 steps
 
-PartReader = Callable[[Path], Samples]
 
+class Usps(DownloadedDataset):
+    """The text of LIBSVM is checked by its files' checksums, the other forms by their content."""
 
-def find_usps(data_dir: Path) -> tuple[Path, ...]:
-    """Return the h5 file, else both LIBSVM files, else both zip-code files, else nothing."""
-    folders = (data_dir / "usps", data_dir)
-    texts = (tuple(LIBSVM.values()), tuple(ZIPCODE.values()))
-    # Without h5py the h5 file comes last: found all the same, so that the error can say what is missing.
-    for names in ((H5,), *texts) if importlib.util.find_spec("h5py") else (*texts, (H5,)):
-        found = [first_present(folders, (name,)) for name in names]
-        present = tuple(path for path in found if path is not None)
-        if len(present) == len(names):
-            return present
-    return ()
+    about = DatasetDescription(
+        name="usps",
+        shape=SHAPE,
+        classes=CLASSES,
+        train=7_291,
+        test=2_007,
+        source="US Postal Service zip codes (J. J. Hull 1994), as given out by LIBSVM and ElemStatLearn",
+        licence="none is stated; used for research",
+    )
+    checksum = "8bcbc0e5c7004155be81d5d24edd54a076682c62b8e75f48914e67375ced2bff"
+    files = LIBSVM_SHA256
 
+    def find(self, data_dir: Path) -> tuple[Path, ...]:
+        """Return the h5 file, else both LIBSVM files, else both zip-code files, else nothing."""
+        folders = (data_dir / "usps", data_dir)
+        texts = (tuple(LIBSVM.values()), tuple(ZIPCODE.values()))
+        # Without h5py the h5 file comes last: found all the same, so that the error can say what is missing.
+        for names in ((H5,), *texts) if importlib.util.find_spec("h5py") else (*texts, (H5,)):
+            found = [first_present(folders, (name,)) for name in names]
+            present = tuple(path for path in found if path is not None)
+            if len(present) == len(names):
+                return present
+        return ()
 
-def load_usps(
-    data_dir: Path,
-    *,
-    checksum: str | None = CHECKSUM,
-    libsvm_sha256: dict[str, str] | None = LIBSVM_SHA256,
-) -> Dataset:
-    """Return USPS; another content than the published one is refused, unless the checksums are None."""
-    paths = find_usps(data_dir)
-    if not paths:
-        raise absent("usps", data_dir, f"{H5}, or {' and '.join(LIBSVM.values())}")
-    if paths[0].name == H5:
-        train, test = read_h5(paths[0])
-    else:
-        read: PartReader = read_libsvm if paths[0].name in LIBSVM_SHA256 else read_zipcode
-        train, test = (read(path) for path in paths)
-    found = content_checksum(train, test)
-    if paths[0].name in LIBSVM_SHA256:
-        wrong = [p for p in paths if libsvm_sha256 is not None and sha256_of(p) != libsvm_sha256[p.name]]
-    else:
-        wrong = [] if checksum in (None, found) else list(paths)
-    if wrong:
-        raise DataUnavailableError(
-            f"not the published USPS: the sha256 of {', '.join(map(str, wrong))} differs; remove these files "
-            "and run `mapa data get usps`, or name another data set by a dotted path in data.set"
+    def load(self, data_dir: Path) -> Dataset:
+        paths = self.find(data_dir)
+        if not paths:
+            raise absent("usps", data_dir, f"{H5}, or {' and '.join(LIBSVM.values())}")
+        is_libsvm = paths[0].name in LIBSVM_SHA256
+        if paths[0].name == H5:
+            train, test = read_h5(paths[0])
+        else:
+            train, test = (read_libsvm(path) if is_libsvm else read_zipcode(path) for path in paths)
+        found = content_checksum(train, test)
+        wrong = () if self.checksum in (None, found) else paths
+        if is_libsvm:
+            wrong = tuple(p for p in paths if self.checksum and sha256_of(p) != LIBSVM_SHA256[p.name])
+        if wrong:
+            raise not_published("USPS", "usps", wrong)
+        return Dataset("usps", SHAPE, CLASSES, train, test, found)
+
+    def published(self, mirror: str | None) -> Alternatives:
+        libsvm = tuple(
+            self.remote(file, _LIBSVM_MIRRORS, mirror, unless(LIBSVM_SHA256[file], sha256_of))
+            for file in LIBSVM.values()
         )
-    return Dataset("usps", SHAPE, CLASSES, train, test, found)
+        zipcode = tuple(
+            self.remote(file, _ZIPCODE_MIRRORS, mirror, unless(PART_CHECKSUM[part], _zipcode_checksum))
+            for part, file in ZIPCODE.items()
+        )
+        if mirror is None or importlib.util.find_spec("h5py") is None:
+            return (libsvm, zipcode)
+        refusal = unless(self.checksum or "", lambda path: content_checksum(*read_h5(path)))
+        return ((self.remote(H5, (), mirror, refusal),), libsvm, zipcode)
+
+
+DATA_SETS = (Usps(),)
+
+
+def _zipcode_checksum(path: Path) -> str:
+    return content_checksum(read_zipcode(path))
 
 
 def read_h5(path: Path) -> tuple[Samples, Samples]:

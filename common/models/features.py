@@ -1,8 +1,8 @@
-"""Features kept on disk by content, for models whose features take long: computed once, whoever asks again.
+"""Features of samples, and a cache on disk for models whose features take long to compute.
 
-A file holds a key, a shape, a checksum and float32 numbers, nothing that could be executed. One that is torn, was
-swapped or holds what is no number is taken as absent and written again. Where no folder can be had there is no cache.
-Beside them the accountant keeps figures (common/accounting/kept.py), as short texts with a key and a checksum.
+A cache file holds a key, a shape, a checksum and float32 numbers, nothing that could be executed. A file that is torn,
+was swapped or holds a value that is not finite counts as absent and is written again. Without a folder there is no
+cache. The accountant keeps its figures here, too (common/accounting/kept.py), as short texts with a key and a checksum.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 
+from common.datasets.dataset import Samples
 from common.errors import ConfigurationError
-from common.models.model import Features
+from common.models.model import Features, Model
 
+# Rows that are unpacked at a time; a multiple of the transform's chunk, so that parts round as the whole.
+_UNPACKED_ROWS = 4096
 FOLDER_VARIABLE = "MAPA_CACHE_DIR"
 SIZE_VARIABLE = "MAPA_CACHE_MB"
 SIZE_MB = 4096
@@ -34,12 +37,12 @@ _TEXT_MAGIC = b"mapa-text-v1\n"
 TEXT_SUFFIX = ".text"
 _MOST_TEXTS, _MOST_TEXT = 4096, 1 << 16  # files, and bytes of one
 _ROWS = 2048  # read at a time
-_LEFT_OVER = 3600.0  # seconds after which an unfinished file is nobody's
+_LEFT_OVER = 3600.0  # seconds after which an unfinished file is removed
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureCache:
-    """A folder of this user alone, with at most so many bytes of features in it."""
+    """A folder of this user alone, holding at most `most_bytes`."""
 
     folder: Path
     most_bytes: int = SIZE_MB << 20
@@ -188,3 +191,40 @@ def _write(file: BinaryIO, key: bytes, features: Features) -> None:
     checksum = hashlib.sha256(numbers.data).digest()
     file.write(_HEADER.pack(_MAGIC, key, *numbers.shape, checksum))
     file.write(numbers.data)
+
+
+@runtime_checkable
+class Keyed(Protocol):
+    """A model whose features take long: a flat row for each image, by that image and this key alone."""
+
+    inputs: int
+
+    @property
+    def feature_key(self) -> str: ...
+
+
+def features_of(model: Model, samples: Samples, cache: FeatureCache | None = None) -> Features:
+    """Return the features of all samples; a model without a key of its own computes them each time."""
+    if not isinstance(model, Keyed):
+        return model.features(samples.values())
+    key = None if cache is None else content_key(model, samples)
+    if cache is not None and key is not None:
+        found = cache.read(key, len(samples), model.inputs)
+        if found is not None:
+            return found
+    features = np.empty((len(samples), model.inputs), np.float32)
+    for start in range(0, len(samples), _UNPACKED_ROWS):
+        rows = np.arange(start, min(start + _UNPACKED_ROWS, len(samples)))
+        features[rows[0] : rows[-1] + 1] = model.features(samples.values(rows))
+    if cache is not None and key is not None:
+        cache.write(key, features)
+    return features
+
+
+def content_key(model: Keyed, samples: Samples) -> bytes:
+    """Return the name of these features: the hash of the inputs and of all that is done to them."""
+    inputs = np.ascontiguousarray(samples.inputs)
+    about = f"mapa features\0{model.feature_key}\0{inputs.dtype.str}\0{inputs.shape}\0"
+    found = hashlib.sha256(about.encode())
+    found.update(inputs.data)
+    return found.digest()
