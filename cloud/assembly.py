@@ -13,9 +13,9 @@ from cloud.server import CloudServer
 from cloud.terms import BelowFloorError, Terms
 from cloud.weighting import WithWeights, effective_multiplier, noise_weights
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Mechanism, Sampling
 from common.models.model import Model, feature_length
 from common.noise.law import TAIL_NATS, NoiseLaw
-from common.noise.mechanism import Mechanism, Sampling
 from common.noise.registry import noise_law
 from common.problem import Problem
 from common.quantities import Vector

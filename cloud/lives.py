@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.accounting.releases import ReleaseKind
-from common.noise.mechanism import Sampling
+from common.mechanism.guarantee import Sampling
 from common.quantities import EdgeId
 
 _MOST = 10_000  # starts of one edge that are told apart; beyond, every release is its own epoch

@@ -8,7 +8,7 @@ from common.accounting.overlap import ShardSpent
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.datasets.families import records_of
 from common.errors import ConfigurationError
-from common.noise.mechanism import Sampling
+from common.mechanism.guarantee import Sampling
 from common.quantities import EdgeId, RunId
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TypedDict
 
 from common.datasets.dataset import Samples
+from common.mechanism.guarantee import Clipping, Sampling
 from common.models.model import Model, feature_length
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
 from common.quantities import Indices
 from common.scenario.parts import noised_slice
 from common.scenario.scenario import Scenario

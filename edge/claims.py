@@ -19,11 +19,10 @@ from common.accounting.overlap import ShardSpent
 from common.accounting.releases import Budget
 from common.errors import ConfigurationError
 from edge.account import Account, ShardIdentity
-from edge.ledger_file import FILE_NAME
-from edge.ledger_snapshot import ledger_snapshot
 from edge.policy import Claim, check_claims
 from edge.siblings import Neighbours
 from edge.slots import is_held
+from edge.sqlite_ledger import FILE_NAME, ledger_snapshot
 
 BOOK = "claims.sqlite3"
 _PATIENCE = 60.0  # seconds for the others' transactions, each of them short

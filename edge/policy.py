@@ -12,8 +12,8 @@ from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import DECLARED, LOCAL
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import MOST_STEPS, Adjacency
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import MOST_STEPS, Adjacency
 from common.noise.registry import describe_law, implied_law, noise_law, paced_law
 from common.transport.link import LinkProfile
 from edge.account import ShardIdentity

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import RemoteProtocolError
+from common.mechanism.guarantee import CLIP_MARGIN, LARGEST_BOUND, LEAST_BOUND, Clipping, Norm, parts_of_bound
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import CLIP_MARGIN, LARGEST_BOUND, LEAST_BOUND, Clipping, Norm, parts_of_bound
 from common.quantities import ClippedGradient, Floats, NoisyGradient, PerSampleGradients, Vector
 
 

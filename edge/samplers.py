@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.noise.mechanism import Sampling
+from common.mechanism.guarantee import Sampling
 from common.quantities import Indices
 from common.randomness import CounterStreams, Purpose
 

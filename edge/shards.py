@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from common.datasets.dataset import Labels
 from common.errors import ConfigurationError, require
-from common.noise.mechanism import Sampling
+from common.mechanism.guarantee import Sampling
 from common.quantities import Indices
 from common.randomness import CounterStreams, Purpose, permutation_of
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.mechanism.guarantee import Clipping, Sampling
 from common.messages import GradientMade, ModelReceived
 from common.models.model import Features, Model, Targets
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId, Indices, NoisyGradient, Vector, is_finite
 from common.randomness import CounterStreams, Purpose
 from edge.privacy import check_bound, clip, perturb

@@ -33,7 +33,7 @@ from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.topics import EdgeTopic, every_edge
 from common.wire.v1 import HEADER, HEADER_BYTES
-from edge.ledger_snapshot import ledger_snapshot
+from edge.sqlite_ledger import ledger_snapshot
 from mapa.brokers import private_mosquitto
 from mapa.verification.check import Status
 from mapa.verification.verify import Verification

@@ -9,8 +9,8 @@ from common.accounting.kept import kept_in
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Sampling
 from common.models.feature_cache import user_cache
-from common.noise.mechanism import Clipping, Sampling
 from common.scenario.pacing import planned_releases
 from common.scenario.parts import own_schema
 from common.scenario.scenario import Scenario

@@ -19,10 +19,10 @@ from common.accounting.kept import kept_in
 from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError, RecordsError
+from common.mechanism.guarantee import Sampling
 from common.models.feature_cache import user_cache
 from common.models.model import Model
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
 from common.records.rundir import RunDirectory, machine_type, new_run_id
 from common.records.tally import Tally
@@ -31,7 +31,7 @@ from common.scenario.scenario import Scenario
 from common.transport.link import link_profile
 from mapa.budget import Say, release_caps
 from mapa.cloud_run import CloudRun
-from mapa.simulation import blocks
+from mapa.simulation import vectorised_run as blocks
 from mapa.simulation.simulator import check_world, simulate
 from mapa.simulation.synchronous import (
     check_synchronous,

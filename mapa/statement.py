@@ -13,7 +13,7 @@ from common.accounting.gaussian import GaussianReleases
 from common.accounting.overlap import ShardSpent, total_of_records
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import Total, total
-from common.noise.mechanism import Adjacency
+from common.mechanism.guarantee import Adjacency
 
 if TYPE_CHECKING:
     from rich.table import Table

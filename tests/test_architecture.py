@@ -48,7 +48,7 @@ PURE = [
     "edge/conversation.py",
     "edge/cloud_watch.py",
     "common/noise/law.py",
-    "common/noise/mechanism.py",
+    "common/mechanism/guarantee.py",
     "common/noise/gaussian.py",
     "common/noise/gamma_norm.py",
     "common/noise/exponential_norm.py",

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from cloud.algorithm import Update, descend, option
 from cloud.fixed_bound import FixedBound
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Norm, parts_of_bound
+from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND, Norm, parts_of_bound
 from common.quantities import Vector
 
 _LEAST, _LARGEST = 1e3 * LEAST_BOUND, 1e-3 * LARGEST_BOUND  # C stays well within what an edge takes

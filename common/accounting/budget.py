@@ -14,9 +14,9 @@ from common.accounting.kept import remembered
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import PLD_CEILING, total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import describe_law
 
 # No edge gets this far; it bounds the search where a release costs next to nothing.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from common.accounting.releases import ReleaseKind, Spent
+from common.mechanism.guarantee import Mechanism
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Mechanism
 
 if TYPE_CHECKING:
     from common.accounting.total import Total

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Clipping, Guarantee, Mechanism, Sampling, Scope
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Guarantee, Mechanism, Sampling, Scope
 from common.noise.registry import noise_law
 
 NO_NOISE = "no noise: gradients leave as they are (ASGD and CSGD never clip or noise)"

@@ -10,8 +10,8 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from common.mechanism.guarantee import Adjacency, Guarantee, Mechanism, Norm, Scope, in_the_clear
 from common.noise.law import TAIL_NATS, Noise, NoiseLaw, distances, parameter
-from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm, Scope, in_the_clear
 
 
 @dataclass(frozen=True, slots=True)

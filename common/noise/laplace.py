@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from common.mechanism.guarantee import Adjacency, Guarantee, Mechanism, Norm, Scope, in_the_clear
 from common.noise.law import TAIL_NATS, Noise, NoiseLaw, parameter
-from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm, Scope, in_the_clear
 
 
 @dataclass(frozen=True, slots=True)

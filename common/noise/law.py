@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from common.noise.mechanism import Adjacency, Clipping, Guarantee, Mechanism, Norm, Sampling, Scope
+from common.mechanism.guarantee import Adjacency, Clipping, Guarantee, Mechanism, Norm, Sampling, Scope
 from common.options import Range
 
 Noise = npt.NDArray[np.float64]

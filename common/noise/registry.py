@@ -11,8 +11,8 @@ from typing import Any
 
 from common.dotted import import_named, is_dotted, names_in
 from common.errors import ConfigurationError, MapaError
+from common.mechanism.guarantee import Norm
 from common.noise.law import NoiseLaw, Reading
-from common.noise.mechanism import Norm
 from common.options import Option, options_of
 from common.own_code import given_object, require_allowed
 

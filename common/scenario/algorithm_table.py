@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from common.algorithms import Description
 from common.constants import NOMINAL, measured_constants
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping
+from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND, Clipping
 from common.options import check_belonging
 from common.scenario.tables import Fraction, NonNegative, Positive, Table, lasting
 

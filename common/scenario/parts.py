@@ -10,10 +10,10 @@ from common.datasets.dataset import Dataset
 from common.datasets.holdout import with_holdout
 from common.datasets.schema import DataSchema
 from common.datasets.source import LOCAL, FileSource, Source
+from common.mechanism.guarantee import Clipping, Sampling
 from common.models.counted import Counted
 from common.models.model import Model
 from common.models.registry import make_model
-from common.noise.mechanism import Clipping, Sampling
 from common.scenario.scenario import Scenario
 
 

@@ -16,8 +16,8 @@ from common.algorithms import Description, describe
 from common.devices import DeviceProfile
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.problem import Problem, SensitivityRule
 from common.scenario.algorithm_table import AlgorithmTable, check_clipping, check_required, filled
 from common.scenario.data_table import DataTable

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from common.dotted import is_dotted
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import MOST_STEPS
 from common.models.registry import MODELS
-from common.noise.mechanism import MOST_STEPS
 from common.transport.link import LEAST_RATE_KBPS, LONGEST_DELAY_MS, MOST_PARTITIONS, link_profile
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -11,9 +11,9 @@ import numpy as np
 from common.accounting.budget import calibrate
 from common.accounting.releases import Budget
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Sampling
 from common.messages import SendModel
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
 from common.noise.registry import noise_law
 from edge.samplers import draw_batch
 from edge.worker import EdgeWorker, Recipe

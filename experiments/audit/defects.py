@@ -12,21 +12,20 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from common.mechanism.guarantee import Adjacency, Clipping, Guarantee, Mechanism, Norm, Sampling
 from common.models.gradients import Matrix, RowGradients
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import Noise, NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Guarantee, Mechanism, Norm, Sampling
 from common.quantities import Floats, NoisyGradient, PerSampleGradients, Vector
 from common.randomness import CounterStreams, Purpose
 from edge.privacy import clip_and_count, perturb
 from edge.samplers import draw_batch
 from edge.worker import EdgeWorker, Recipe
 from experiments.audit.battery import battery
-from experiments.audit.canary import CLIP, Muted, written
-from experiments.audit.design import Plant, plain_recipe
+from experiments.audit.design import CLIP, Muted, Plant, plain_recipe, written
 from experiments.audit.game import Finding, Playable
 
 ROUNDS = 8000

@@ -21,7 +21,7 @@ from common.quantities import PerSampleGradients, Vector
 from common.randomness import Purpose, streams_for
 from edge.worker import EdgeWorker, Shard
 from experiments.attack.trajectory import exchanges
-from experiments.audit.bounds import Floats, one_run_epsilon
+from experiments.audit.claims import Floats, one_run_epsilon
 from mapa.simulation.world import World
 
 _ZEROED = 1_000_000  # added to the target of a sample whose contribution is to be zero

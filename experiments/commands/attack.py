@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
-from common.noise.mechanism import Clipping
+from common.mechanism.guarantee import Clipping
 from experiments.attack.inversion import head_of
 from experiments.attack.observer import nearest_image, observe_directory
 from experiments.attack.picture import draw_grid, draw_sightings, grey_shape

@@ -17,8 +17,8 @@ from common.datasets.catalogue import load_dataset
 from common.errors import ConfigurationError
 from common.scenario.scenario import Scenario
 from experiments.audit.game import Finding, Playable, play_all
-from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
+from experiments.audit.subject import scenario_games
 from experiments.reference.cells import MAIN, Cell, Choice, methods, sizes
 from experiments.reference.choices import Chosen, Group, choice_for
 from experiments.reference.runs import units

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from common.noise.mechanism import Clipping
+from common.mechanism.guarantee import Clipping
 from experiments.attack.reconstruction import Cell, attack
 from mapa.simulation.world import World
 

@@ -17,10 +17,8 @@ from edge.account import Standing
 from edge.accountant import max_charges_apart
 from edge.claims import ClaimsBook
 from edge.ledger import MOST_RELEASES
-from edge.ledger_file import FILE_NAME
-from edge.ledger_snapshot import ledger_snapshot
 from edge.slots import is_held, take_slot
-from edge.sqlite_ledger import SqliteLedger
+from edge.sqlite_ledger import FILE_NAME, SqliteLedger, ledger_snapshot
 from mapa.commands.ledger import by_records, statement_of_book
 
 _MANY = 10_000  # missing releases; more at once need --yes

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from common.devices import LARGEST_JITTER, LARGEST_SLOWDOWN, LONGEST_NAME, PRESETS
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Sampling
 from common.models.registry import make_model
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId
 from common.randomness import CounterStreams
 from edge.device import gradient_times

@@ -15,16 +15,15 @@ from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.datasets.families import records_of
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import noise_law
 from common.records.regular import regular_object
 from common.scenario.scenario import Scenario, parse_scenario
 from edge.account import Standing
 from edge.ledger import Remainder
-from edge.ledger_file import FILE_NAME
-from edge.ledger_snapshot import ledger_snapshot
+from edge.sqlite_ledger import FILE_NAME, ledger_snapshot
 from mapa import output
 from mapa.commands import options
 from mapa.run_reader import records_in

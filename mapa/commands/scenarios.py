@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.noise.mechanism import Adjacency
+from common.mechanism.guarantee import Adjacency
 from common.scenario.scenario import Scenario
 from mapa.commands.run_options import AsJson
 from mapa.commands.scenario import about

@@ -11,7 +11,7 @@ from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
 from common.dotted import is_dotted
 from common.errors import MapaError
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import describe_law
 
 MOST_KINDS = 8  # whose curves are computed; of further ones the statement at the end has the figures

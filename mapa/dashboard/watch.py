@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.accounting.releases import ReleaseKind
-from common.noise.mechanism import Sampling
+from common.mechanism.guarantee import Sampling
 from mapa import output
 from mapa.dashboard import sections
 from mapa.dashboard.audited import audited

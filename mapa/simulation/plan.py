@@ -12,9 +12,9 @@ from cloud.algorithm import StepSchedule
 from cloud.assembly import algorithm_for, begun, check_own_edges, first_model
 from cloud.facts import edge_joined, stage_opened
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping
 from common.messages import EdgeJoined, StageOpened
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping
 from common.quantities import EdgeId, Vector
 from common.scenario.scenario import Scenario
 from mapa.simulation.world import World

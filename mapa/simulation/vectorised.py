@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import CLIP_MARGIN, LEAST_BOUND, Clipping, Norm
 from common.models.gradients import L1, L2, Lengths, Total, lengths, powers, summed, unreliable
 from common.models.linear import LinearModel
-from common.noise.mechanism import CLIP_MARGIN, LEAST_BOUND, Clipping, Norm
 from common.quantities import Floats, Indices, Vector, is_finite
 from common.records.journal import Journal
 from common.scenario.scenario import Scenario

@@ -10,8 +10,7 @@ from typing import Any
 
 from common.errors import ConfigurationError
 from edge.account import Standing
-from edge.ledger_file import FILE_NAME
-from edge.ledger_snapshot import ledger_snapshot
+from edge.sqlite_ledger import FILE_NAME, ledger_snapshot
 
 PART = "ledgers"  # the folder in a bundle
 _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}")  # what a run's id has behind its name on the broker

@@ -12,9 +12,9 @@ from typing import Any
 from cloud.terms import EdgeAccount
 from common.accounting.releases import ReleaseKind
 from common.datasets.source import LOCAL
+from common.mechanism.guarantee import Sampling
 from common.messages import GradientApplied
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario

@@ -11,8 +11,8 @@ import pytest
 
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from edge.owners import BOOK_VARIABLE
 from mapa.brokers import Broker
 from mapa.commands.ledger import ledger_command

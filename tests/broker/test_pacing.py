@@ -9,8 +9,8 @@ import pytest
 
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from tests.program_support import run_mapa as mapa
 from tests.program_support import run_over_mosquitto
 

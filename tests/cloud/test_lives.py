@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from cloud import lives as module
 from cloud.lives import Lives
 from common.accounting.releases import ReleaseKind
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from edge.account import Account, ShardIdentity
 from edge.ledger import MemoryLedger

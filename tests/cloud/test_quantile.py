@@ -10,10 +10,10 @@ import pytest
 
 from cloud.algorithm import Algorithm, Update
 from common.algorithms import describe
+from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND, Clipping
 from common.models.counted import CountedGradients
 from common.models.gradients import RowGradients
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping
 from common.problem import Problem
 from common.quantities import NoisyGradient
 from edge.privacy import check_bound, clip, perturb

@@ -11,6 +11,7 @@ import pytest
 from cloud.assembly import most_samples
 from cloud.server import CloudServer
 from cloud.terms import _REMEMBERED, Terms
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.messages import (
     EdgeGone,
     Effect,
@@ -25,7 +26,6 @@ from common.messages import (
     Welcome,
 )
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.problem import Problem
 from common.quantities import EdgeId, NoisyGradient
 from tests.algorithm_support import beginning

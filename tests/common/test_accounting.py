@@ -17,16 +17,15 @@ from hypothesis import strategies as st
 
 from common.accounting import pure
 from common.accounting.gaussian import GaussianReleases
-from common.accounting.odometer import ORDERS, odometer
 from common.accounting.pure import PureReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
-from common.accounting.total import Total, total
+from common.accounting.total import ORDERS, Total, odometer, total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 
 DELTA = 1e-5
 RELATION = dp_accounting.NeighboringRelation
@@ -327,7 +326,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 def test_pure_totals_and_a_ledger_without_budget_import_no_accountant() -> None:
     code = (
         "import sys, edge.sqlite_ledger, mapa.statement\n"
-        "from common.noise.mechanism import *; from common.noise.gamma_norm import GammaNorm\n"
+        "from common.mechanism.guarantee import *; from common.noise.gamma_norm import GammaNorm\n"
         "from common.accounting.releases import *\n"
         "from common.accounting.total import total\n"
         "m = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12)\n"

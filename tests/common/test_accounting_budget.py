@@ -13,11 +13,11 @@ from common.accounting.budget import MOST_CHARGES, calibrate, keeps, max_charges
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 
 BUDGET = Budget(2.0, 1e-5)
 

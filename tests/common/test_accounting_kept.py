@@ -19,9 +19,9 @@ from common.accounting.budget import calibrate, keeps, max_charges
 from common.accounting.kept import kept_in
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.models.feature_cache import FeatureCache
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 
 BUDGET = Budget(1.0, 1e-5)
 ASKED: dict[str, Any] = {"releases": 5, "batch_size": 100, "shard_size": 100}  # rate 1: no grid, and so quick

@@ -22,8 +22,8 @@ from common.accounting.gaussian import GaussianReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import Total, total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 

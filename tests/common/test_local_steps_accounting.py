@@ -9,8 +9,8 @@ from common.accounting.gaussian import GaussianReleases, pld
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import MOST_STEPS, Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import MOST_STEPS, Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.scenario.scenario import parse_scenario, parse_welcome
 from mapa.budget import calibrated, release_caps
 from tests.core_support import small_scenario

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import describe_law, law_names, noise_law
 
 B = 8

@@ -13,11 +13,11 @@ from cloud.assembly import terms_for
 from cloud.facts import edge_joined
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Guarantee, Mechanism, Norm
 from common.messages import Hello
 from common.models.registry import make_model
 from common.noise.gaussian import Gaussian
 from common.noise.law import Noise, NoiseLaw, parameter
-from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm
 from common.noise.registry import describe_law, implied_law, law_description, noise_law
 from common.quantities import EdgeId
 from common.scenario.scenario import Scenario, parse_welcome

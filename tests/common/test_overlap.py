@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from common.accounting.overlap import ShardSpent, total_of_records, worst_record
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 
 RECORDS = 5
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Sampling, Scope
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Sampling, Scope
 from common.problem import SensitivityRule
 from common.scenario.algorithm_table import AlgorithmTable
 from common.scenario.data_table import DataTable

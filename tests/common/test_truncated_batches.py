@@ -16,10 +16,10 @@ from common.accounting.overlap import ShardSpent, worst_record
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from common.randomness import CounterStreams
 from edge.account import Account, ShardIdentity

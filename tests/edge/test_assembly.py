@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping
 from common.models.gradients import RowGradients
 from common.models.linear import Softmax
 from common.models.scattering_softmax import ScatteringSoftmax
-from common.noise.mechanism import Clipping
 from edge.assembly import shard_for, shards_for, stabiliser
 from edge.privacy import clip
 from mapa.run_parts import assemble

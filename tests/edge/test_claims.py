@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from common.accounting.overlap import total_of_records
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gamma_norm import GammaNorm
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
 from edge.claims import BOOK, ClaimsBook

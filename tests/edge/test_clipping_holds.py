@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import RemoteProtocolError
+from common.mechanism.guarantee import CLIP_MARGIN, Adjacency, Clipping, Mechanism, Norm, Sampling, Scope
 from common.messages import SendModel
 from common.models.counted import Counted
 from common.models.gradients import L1, L2, OuterGradients, RowGradients, powers, summed
@@ -27,7 +28,6 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import CLIP_MARGIN, Adjacency, Clipping, Mechanism, Norm, Sampling, Scope
 from common.quantities import EdgeId, Floats, PerSampleGradients, Vector
 from common.randomness import CounterStreams
 from common.wire.codec import decode_model, encode_model

@@ -13,9 +13,9 @@ import pytest
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from edge.accountant import epsilons_apart
 from edge.inbox import Inbox
 from edge.ledger import MemoryLedger

@@ -14,11 +14,11 @@ from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.datasets import embedded, mnist
 from common.errors import ConfigurationError, LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
+from common.mechanism.guarantee import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
 from edge.ledger import BudgetExhausted, Ledger, MemoryLedger, OtherShardError

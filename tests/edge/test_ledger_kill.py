@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from edge.account import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 

@@ -14,13 +14,11 @@ import pytest
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
-from edge.ledger_file import FILE_NAME
-from edge.ledger_snapshot import ledger_snapshot
-from edge.sqlite_ledger import SqliteLedger
+from edge.sqlite_ledger import FILE_NAME, SqliteLedger, ledger_snapshot
 
 REPOSITORY = Path(__file__).parents[2]
 RUN = RunId("live")
@@ -31,7 +29,7 @@ import os, sys
 from pathlib import Path
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from edge.account import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 
@@ -197,7 +195,7 @@ def test_a_ledger_of_somebody_else_s_making_is_refused_and_never_waited_for(
 def test_a_ledger_larger_than_any_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SqliteLedger(tmp_path) as ledger:
         ledger.open(account())
-    monkeypatch.setattr("edge.ledger_snapshot._MOST", 100)
+    monkeypatch.setattr("edge.sqlite_ledger._MOST", 100)
     with pytest.raises(ConfigurationError, match="more than 100 bytes"), ledger_snapshot(tmp_path):
         pass
 
@@ -208,6 +206,6 @@ def test_what_takes_longer_than_opening_any_ledger_is_ended(
     with SqliteLedger(tmp_path) as ledger:
         ledger.open(account())
     execute(f"INSERT INTO edge {ENDLESS} LIMIT 50000")(tmp_path / FILE_NAME)
-    monkeypatch.setattr("edge.ledger_file._MOST_STEPS", 2)
+    monkeypatch.setattr("edge.sqlite_ledger._MOST_STEPS", 2)
     with pytest.raises(ConfigurationError, match="interrupted"), ledger_snapshot(tmp_path):
         pass

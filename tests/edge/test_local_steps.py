@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from cloud.lives import Lives
 from common.accounting.releases import Budget, ReleaseKind
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from edge.account import Account, ShardIdentity
 from edge.ledger import BudgetExhausted, MemoryLedger

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.mechanism.guarantee import Clipping
 from common.models.gradients import OuterGradients, RowGradients
 from common.models.model import Model
 from common.models.registry import make_model
-from common.noise.mechanism import Clipping
 from common.quantities import PerSampleGradients
 from edge.privacy import clip
 

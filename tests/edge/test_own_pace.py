@@ -14,9 +14,9 @@ from common.accounting.budget import calibrate
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.messages import ModelReceived, Welcome
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario
 from common.wire.codec import Admission

@@ -8,11 +8,11 @@ import pytest
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from edge.account import ShardIdentity
 from edge.policy import (
     Claim,

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import RemoteProtocolError
+from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND, Clipping
 from common.models.gradients import OuterGradients, RowGradients
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping
 from common.quantities import ClippedGradient, PerSampleGradients
 from edge.privacy import clip, perturb
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.noise.mechanism import Sampling
+from common.mechanism.guarantee import Sampling
 from common.quantities import Indices
 from common.randomness import CounterStreams
 from edge.samplers import draw_batch

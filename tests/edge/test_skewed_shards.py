@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigurationError
-from common.noise.mechanism import Sampling
+from common.mechanism.guarantee import Sampling
 from common.quantities import Indices
 from edge.preparation import identity
 from edge.shards import all_shards, check_shards, shard_rows

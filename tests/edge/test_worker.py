@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.mechanism.guarantee import Clipping, Sampling
 from common.messages import SendModel
 from common.metrics import LOSS
 from common.models.gradients import RowGradients
@@ -18,7 +19,6 @@ from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId, Vector
 from common.randomness import CounterStreams, Purpose
 from edge.privacy import clip

@@ -18,11 +18,11 @@ from scipy.special import ndtr
 from typer.testing import CliRunner
 
 from common.errors import ConfigurationError, DataUnavailableError
+from common.mechanism.guarantee import Clipping, Sampling
 from common.messages import GradientArrived, SendModel
 from common.models.registry import make_model
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId, NoisyGradient
 from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import encode_gradient, encode_model

@@ -18,20 +18,19 @@ from typer.testing import CliRunner
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.models.registry import make_model
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import describe_law, law_names
 from experiments.audit import battery as battery_module
-from experiments.audit import of_scenario
-from experiments.audit.bounds import one_run_epsilon, upper_rate
-from experiments.audit.claims import GdpClaim, PureClaim, claim_for
+from experiments.audit import subject as of_scenario
+from experiments.audit.claims import GdpClaim, PureClaim, claim_for, one_run_epsilon, upper_rate
 from experiments.audit.defects import planted
 from experiments.audit.game import Playable, familywise, judge, play, play_all
 from experiments.audit.one_run import ZeroingModel, audit_one_run
-from experiments.audit.sound import sound_battery, sound_recipes
+from experiments.audit.seeds import sound_battery, sound_recipes
 from experiments.commands import audit as audit_module
 from experiments.commands.audit import audit_command
 from mapa.dashboard.watch import Watch

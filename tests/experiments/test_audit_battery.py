@@ -12,19 +12,19 @@ import typer
 from typer.testing import CliRunner
 
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Sampling
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
 from common.randomness import Purpose
 from edge.samplers import draw_batch
 from edge.worker import Recipe
+from experiments.audit.battery import MostDrawn
 from experiments.audit.claims import GdpClaim, PureClaim
 from experiments.audit.defects import INVISIBLE, MUTATED, MUTATIONS, Defect, planted, put_to_test
 from experiments.audit.design import Design, honest, plain_recipe
 from experiments.audit.game import _released, familywise
-from experiments.audit.most_drawn import MostDrawn
 from experiments.commands import audit_planted
 from experiments.commands.audit import audit_command
 

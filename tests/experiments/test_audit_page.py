@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from experiments.audit.defects import MUTATED, MUTATIONS, planted
-from experiments.audit.sound import sound_battery, sound_recipes
+from experiments.audit.seeds import sound_battery, sound_recipes
 from tests.program_support import ROOT
 
 PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from experiments.audit import seeds
 from experiments.audit.claims import GdpClaim
 from experiments.audit.design import plain_recipe
 from experiments.audit.game import Game, play_all
-from experiments.audit.sound import sound_battery, sound_recipes
+from experiments.audit.seeds import sound_battery, sound_recipes
 
 
 def test_every_sound_mechanism_is_among_the_games() -> None:

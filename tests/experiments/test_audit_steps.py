@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from common.mechanism.guarantee import Sampling
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Sampling
 from edge.assembly import stabiliser
 from experiments.audit.claims import GdpClaim, TruncatedClaim
 from experiments.audit.design import Design, plain_recipe
 from experiments.audit.game import Game, familywise
-from experiments.audit.of_scenario import scenario_games
+from experiments.audit.subject import scenario_games
 from tests.core_support import small_world
 
 pytestmark = pytest.mark.slow  # statistics: seconds each

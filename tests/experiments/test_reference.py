@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from experiments.audit.claims import GdpClaim
 from experiments.audit.game import Finding, Playable
-from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun
+from experiments.audit.subject import scenario_games
 from experiments.commands import audit as audit_command
 from experiments.reference import audited, overview, reference
 from experiments.reference.audited import (

@@ -9,8 +9,8 @@ import pytest
 from common.accounting.budget import max_charges
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gamma_norm import GammaNorm
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from edge.account import Account, ShardIdentity, Standing
 from edge.claims import ClaimsBook

@@ -16,8 +16,8 @@ import pytest
 from common.datasets.catalogue import describe
 from common.datasets.dataset import Dataset, Samples
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Sampling
 from common.messages import GradientArrived, Hello, Leave
-from common.noise.mechanism import Clipping, Sampling
 from common.noise.registry import describe_law, law_names
 from common.quantities import EdgeId, NoisyGradient
 from common.records.tally import Tally

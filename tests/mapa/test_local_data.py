@@ -14,8 +14,8 @@ from common.accounting.budget import calibrate
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from common.scenario.scenario import parse_scenario
 from edge.account import Account

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from common.datasets.dataset import Dataset, Samples
+from common.mechanism.guarantee import Clipping, Sampling, Scope
 from common.models.scattering_softmax import ScatteringSoftmax
-from common.noise.mechanism import Clipping, Sampling, Scope
 from common.scenario.parts import model_for
 from common.scenario.scenario import parse_welcome
 from mapa.commands.containers import for_a_container

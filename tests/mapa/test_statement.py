@@ -13,11 +13,11 @@ from rich.console import Console
 from common.accounting import total as accounting
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from mapa.statement import MOST_PLDS, OWN, EdgeReleases, Statement, state_privacy
 
 DELTA = 1e-5

@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 
 from common.records.checkpoint import pack, unpack
 from common.records.rundir import ordered
-from edge.ledger_file import FILE_NAME
+from edge.sqlite_ledger import FILE_NAME
 from mapa.recording import record_simulation
 from mapa.simulation.world import World
 from mapa.verification.bundle import make_bundle, read_bundle

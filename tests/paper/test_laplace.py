@@ -12,10 +12,10 @@ from scipy import stats
 from common.accounting.pure import amplify_replace_one, amplify_zero_out
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.guarantee import CLIP_MARGIN, Adjacency, Clipping, Mechanism, Norm, Sampling, Scope
 from common.models.gradients import OuterGradients, RowGradients
 from common.models.registry import make_model
 from common.noise.laplace import Laplace
-from common.noise.mechanism import CLIP_MARGIN, Adjacency, Clipping, Mechanism, Norm, Sampling, Scope
 from edge.privacy import clip
 from edge.worker import EdgeWorker
 from mapa.simulation.simulator import simulate

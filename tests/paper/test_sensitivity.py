@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from common.models.counted import CountedGradients
-from common.models.gradients import OuterGradients, RowGradients
-from common.noise.mechanism import (
+from common.mechanism.guarantee import (
     CLIP_MARGIN,
     Adjacency,
     Clipping,
@@ -21,6 +19,8 @@ from common.noise.mechanism import (
     Scope,
     parts_of_bound,
 )
+from common.models.counted import CountedGradients
+from common.models.gradients import OuterGradients, RowGradients
 from edge.privacy import clip, clip_batch_mean, clip_per_sample, normalise_per_sample
 
 Rows = npt.NDArray[np.float32]

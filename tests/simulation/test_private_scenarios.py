@@ -9,7 +9,7 @@ import pytest
 
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
-from common.noise.mechanism import Clipping, Sampling, Scope
+from common.mechanism.guarantee import Clipping, Sampling, Scope
 from common.scenario.scenario import Scenario, parse_scenario, parse_welcome
 from mapa.budget import calibrated, release_caps
 from mapa.recipes import recipe_names

@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Sampling
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Sampling
 from common.randomness import streams_for
 from common.records.journal import Journal
 from common.records.tally import Tally
 from edge.assembly import shards_for
-from mapa.simulation.blocks import BlockStreams, noise_block
 from mapa.simulation.plan import plan_for
 from mapa.simulation.simulator import Outcome, simulate
 from mapa.simulation.vectorised import check_vectorised, simulate_many, simulate_rounds
+from mapa.simulation.vectorised_run import BlockStreams, noise_block
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario, small_world
 

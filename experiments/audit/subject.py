@@ -1,18 +1,48 @@
-"""The audit of a run on record: its own scenario is audited, and the report is kept beside its records."""
+"""What `mapa audit` audits: an edge of a scenario, or of a run on record, beside whose records the report is kept."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError, RecordsError
+from common.noise.law import NoiseLaw
 from common.scenario.scenario import Scenario
+from edge.assembly import recipe_for
+from experiments.audit.battery import battery
+from experiments.audit.design import EVERYWHERE
+from experiments.audit.game import Playable
 from mapa.run_state import read_object
+from mapa.simulation.world import World
 from mapa.verification.run_files import UnreadableError
 from mapa.verification.start import NotCheckedError, scenario_of
+
+
+def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | None = None) -> list[Playable]:
+    """Return the battery of edge k's own recipe, its stabiliser, λ and local steps included.
+
+    The guarantee holds for every N, so the audit takes an N where the law is easiest to tell: gamma-norm
+    noise hides a direction among many.
+    """
+    scenario = world.scenario
+    if not 0 <= edge < scenario.workers:
+        raise ConfigurationError(f"edge = {edge}: must be from 0 to {scenario.workers - 1}")
+    law = scenario.law(edge)
+    recipe = recipe_for(scenario, world.model, law)
+    if recipe.noised.indices(world.model.dimension) == (0, world.model.dimension, 1):
+        recipe = replace(recipe, noised=EVERYWHERE)  # a linear model's first layer is all of it
+    default = NoiseLaw.audit_dimension if law is None else law.audit_dimension
+    return battery(
+        recipe,
+        shard_size=len(world.rows[edge]),
+        dimension=default if dimension is None else dimension,
+        rounds=rounds,
+    )
+
 
 AUDIT = "audit.json"  # mapa/dashboard shows it, mapa runs rm removes it with the run
 
