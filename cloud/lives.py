@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.accounting.releases import ReleaseKind
-from common.mechanism.guarantee import Sampling
 from common.quantities import EdgeId
 
 _MOST = 10_000  # starts of one edge that are told apart; beyond, every release is its own epoch
@@ -54,7 +53,7 @@ class Lives:
         each of their releases counts as an epoch of its own.
         """
         life = self.edges.get(edge_id)
-        if kind.mechanism.sampling is not Sampling.SHUFFLED or life is None:
+        if life is None or not kind.mechanism.sampler.by_epoch:
             return kind.charges(messages)
         steps = kind.mechanism.steps
         if len(life.begins) > _MOST:

@@ -17,7 +17,9 @@ from typing import Any
 from common.errors import ConfigurationError
 
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-CODE_KEYS = (("model", "name"), ("data", "set"), ("algorithm", "name"), ("privacy", "noise"))
+_MECHANISM = (("data", "sampler"), ("privacy", "clipping"), ("privacy", "noise"), ("local", "work"))
+CODE_KEYS = (("model", "name"), ("data", "set"), ("algorithm", "name"), *_MECHANISM)
+MECHANISM_KEYS = frozenset(".".join(key) for key in _MECHANISM)
 _ALLOWED: ContextVar[frozenset[str] | None] = ContextVar("dotted paths to import; None: any", default=None)
 _NONE: Mapping[str, object] = {}
 _GIVEN: ContextVar[Mapping[str, object]] = ContextVar("objects by dotted path", default=_NONE)

@@ -65,7 +65,7 @@ def emulated(
 ) -> EmulatedDevice:
     """Measure this machine where the profile needs it."""
     own = gradient_seconds(worker, clock) if profile.is_slow else 0.0
-    return EmulatedDevice(profile, own, worker.index, worker.streams, worker.recipe.steps)
+    return EmulatedDevice(profile, own, worker.index, worker.streams, worker.mechanism.steps)
 
 
 def gradient_seconds(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> float:
@@ -91,7 +91,7 @@ def gradient_times(
 def timed_gradients(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> Iterator[float]:
     """Yield the seconds of one message's gradients after another, for ever: of the worker's own rows, at x = 0."""
     x = np.zeros(worker.model.dimension, np.float32)
-    received = ModelReceived(worker.edge_id, 1, 2 / worker.recipe.batch_size, 0, x)
+    received = ModelReceived(worker.edge_id, 1, 2 / worker.mechanism.batch_size, 0, x)
     worker.receive(received)  # the first one warms up
     while True:
         began = clock()
@@ -101,7 +101,7 @@ def timed_gradients(worker: EdgeWorker, clock: Callable[[], float] = perf_counte
 
 def _made_up(worker: EdgeWorker) -> Shard:
     """Return b rows of the shape and kind that the model takes, which no declaration and no record has a part in."""
-    size, features, targets = worker.recipe.batch_size, worker.shard.features, worker.shard.targets
+    size, features, targets = worker.mechanism.batch_size, worker.shard.features, worker.shard.targets
     rows = np.zeros((size, *features.shape[1:]), features.dtype)
     if np.issubdtype(features.dtype, np.floating):
         rows[...] = np.random.default_rng(0).random(rows.shape)

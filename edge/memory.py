@@ -55,8 +55,8 @@ def check_model(scenario: Scenario, model: Model, images: Images) -> None:
     b × N is assumed.
     """
     rows = len(images)
-    batch = min(scenario.data.largest_batch or scenario.batch_size, rows)
-    copies = _COPIES + (_STEP_COPIES if scenario.local.steps > 1 else 0)
+    batch = min(scenario.sampler.memory_rows(scenario.batch_size), rows)
+    copies = _COPIES + (_STEP_COPIES if scenario.work.releases() > 1 else 0)
     vectors = copies * _FLOAT * model.dimension
     _require(vectors, scenario, rows)
     if isinstance(model, StatesItsFeatures):

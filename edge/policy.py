@@ -261,8 +261,8 @@ def _check_floor(
     mechanism = kind.mechanism
     raise PolicyError(
         f"{option}: one release of this run guarantees {has} under zero-out adjacency, before"
-        f" amplification, with privacy.clipping = {mechanism.clipping.value!r}, data.sampler ="
-        f" {mechanism.sampling.value!r} and batch_size = {mechanism.batch_size}; must be at"
+        f" amplification, with privacy.clipping = {mechanism.clipping.name!r}, data.sampler ="
+        f" {mechanism.sampler.name!r} and batch_size = {mechanism.batch_size}; must be at"
         f" {'most' if at_most else 'least'} {asked:g}. {_REMEDY}"
     )
 

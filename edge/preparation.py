@@ -1,4 +1,4 @@
-"""From a welcome to a worker: the shard, the recipe, the account. What the cloud sends is checked here."""
+"""From a welcome to a worker: the shard, the mechanism, the account. What the cloud sends is checked here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
 from common.wire.codec import Admission
 from edge.account import Account, ShardIdentity
-from edge.assembly import recipe_for, shard_for
+from edge.assembly import shard_for, worker_for
 from edge.device import EmulatedDevice, emulated
 from edge.ledger import Ledger
 from edge.memory import check_model, check_pixels
@@ -93,7 +93,7 @@ def prepare(
     rows, shape = dealt.rows, dealt.shape
     cap = own_pace(scenario)
     law = law_for(policy, scenario.law(index), paced=cap is not None)
-    kind = ReleaseKind(law, scenario.mechanism, len(rows))
+    kind = ReleaseKind(scenario.mechanism(law), len(rows))
     proposal = Proposal(
         kind=kind, shard=dealt.identity, owned=is_owned(scenario.data.set), seed=admission.seed
     )
@@ -121,12 +121,13 @@ def prepare(
     )  # records that this edge brings itself leave no features behind
     features = features_of(model, Samples(images, labels), cache)
     shard = Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64))
-    worker = EdgeWorker(
+    worker = worker_for(
+        scenario,
+        model,
+        law,
         edge_id=admission.welcome.edge_id,
         index=index,
-        model=model,
         shard=shard,
-        recipe=recipe_for(scenario, model, law),
         streams=streams_for(admission.seed),
         sequence=ledger.last_sequence(run),
     )

@@ -13,7 +13,6 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -32,7 +31,7 @@ from edge.siblings import Siblings
 
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"
-_VERSION = 4
+_VERSION = 5
 _STEP, _MOST_STEPS = 10_000, 2_000  # instructions of SQLite, in which a ledger of 100,000 runs is opened
 
 _SCHEMA = f"""
@@ -45,10 +44,9 @@ CREATE TABLE account (
   position INTEGER PRIMARY KEY,
   edge_id TEXT NOT NULL, run TEXT NOT NULL,
   dataset TEXT NOT NULL, partition TEXT NOT NULL, shard INTEGER NOT NULL, disjoint INTEGER NOT NULL,
-  noise TEXT, parameters TEXT NOT NULL,
-  clipping TEXT NOT NULL, scope TEXT NOT NULL, sampling TEXT NOT NULL,
-  batch_size INTEGER NOT NULL, shard_size INTEGER NOT NULL, steps INTEGER NOT NULL, largest_batch INTEGER,
+  mechanism TEXT NOT NULL,
   total_epsilon REAL, total_delta REAL, own_budget INTEGER NOT NULL, reproducible INTEGER NOT NULL,
+  most_releases INTEGER,
   last_sequence INTEGER NOT NULL DEFAULT 0, charges INTEGER NOT NULL DEFAULT 0,
   UNIQUE (edge_id, run)
 ) STRICT;
@@ -57,29 +55,12 @@ CREATE TABLE outbox (
   PRIMARY KEY (edge_id, run, sequence)
 ) STRICT;
 """
-# R_k of runs with a pace of its own, beside the accounts: whatever does not know it keeps the budget all the same.
-_CAPS = """
-CREATE TABLE IF NOT EXISTS release_cap (
-  edge_id TEXT NOT NULL, run TEXT NOT NULL, most_releases INTEGER NOT NULL,
-  PRIMARY KEY (edge_id, run)
-) STRICT
-"""
-# Version 1 did not say whose a budget was, and each one bound at once: so it stays.
-_FROM_VERSION_1 = "ALTER TABLE account ADD COLUMN own_budget INTEGER NOT NULL DEFAULT 1"
-# Version 2 had a column for each parameter that a noise law could have.
-_FORMER_PARAMETERS = ("epsilon", "noise_multiplier")
-# Version 3 knew messages of one release, and no truncated batches.
-_FROM_VERSION_3 = (
-    "ALTER TABLE account ADD COLUMN steps INTEGER NOT NULL DEFAULT 1",
-    "ALTER TABLE account ADD COLUMN largest_batch INTEGER",
-)
 _LONGEST = 1 << 16  # characters of a text in an account
 _COMPUTES = re.compile(r"\b(as|check|generated|virtual)\b", re.IGNORECASE)  # in what makes a table
 # the columns of an account's terms
 TERMS = (
-    *("edge_id", "run", "dataset", "partition", "shard", "disjoint", "noise", "parameters"),
-    *("clipping", "scope", "sampling", "batch_size", "shard_size", "steps", "largest_batch"),
-    *("total_epsilon", "total_delta", "own_budget", "reproducible"),
+    *("edge_id", "run", "dataset", "partition", "shard", "disjoint", "mechanism"),
+    *("total_epsilon", "total_delta", "own_budget", "reproducible", "most_releases"),
 )
 
 
@@ -131,14 +112,10 @@ def connect(path: Path) -> sqlite3.Connection:
         [(version,)] = connection.execute("PRAGMA user_version")
         if application != _APPLICATION:
             raise sqlite3.DatabaseError("not a ledger of this program")
-        if not 1 <= version <= _VERSION:
-            raise ConfigurationError(
-                f"ledger {path}: version {version}, and this program reads versions 1 to {_VERSION}; update it"
-            )
+        if version != _VERSION:
+            raise ConfigurationError(_of_another_version(path, version))
         _check_tables(connection)
-        connection.execute("BEGIN IMMEDIATE")
-        _migrate(connection, version)
-        connection.execute(_CAPS)
+        connection.execute("BEGIN IMMEDIATE")  # refused where another process holds the file
         connection.execute("COMMIT")
         [(verdict, *_)] = connection.execute("PRAGMA quick_check(1)")
         if verdict != "ok":
@@ -179,28 +156,14 @@ def _check_tables(connection: sqlite3.Connection) -> None:
             raise sqlite3.DatabaseError(f"{kind} {name!r:.40}: a ledger has plain tables alone")
 
 
-def _migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Bring the tables of an earlier version into today's form, within the transaction that is open."""
-    if version == 1:
-        connection.execute(_FROM_VERSION_1)
-    if version < 3:
-        _fold_parameters(connection)
-    if version < _VERSION:
-        for statement in _FROM_VERSION_3:
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {_VERSION}")
-
-
-def _fold_parameters(connection: sqlite3.Connection) -> None:
-    """Write the parameters of a noise law, a column each before version 3, into one."""
-    connection.execute("ALTER TABLE account ADD COLUMN parameters TEXT NOT NULL DEFAULT '{}'")
-    rows = connection.execute(f"SELECT position, {', '.join(_FORMER_PARAMETERS)} FROM account").fetchall()
-    for position, *values in rows:  # here, not by SQLite's JSON functions: those may round a number
-        given = zip(_FORMER_PARAMETERS, values, strict=True)
-        parameters = json.dumps({key: value for key, value in given if value is not None})
-        connection.execute("UPDATE account SET parameters = ? WHERE position = ?", (parameters, position))
-    for key in _FORMER_PARAMETERS:
-        connection.execute(f"ALTER TABLE account DROP COLUMN {key}")
+def _of_another_version(path: Path, version: int) -> str:
+    if version > _VERSION:
+        return f"ledger {path}: version {version}, and this program reads version {_VERSION}; update it"
+    return (
+        f"ledger {path}: version {version} of an earlier release, and this one reads version {_VERSION}. What was spent"
+        " stays spent: go on with the release that wrote it, or let these records rest and take part with others"
+        " (--state-dir). A new ledger would forget what was spent on this edge's records"
+    )
 
 
 def damaged(path: Path, error: Exception) -> ConfigurationError:
@@ -211,21 +174,19 @@ def damaged(path: Path, error: Exception) -> ConfigurationError:
 
 
 def row_of(account: Account) -> dict[str, object]:
-    budget, kind = account.budget, account.kind.fields()
+    budget = account.budget
     return {
         "run": account.run,
         "dataset": account.shard.dataset,
         "partition": account.shard.partition,
         "shard": account.shard.index,
         "disjoint": int(account.shard.disjoint),
-        "steps": 1,
-        "largest_batch": None,
-        **kind,
-        "parameters": json.dumps(kind["parameters"]),
+        "mechanism": json.dumps(account.kind.fields(), sort_keys=True, separators=(",", ":")),
         "total_epsilon": None if budget is None else budget.epsilon,
         "total_delta": None if budget is None else budget.delta,
         "own_budget": int(account.own_budget),
         "reproducible": int(account.reproducible),
+        "most_releases": account.most_releases,
     }
 
 
@@ -237,14 +198,14 @@ def account_of(row: dict[str, Any]) -> Account:
     return Account(
         run=RunId(row["run"]),
         shard=ShardIdentity(row["dataset"], row["partition"], row["shard"], bool(row["disjoint"])),
-        kind=ReleaseKind.of_fields(row | {"parameters": json.loads(row["parameters"])}),
+        kind=ReleaseKind.of_fields(json.loads(row["mechanism"])),
         budget=budget,
         own_budget=bool(row["own_budget"]),
         reproducible=bool(row["reproducible"]),
+        most_releases=row["most_releases"],
     )
 
 
-_KEEP_CAP = "INSERT INTO release_cap VALUES (?, ?, ?) ON CONFLICT (edge_id, run) DO NOTHING"
 _UPSERT = (
     f"INSERT INTO account ({', '.join(TERMS)}) VALUES ({', '.join(':' + term for term in TERMS)})"
     " ON CONFLICT (edge_id, run) DO UPDATE SET total_epsilon = excluded.total_epsilon,"
@@ -318,13 +279,7 @@ class SqliteLedger(MemoryLedger):
         self._commit([("UPDATE edge SET id = ?", (edge_id,)), ("DELETE FROM outbox", ())])
 
     def _save_terms(self, entries: list[Entry]) -> None:
-        caps = [(*e.key, e.account.most_releases) for e in entries if e.account.most_releases is not None]
-        self._commit(
-            [
-                *((_UPSERT, {"edge_id": entry.edge_id, **row_of(entry.account)}) for entry in entries),
-                *((_KEEP_CAP, cap) for cap in caps),
-            ]
-        )
+        self._commit([(_UPSERT, {"edge_id": entry.edge_id, **row_of(entry.account)}) for entry in entries])
 
     def _save_debit(self, entry: Entry, sequence: int, charges: int, payload: bytes) -> None:
         self._commit(
@@ -355,12 +310,12 @@ class SqliteLedger(MemoryLedger):
             raise LedgerUnavailableError(f"ledger {self.path}: {error}; nothing more is released") from error
 
     def _load(self, connection: sqlite3.Connection) -> None:
-        caps = {(e, run): most for e, run, most in connection.execute("SELECT * FROM release_cap")}
         columns = (*TERMS, "last_sequence", "charges")
         for row in connection.execute(f"SELECT {', '.join(columns)} FROM account ORDER BY position"):
             fields = dict(zip(columns, row, strict=True))
-            account = replace(account_of(fields), most_releases=caps.get((fields["edge_id"], fields["run"])))
-            entry = Entry(EdgeId(fields["edge_id"]), account, fields["last_sequence"], fields["charges"])
+            entry = Entry(
+                EdgeId(fields["edge_id"]), account_of(fields), fields["last_sequence"], fields["charges"]
+            )
             self._entries[entry.key] = entry
         for edge_id, run, sequence, payload in connection.execute(
             "SELECT edge_id, run, sequence, payload FROM outbox"

@@ -19,7 +19,6 @@ from common.accounting.kept import kept_in
 from common.accounting.releases import ReleaseKind
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError, RecordsError
-from common.mechanism.guarantee import Sampling
 from common.models.feature_cache import user_cache
 from common.models.model import Model
 from common.noise.law import NoiseLaw
@@ -286,10 +285,9 @@ def privacy_of(
     """
     if not any(releases for *_, releases in edges):
         return {"words": ["Nothing was released."], "edges": []}
-    mechanism = scenario.mechanism
 
     def of_edge(k: int, edge_id: str, law: NoiseLaw | None, size: int, releases: int) -> EdgeReleases:
-        kind = ReleaseKind(law, mechanism, size)
+        kind = ReleaseKind(scenario.mechanism(law), size)
         stated = EdgeReleases(
             edge=k,
             edge_id=edge_id,
@@ -299,7 +297,7 @@ def privacy_of(
             at_least=least is not None,
             notes=() if least is None else (OWN.format(least=least),),
         )
-        if lives is None or mechanism.sampling is not Sampling.SHUFFLED:
+        if lives is None or not scenario.sampler.by_epoch:
             return stated
         notes = (_STARTS, EARLIER) if lives.earlier(EdgeId(edge_id)) else (_STARTS,)
         charges = lives.charges(EdgeId(edge_id), kind, releases)

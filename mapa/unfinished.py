@@ -77,7 +77,7 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
         EdgeReleases(
             edge=k,
             edge_id=joined[k]["edge_id"],
-            kind=ReleaseKind(_law(joined[k]), scenario.mechanism, sizes[k]),
+            kind=ReleaseKind(scenario.mechanism(_law(joined[k])), sizes[k]),
             releases=last[k],
             reproducible=scenario.seed is not None,
             at_least=least is not None,

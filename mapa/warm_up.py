@@ -16,7 +16,7 @@ from common.quantities import EdgeId
 from common.randomness import CounterStreams
 from common.scenario.parts import model_for
 from common.scenario.scenario import Scenario
-from edge.assembly import recipe_for
+from edge.assembly import worker_for
 from edge.device import timed_gradients
 from edge.worker import EdgeWorker, Shard
 
@@ -46,8 +46,15 @@ def made_up_worker(scenario: Scenario, data_dir: Path) -> EdgeWorker:
         else (low + (high - low) * rng.random(rows, dtype=np.float32)).astype(np.float32)
     )
     shard = Shard(model.features(images), model.targets(labels), np.arange(rows, dtype=np.int64))
-    recipe = recipe_for(scenario, model, _law(scenario))
-    return EdgeWorker(EdgeId("edge-made-up"), 0, model, shard, recipe, CounterStreams.seeded(0))
+    return worker_for(
+        scenario,
+        model,
+        _law(scenario),
+        edge_id=EdgeId("edge-made-up"),
+        index=0,
+        shard=shard,
+        streams=CounterStreams.seeded(0),
+    )
 
 
 def _law(scenario: Scenario) -> NoiseLaw | None:

@@ -23,7 +23,7 @@ ORDERS = tuple(1 + 2.0**power for power in range(-2, 11))
 
 
 def odometer(gaussian: Sequence[GaussianReleases], pure: Sequence[PureReleases], delta: float) -> float:
-    """Return ε at δ where the terms of later releases may depend on earlier ones: least Σ ρ(α) + ln(|orders|/δ)/(α − 1).
+    """Return ε at δ where the terms of later releases may depend on earlier ones: Σ ρ(α) + ln(|orders|/δ)/(α − 1).
 
     PLDs and KOV's bounds compose releases whose z, ε and q were fixed beforehand (Rogers, Roth, Ullman, Vadhan 2016).
     Rényi divergences add up all the same (Feldman and Zrnic 2021; Lécuyer 2021), which this uses.

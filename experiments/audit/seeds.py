@@ -10,21 +10,22 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 
-from common.mechanism.guarantee import Clipping, Sampling
+from common.mechanism.clipping import CLIPPINGS
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import SAMPLERS
+from common.mechanism.work.local_steps import LocalSteps
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
-from edge.worker import Recipe
 from experiments.audit.battery import battery
-from experiments.audit.design import plain_recipe
 from experiments.audit.game import Finding, Playable, play_all
 
-SHARD = 8  # n_k at b = 4, so that a batch tells something as it is sampled
+SHARD, BATCH = 8, 4  # n_k and b, so that a batch tells something as it is sampled
 
 _LAWS: dict[str, tuple[NoiseLaw, NoiseLaw]] = {  # each, and with as much more noise as a clipped mean needs
     "gaussian": (Gaussian(1.0), Gaussian(8.0)),
@@ -33,26 +34,30 @@ _LAWS: dict[str, tuple[NoiseLaw, NoiseLaw]] = {  # each, and with as much more n
 }
 
 
-def sound_recipes() -> dict[str, Recipe]:
-    """Return every law behind every clipping and every sampler that can be configured, and local steps, by name."""
-    found = {"gaussian z=4": plain_recipe(Gaussian(4.0)), "laplace ε=0.5": plain_recipe(Laplace(0.5))}
+def sound_mechanisms() -> dict[str, Mechanism]:
+    """Return every law behind every clipping and every sampler that comes with mapa, and local steps, by name."""
+    plain = Mechanism(None, BATCH)
+    found = {
+        "gaussian z=4": replace(plain, law=Gaussian(4.0)),
+        "laplace ε=0.5": replace(plain, law=Laplace(0.5)),
+    }
     for name, (law, strong) in _LAWS.items():
-        for clipping in Clipping:
-            chosen = strong if clipping is Clipping.BATCH_MEAN else law
-            s = 0.28 if clipping is Clipping.NORMALISED else 0.0
-            found[f"{name} {clipping.value}"] = plain_recipe(chosen, clipping=clipping, stabiliser=s)
-        for sampling in Sampling:
-            if sampling is not Sampling.POISSON:
-                most = 7 if sampling is Sampling.TRUNCATED_POISSON else None
-                found[f"{name} {sampling.value}"] = plain_recipe(law, sampling=sampling, largest_batch=most)
-        found[f"{name}, four local steps"] = plain_recipe(law, steps=4)
+        for kind in CLIPPINGS.names:
+            clipping = CLIPPINGS.make(kind, {}).fitted(28.0)
+            chosen = law if clipping.bounds_each_sample else strong
+            found[f"{name} {kind}"] = replace(plain, law=chosen, clipping=clipping)
+        for kind in SAMPLERS.names:
+            if kind != plain.sampler.name:
+                sampler = SAMPLERS.make_from(kind, {"largest_batch": 7})
+                found[f"{name} {kind}"] = replace(plain, law=law, sampler=sampler)
+        found[f"{name}, four local steps"] = replace(plain, law=law, work=LocalSteps(steps=4))
     return found
 
 
-def sound_battery(recipe: Recipe, rounds: int) -> list[Playable]:
+def sound_battery(mechanism: Mechanism, rounds: int) -> list[Playable]:
     """Return the battery of one of them."""
-    assert recipe.law is not None
-    return battery(recipe, shard_size=SHARD, dimension=recipe.law.audit_dimension, rounds=rounds)
+    assert mechanism.law is not None
+    return battery(mechanism, shard_size=SHARD, dimension=mechanism.law.audit_dimension, rounds=rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,8 @@ def every_game(rounds: int) -> dict[str, Playable]:
     """Return the games of all sound mechanisms, by name, with this number of rounds of each world."""
     return {
         f"{name}: {game.name}": game
-        for name, recipe in sound_recipes().items()
-        for game in sound_battery(recipe, rounds)
+        for name, mechanism in sound_mechanisms().items()
+        for game in sound_battery(mechanism, rounds)
     }
 
 

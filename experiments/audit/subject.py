@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigurationError, RecordsError
+from common.mechanism.guarantee import Scope
+from common.models.model import feature_length
 from common.noise.law import NoiseLaw
+from common.scenario.parts import noised_dimension
 from common.scenario.scenario import Scenario
-from edge.assembly import recipe_for
 from experiments.audit.battery import battery
-from experiments.audit.design import EVERYWHERE
 from experiments.audit.game import Playable
 from mapa.run_state import read_object
 from mapa.simulation.world import World
@@ -23,7 +24,7 @@ from mapa.verification.start import NotCheckedError, scenario_of
 
 
 def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | None = None) -> list[Playable]:
-    """Return the battery of edge k's own recipe, its stabiliser, λ and local steps included.
+    """Return the battery of edge k's own mechanism, its stabiliser, λ and local steps included.
 
     The guarantee holds for every N, so the audit takes an N where the law is easiest to tell: gamma-norm
     noise hides a direction among many.
@@ -31,16 +32,18 @@ def scenario_games(world: World, *, edge: int, rounds: int, dimension: int | Non
     scenario = world.scenario
     if not 0 <= edge < scenario.workers:
         raise ConfigurationError(f"edge = {edge}: must be from 0 to {scenario.workers - 1}")
-    law = scenario.law(edge)
-    recipe = recipe_for(scenario, world.model, law)
-    if recipe.noised.indices(world.model.dimension) == (0, world.model.dimension, 1):
-        recipe = replace(recipe, noised=EVERYWHERE)  # a linear model's first layer is all of it
+    law, model = scenario.law(edge), world.model
+    mechanism = scenario.mechanism(law)
+    mechanism = replace(mechanism, clipping=mechanism.clipping.fitted(feature_length(model) or 0.0))
+    if noised_dimension(scenario, model) == model.dimension:
+        mechanism = replace(mechanism, scope=Scope.ALL)  # a linear model's first layer is all of it
     default = NoiseLaw.audit_dimension if law is None else law.audit_dimension
     return battery(
-        recipe,
+        mechanism,
         shard_size=len(world.rows[edge]),
         dimension=default if dimension is None else dimension,
         rounds=rounds,
+        regularization=scenario.model.regularization,
     )
 
 

@@ -17,11 +17,11 @@ from typer.core import TyperCommand
 
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
-from common.mechanism.guarantee import Clipping
+from common.mechanism.clipping import CLIPPINGS, Clipping
 from experiments.attack.inversion import head_of
 from experiments.attack.observer import nearest_image, observe_directory
 from experiments.attack.picture import draw_grid, draw_sightings, grey_shape
-from experiments.attack.reconstruction import CLIPPINGS, LAWS, Cell, attack
+from experiments.attack.reconstruction import LAWS, PUBLISHED, Cell, attack
 from mapa.output import note
 from mapa.scenario_files import load_scenario
 from mapa.simulation.world import World
@@ -100,7 +100,7 @@ def attack_command(
     if from_payloads is not None:
         _report_payloads(world, from_payloads, out / f"{name}-wire", as_json)
         return
-    clippings = [_clipping(text) for text in clipping or [c.value for c in CLIPPINGS]]
+    clippings = [_clipping(text) for text in clipping or [c.name for c in PUBLISHED]]
     for text in law or []:
         if text not in LAWS:
             raise ConfigurationError(f"law = {text!r}: allowed are {', '.join(LAWS)}")
@@ -116,8 +116,8 @@ def attack_command(
     )
     paths: list[Path] = []
     for chosen in clippings:
-        own = [cell for cell in cells if cell.clipping == chosen.value]
-        paths += draw_grid(own, shape, out / f"{name}-{chosen.value}")
+        own = [cell for cell in cells if cell.clipping == chosen.name]
+        paths += draw_grid(own, shape, out / f"{name}-{chosen.name}")
     if as_json:
         report = {
             "scenario": name,
@@ -187,10 +187,13 @@ def _text(value: object) -> str:
 
 
 def _clipping(text: str) -> Clipping:
-    allowed = {one.value: one for one in Clipping if one is not Clipping.QUANTILE}  # a count shows no image
+    allowed = [
+        name for name in CLIPPINGS.names if not CLIPPINGS.describe(name).made.extra
+    ]  # a count shows no image
     if text not in allowed:
         raise ConfigurationError(f"clipping = {text!r}: allowed are {', '.join(allowed)}")
-    return allowed[text]
+    made: Clipping = CLIPPINGS.make(text, {})
+    return made
 
 
 def _numbers(key: str, texts: Sequence[str]) -> list[float]:

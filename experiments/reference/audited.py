@@ -63,7 +63,7 @@ class Audit:
     def mechanism(self) -> str:
         """Its name, in the scenario's own words."""
         one = self.kind.mechanism
-        return one.clipping.value + (f", {one.steps} local steps" if one.steps > 1 else "")
+        return one.clipping.name + (f", {one.steps} local steps" if one.steps > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def audits_of(size_name: str, chosen: Mapping[Group, Chosen], data_dir: Path) ->
         scenario, _ = cell.scenario(choice, rate=rate, length=length)
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), None, data_dir)
         settled = parts.scenario
-        kind = ReleaseKind(settled.law(_EDGE), settled.mechanism, parts.shard_sizes[_EDGE])
+        kind = ReleaseKind(settled.mechanism(settled.law(_EDGE)), parts.shard_sizes[_EDGE])
         found.setdefault(repr(kind.fields()), []).append((cell, choice, kind))
     return [
         Audit(
@@ -175,7 +175,7 @@ def row_of(
         methods=" ".join(audit.methods),
         recipe=audit.cell.recipe,
         noise=" ".join([law.name if law else "no", *(f"{k}={v:.4g}" for k, v in parameters.items())]),
-        batches=f"{kind.mechanism.sampling.value} {kind.mechanism.batch_size} of {kind.shard_size}",
+        batches=f"{kind.mechanism.sampler.name} {kind.mechanism.batch_size} of {kind.shard_size}",
         game=shown.name,
         figure=shown.figure,
         claimed=shown.claimed,

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from common.mechanism.guarantee import Clipping
+from common.mechanism.clippings.batch_mean import BatchMean
 from experiments.attack.reconstruction import Cell, attack
 from mapa.simulation.world import World
 
 EPSILONS = (0.01, 0.1, 1.0)
 LAWS = ("exponential-norm", "gamma-norm")
-_CLIPPING = Clipping.BATCH_MEAN
+_CLIPPING = BatchMean()
 _RELEASES = 20  # of which the figures are means
 _NUMBERS = ("law", "epsilon", "t", "psnr", "ssim", "correlation", "label_accuracy")
 _BATCH_SIZE = 1  # as in the method that the paper cites
@@ -21,7 +21,7 @@ _BATCH_SIZE = 1  # as in the method that the paper cites
 OPTIONS = (
     *("--epsilon", ",".join(f"{epsilon:g}" for epsilon in EPSILONS)),
     *(word for law in LAWS for word in ("--law", law)),
-    *("--clipping", _CLIPPING.value),
+    *("--clipping", _CLIPPING.name),
     *("--releases", str(_RELEASES)),
     *("--batch-size", str(_BATCH_SIZE)),
     "--retrain",
@@ -55,7 +55,7 @@ def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
 def cell_of(values: Mapping[str, Any]) -> Cell:
     """Return the cell that `attack_cells` wrote, as far as it was rounded."""
     return Cell(
-        clipping=_CLIPPING.value,
+        clipping=_CLIPPING.name,
         **{key: values[key] for key in _NUMBERS},
         correlations=tuple(values["correlations"]),
         picture=np.array(values["picture"]),

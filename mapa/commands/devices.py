@@ -16,13 +16,14 @@ from rich.table import Table
 
 from common.devices import LARGEST_JITTER, LARGEST_SLOWDOWN, LONGEST_NAME, PRESETS
 from common.errors import ConfigurationError
-from common.mechanism.guarantee import Clipping, Sampling
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.samplers.with_replacement import WithReplacement
 from common.models.registry import make_model
 from common.noise.gaussian import Gaussian
 from common.quantities import EdgeId
 from common.randomness import CounterStreams
 from edge.device import gradient_times
-from edge.worker import EdgeWorker, Recipe, Shard
+from edge.worker import EdgeWorker, Shard
 
 app = typer.Typer(
     no_args_is_help=True, help="Devices that edges pose as: presets, and this machine measured."
@@ -104,19 +105,13 @@ def reference_worker() -> EdgeWorker:
     size = 64
     model = make_model("softmax", shape=(28, 28), classes=10, options={})
     images, labels = np.zeros((size, 28 * 28), np.float32), np.zeros(size, np.int64)
-    recipe = Recipe(
-        batch_size=size,
-        sampling=Sampling.WITH_REPLACEMENT,
-        clipping=Clipping.PER_SAMPLE,
-        law=Gaussian(1.0),
-        noised=slice(0, model.dimension),
-        regularization=1e-4,
-    )
     return EdgeWorker(
         edge_id=EdgeId("made-up"),
         index=0,
         model=model,
         shard=Shard(model.features(images), model.targets(labels), np.arange(size, dtype=np.int64)),
-        recipe=recipe,
+        mechanism=Mechanism(Gaussian(1.0), size, WithReplacement()),
+        noised=slice(0, model.dimension),
+        regularization=1e-4,
         streams=CounterStreams.seeded(0),
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from common.accounting.releases import ReleaseKind
-from common.mechanism.guarantee import Sampling
 from mapa import output
 from mapa.dashboard import sections
 from mapa.dashboard.audited import audited
@@ -189,7 +188,7 @@ class Watch:
         kind = release_kind(sections.table(manifest, "scenario"), shard_size(manifest, edge), lane.joined)
         if kind is None or lane.mixed:
             return None
-        anew = kind.mechanism.sampling is Sampling.SHUFFLED and lane.tally.joins > 1  # epochs began anew
+        anew = kind.mechanism.sampler.by_epoch and lane.tally.joins > 1  # epochs began anew
         return None if anew else kind
 
     def _bound(self, edge: int, kind: ReleaseKind, lane: Lane) -> int | None:

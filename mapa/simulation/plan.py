@@ -12,7 +12,6 @@ from cloud.algorithm import StepSchedule
 from cloud.assembly import algorithm_for, begun, check_own_edges, first_model
 from cloud.facts import edge_joined, stage_opened
 from common.errors import ConfigurationError
-from common.mechanism.guarantee import Clipping
 from common.messages import EdgeJoined, StageOpened
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, Vector
@@ -71,10 +70,10 @@ def check_plannable(world: World) -> None:
 def check_plannable_scenario(scenario: Scenario, engine: str = "vectorised") -> None:
     """Refuse it by the scenario alone, before noise is computed for a run that cannot be."""
     algorithm, asked = algorithm_for(scenario), f"engine = {engine!r}"
-    if scenario.private and scenario.privacy.clipping == Clipping.QUANTILE.value:
+    if scenario.private and not scenario.privacy.clipped.block_form:
         raise ConfigurationError(
-            f"{asked}: privacy.clipping = {scenario.privacy.clipping!r} has no vectorised form, since the bound"
-            " follows the counts; --engine events runs it"
+            f"{asked}: privacy.clipping = {scenario.privacy.clipping!r} has no vectorised form;"
+            " --engine events runs it"
         )
     if not (isinstance(algorithm, StepSchedule) and algorithm.can_be_planned):
         raise ConfigurationError(

@@ -14,7 +14,7 @@ from common.messages import GradientApplied, GradientArrived, SendModel
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, NoisyGradient, Vector
 from common.records.rundir import machine_type
-from edge.assembly import recipe_for
+from edge.assembly import worker_for
 from edge.worker import EdgeWorker, Shard
 from mapa.recording import ENGINES
 from mapa.simulation.world import World
@@ -40,12 +40,13 @@ class Makers:
         worker = self._workers.get((k, law))
         if worker is None:
             world = self.world
-            worker = self._workers[k, law] = EdgeWorker(
+            worker = self._workers[k, law] = worker_for(
+                world.scenario,
+                world.model,
+                law,
                 edge_id=EdgeId(f"edge-{k}"),
                 index=k,
-                model=world.model,
                 shard=Shard(world.features, world.targets, world.rows[k]),
-                recipe=recipe_for(world.scenario, world.model, law),
                 streams=world.streams,
             )
         return worker.gradient(x, sensitivity, n)

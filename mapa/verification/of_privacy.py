@@ -12,7 +12,6 @@ from typing import Any
 from cloud.terms import EdgeAccount
 from common.accounting.releases import ReleaseKind
 from common.datasets.source import LOCAL
-from common.mechanism.guarantee import Sampling
 from common.messages import GradientApplied
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId
@@ -155,7 +154,7 @@ def against_ledgers(
         ledger = ledgers.get(edge.edge_id)
         if ledger is None:
             continue
-        kind = ReleaseKind(edge.law, scenario.mechanism, sizes[edge.index])
+        kind = ReleaseKind(scenario.mechanism(edge.law), sizes[edge.index])
         for words in (
             *_miscounted(ledger, edge, count, rerun),
             *_other_records(ledger, manifest, scenario),
@@ -206,7 +205,7 @@ def _mischarged(
     if own and type(size) is int and size >= kind.shard_size:
         kind = replace(kind, shard_size=size)  # its epochs are longer than the run's bound knows
     fewest = most = kind.charges(ledger.releases)
-    if kind.mechanism.sampling is Sampling.SHUFFLED:
+    if kind.mechanism.sampler.by_epoch:
         if rerun is not None:
             most = rerun.lives.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
         else:
@@ -298,7 +297,7 @@ def statement_again(
             "releases", SUMMARY, f"as many as {source}, with what may have been under way at the end"
         )
     starts: Starts | None = None if simulated else rerun.lives if rerun is not None else None
-    if not simulated and rerun is None and scenario.mechanism.sampling is Sampling.SHUFFLED:
+    if not simulated and rerun is None and scenario.sampler.by_epoch:
         starts = _StatedStarts(_stated_charges(summary), stated.get("words"))
         here = {one.edge_id for one in files.ledgers}
         if missing := [one.edge_id for one in released if one.edge_id not in here]:

@@ -11,7 +11,7 @@ import pytest
 from cloud.assembly import most_samples
 from cloud.server import CloudServer
 from cloud.terms import _REMEMBERED, Terms
-from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
+from common.mechanism.mechanism import Mechanism
 from common.messages import (
     EdgeGone,
     Effect,
@@ -29,6 +29,7 @@ from common.noise.gaussian import Gaussian
 from common.problem import Problem
 from common.quantities import EdgeId, NoisyGradient
 from tests.algorithm_support import beginning
+from tests.mechanism_support import SHUFFLED
 
 PROBLEM = Problem(
     batch_size=4, smoothness=1.0, sigma=1.0, tau_max=2, iterations=50, loss_gap=1.0, first_clip=2.0
@@ -238,9 +239,9 @@ def test_without_clipping_no_length_is_refused() -> None:
 def test_a_poisson_batch_is_never_larger_than_what_is_counted_on(rows: int) -> None:
     batch = 12
     drawn = np.random.default_rng(4).binomial(rows, batch / rows, 200_000)
-    most = most_samples(Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, batch))
+    most = most_samples(Mechanism(None, batch))
     assert drawn.max() <= most < 6 * batch
-    assert most_samples(Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.SHUFFLED, batch)) == batch
+    assert most_samples(Mechanism(None, batch, SHUFFLED)) == batch
 
 
 # -- the end ----------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from cloud.assembly import terms_for
 from cloud.facts import edge_joined
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
-from common.mechanism.guarantee import Adjacency, Guarantee, Mechanism, Norm
+from common.mechanism.guarantee import Adjacency, Guarantee, Norm
+from common.mechanism.mechanism import Mechanism
 from common.messages import Hello
 from common.models.registry import make_model
 from common.noise.gaussian import Gaussian
@@ -124,7 +125,7 @@ def test_records_and_ledgers_keep_it() -> None:
     joined = edge_joined(0, EdgeId("a"), 1, law, returned=False)
     assert (joined.noise, joined.epsilon, joined.noise_multiplier) == (OWN, None, None)
     assert joined.parameters == law.parameters
-    kind = ReleaseKind(law, own().mechanism, 100)
+    kind = ReleaseKind(own().mechanism(law), 100)
     assert ReleaseKind.of_fields(kind.fields()) == kind
 
 

@@ -237,7 +237,7 @@ def test_a_noise_law_of_the_runs_own_needs_the_operators_word() -> None:
     stage = Stage(scenario, policy=OperatorPolicy(allowed=frozenset({law})))
     stage.welcome()
     assert stage.edge.preparation is not None
-    assert stage.edge.preparation.worker.recipe.law == Mixed(1.0, 0.5)
+    assert stage.edge.preparation.worker.mechanism.law == Mixed(1.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_an_epsilon_alone_means_gamma_norm_noise_and_a_z_gaussian_and_the_hello_
     stage = Stage(small_scenario(seed=None, privacy=privacy, data=sampler), policy=policy)
     stage.welcome()
     assert stage.edge.preparation is not None
-    assert stage.edge.preparation.worker.recipe.law == law
+    assert stage.edge.preparation.worker.mechanism.law == law
     assert stage.hellos[0].noise == (None if policy == OperatorPolicy() else law.name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
-from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
+from common.mechanism.mechanism import Mechanism
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from edge.accountant import epsilons_apart
@@ -40,7 +41,7 @@ CLOSED = {
     "mapa_edge_budget_epsilon",
     "mapa_edge_budget_used_ratio",
 }
-KIND = ReleaseKind(GammaNorm(0.1), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 16), 800)
+KIND = ReleaseKind(Mechanism(GammaNorm(0.1), 16), 800)
 
 
 def at_once(work: Callable[[], None]) -> None:
@@ -193,7 +194,7 @@ def test_without_an_accountant_nothing_is_claimed_and_it_is_not_asked_again() ->
 
 def test_so_many_kinds_and_no_more() -> None:
     spending = Spending(here, at_once)
-    kinds = [ReleaseKind(KIND.law, KIND.mechanism, 100 + k) for k in range(MOST_KINDS + 2)]
+    kinds = [ReleaseKind(replace(KIND.mechanism, law=KIND.law), 100 + k) for k in range(MOST_KINDS + 2)]
     for kind in kinds:
         spending.epsilon(kind, 1, 1e-5)
     assert [spending.epsilon(kind, 1, 1e-5) is None for kind in kinds].count(True) == 2
@@ -202,5 +203,5 @@ def test_so_many_kinds_and_no_more() -> None:
 @pytest.mark.slow
 def test_the_process_apart_says_what_the_accountant_says() -> None:
     for law in (Gaussian(2.0), GammaNorm(0.2)):
-        kind = ReleaseKind(law, KIND.mechanism, 800)
+        kind = ReleaseKind(replace(KIND.mechanism, law=law), 800)
         assert epsilons_apart(kind, [1, 10, 100], 1e-5) == here(kind, [1, 10, 100], 1e-5)

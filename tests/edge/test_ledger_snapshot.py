@@ -8,13 +8,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
-from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
+from common.mechanism.mechanism import Mechanism
 from common.noise.gaussian import Gaussian
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
@@ -29,11 +30,14 @@ import os, sys
 from pathlib import Path
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
-from common.mechanism.guarantee import Clipping, Mechanism, Sampling, Scope
+from common.mechanism.guarantee import Scope
+from common.mechanism.mechanism import Mechanism
+from tests.mechanism_support import PER_SAMPLE, POISSON
+from dataclasses import replace
 from edge.account import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 
-kind = ReleaseKind(Gaussian(1.0), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12), 1200)
+kind = ReleaseKind(Gaussian(1.0), Mechanism(PER_SAMPLE, Scope.ALL, POISSON, 12), 1200)
 ledger = SqliteLedger(Path(sys.argv[1]))
 ledger.open(Account(run="live", shard=ShardIdentity("d", "p", 0), kind=kind))
 sequence = 0
@@ -47,9 +51,11 @@ while True:
 
 
 def account() -> Account:
-    mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12)
+    mechanism = Mechanism(None, 12)
     return Account(
-        run=RUN, shard=ShardIdentity("d", "p", 0), kind=ReleaseKind(Gaussian(1.0), mechanism, 1200)
+        run=RUN,
+        shard=ShardIdentity("d", "p", 0),
+        kind=ReleaseKind(replace(mechanism, law=Gaussian(1.0)), 1200),
     )
 
 
@@ -163,8 +169,8 @@ ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELEC
             execute("PRAGMA writable_schema = 1", "UPDATE sqlite_master SET sql = CAST(x'92' AS TEXT)"),
             "damaged",
         ),
-        (execute(f"UPDATE account SET parameters = '{'[' * 5000}'"), "damaged"),
-        (execute("UPDATE account SET parameters = '[]'"), "damaged"),
+        (execute(f"UPDATE account SET mechanism = '{'[' * 5000}'"), "damaged"),
+        (execute("UPDATE account SET mechanism = '[]'"), "damaged"),
         (lambda path: path.write_bytes(b""), "damaged"),
     ],
     ids=[
