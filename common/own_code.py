@@ -17,9 +17,12 @@ from typing import Any
 from common.errors import ConfigurationError
 
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-_MECHANISM = (("data", "sampler"), ("privacy", "clipping"), ("privacy", "noise"), ("local", "work"))
-CODE_KEYS = (("model", "name"), ("data", "set"), ("algorithm", "name"), *_MECHANISM)
-MECHANISM_KEYS = frozenset(".".join(key) for key in _MECHANISM)
+# of a table with several of them, the one that an object alone stands for comes last
+CODE_KEYS = (
+    *(("model", "name"), ("data", "sampler"), ("data", "set"), ("algorithm", "name")),
+    *(("privacy", "clipping"), ("privacy", "noise"), ("local", "work")),
+)
+MECHANISM_KEYS = frozenset(("data.sampler", "privacy.clipping", "privacy.noise", "local.work"))
 _ALLOWED: ContextVar[frozenset[str] | None] = ContextVar("dotted paths to import; None: any", default=None)
 _NONE: Mapping[str, object] = {}
 _GIVEN: ContextVar[Mapping[str, object]] = ContextVar("objects by dotted path", default=_NONE)

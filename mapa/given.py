@@ -60,9 +60,9 @@ def given(source: Source, changes: Mapping[str, Any]) -> Given:
             changed[f"{key}.{part}"] = one
             _set(table, part, one)
     objects: dict[str, object] = {}
-    for table_name in _TABLES:
+    for table_name, key in CODE_KEYS:
         if table_name in values:
-            values[table_name] = _named(table_name, _table(table_name, values[table_name]), objects)
+            values[table_name] = _named(table_name, key, _table(table_name, values[table_name]), objects)
     return Given(name, values, folder, changed, objects)
 
 
@@ -120,18 +120,17 @@ def _set(table: dict[str, Any], key: str, value: Any) -> None:
         table[key] = value
 
 
-def _named(table: str, values: dict[str, Any] | None, objects: dict[str, object]) -> dict[str, Any]:
+def _named(table: str, key: str, values: dict[str, Any] | None, objects: dict[str, object]) -> dict[str, Any]:
     """Put a dotted path in the place of an object; an algorithm that was made brings its options."""
     values = values or {}
-    key = _TABLES[table]
     thing = values.get(key)
     if thing is None or isinstance(thing, str):
         return values
     if table == "algorithm" and _is_made(thing):
         values = {**values, **_options(thing, values)}
         thing = type(thing)
-    if not isinstance(thing, type) and not (table == "data" and isinstance(thing, Dataset)):
-        allowed = "a name, a class or a Dataset" if table == "data" else "a name or a class"
+    if not isinstance(thing, type) and not (key == "set" and isinstance(thing, Dataset)):
+        allowed = "a name, a class or a Dataset" if key == "set" else "a name or a class"
         raise ConfigurationError(f"{table}.{key} = {thing!r:.80}: must be {allowed}")
     path = importable(thing) or _invented(thing, objects)
     objects[path] = thing

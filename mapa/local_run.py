@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from common.dotted import is_dotted
 from common.errors import MapaError
+from common.own_code import code_named_by
 from common.quantities import RunId
 from common.scenario.scenario import Scenario
 from common.transport.connection import BrokerAddress
@@ -114,7 +114,7 @@ def edge_arguments(
     arguments = [sys.executable, "-P", "-m", "mapa.cli", "edge"]
     arguments += ["--broker", str(broker), "--run", run, "--count", str(count)]
     arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
-    for name in own_code(scenario):
+    for name in dotted_paths(scenario):
         arguments += ["--allow", name]
     return [*arguments, *permitted(scenario)]
 
@@ -126,10 +126,10 @@ def permitted(scenario: Scenario) -> list[str]:
     return ["--allow-unprotected", *([] if scenario.seed is None else ["--allow-seed"])]
 
 
-def own_code(scenario: Scenario) -> list[str]:
+def dotted_paths(scenario: Scenario) -> list[str]:
     """Return the dotted paths that an edge of this scenario imports; who starts both sides allows them."""
-    named = (scenario.model.name, scenario.data.set, scenario.privacy.noise)
-    return [name for name in named if is_dotted(name)]
+    named = code_named_by(scenario.model_dump(include={"model", "data", "privacy", "local"}, by_alias=True))
+    return list(dict.fromkeys(path for _, path in named))
 
 
 def one_thread_each() -> dict[str, str]:

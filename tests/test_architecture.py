@@ -46,7 +46,6 @@ PURE = [
     "edge/conversation.py",
     "edge/cloud_watch.py",
     "common/noise/law.py",
-    "common/mechanism/guarantee.py",
     "common/noise/gaussian.py",
     "common/noise/gamma_norm.py",
     "common/noise/exponential_norm.py",
@@ -58,6 +57,7 @@ PURE = [
     "common/errors.py",
     "common/options.py",
     "mapa/dashboard/series.py",
+    *(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "common/mechanism").rglob("*.py")),
     *(f"cloud/algorithms/{name.replace('-', '_')}.py" for name in algorithm_names()),
 ]
 LONGEST = 700  # lines of a file

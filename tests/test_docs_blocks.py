@@ -36,6 +36,12 @@ RUN_WHOLE = {
         "tests/mapa/test_pages.py::test_the_algorithm_of_the_page_is_one_short_file_that_trains"
     ),
     ("docs/your-own-data.md", "python"): "tests/test_own_data_page.py::test_the_program_is_short_and_learns",
+    **{
+        ("docs/your-own-mechanism.md", language): (
+            "tests/mapa/test_own_mechanism.py::test_the_parts_of_the_page_train_are_charged_and_stated"
+        )
+        for language in ("python", "toml")
+    },
     (
         "docs/your-own-model.md",
         "python",

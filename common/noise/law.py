@@ -117,7 +117,8 @@ class NoiseLaw:
         Without the law's density: how far ν lies along the line from one centre to the other.
         """
         del sensitivity
-        return releases @ (there - zeroed)
+        along: Noise = ((releases - (zeroed + there) / 2) * (there - zeroed)).sum(axis=-1)
+        return along
 
     @property
     def parameters(self) -> dict[str, float]:

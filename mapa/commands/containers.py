@@ -26,7 +26,7 @@ from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.faults import Fault, FaultEvent, Scale, parse_fault_event
 from mapa.figure_lines import PREFIX, line_of
-from mapa.local_run import permitted
+from mapa.local_run import dotted_paths, permitted
 from mapa.output import progress_console
 from mapa.recipes import recipe_names
 from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
@@ -138,8 +138,7 @@ def for_a_container(scenario: str) -> tuple[str, Path | None]:
 
 def own_code(scenario: Scenario, folder: Path | None) -> dict[str, str]:
     """Return the variables by which edges may, and can, use the classes and records of the user's own."""
-    names = (scenario.model.name, scenario.data.set, scenario.privacy.noise)
-    dotted = [name for name in names if is_dotted(name)]
+    dotted = dotted_paths(scenario)
     permits = {option.removeprefix("--").replace("-", "_").upper(): "true" for option in permitted(scenario)}
     if not dotted:
         return permits

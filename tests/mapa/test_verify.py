@@ -612,7 +612,7 @@ def test_a_ledger_that_cannot_be_read_is_a_row_and_the_rest_is_checked(mapa: Map
     ledgers[0].write_bytes(b"")
     ledgers[1].unlink()
     os.mkfifo(ledgers[1])
-    in_account(moved, 2, f"parameters = '{'[' * 5000}'")
+    in_account(moved, 2, f"mechanism = '{'[' * 5000}'")
     code, document = verified(mapa, moved)
     assert code == 1
     assert failures(document).keys() == set(map(str, ledgers))
