@@ -81,11 +81,11 @@ class MostDrawn:
 
     name: str
     mechanism: Mechanism
-    regularization: float
     shard_size: int
     dimension: int
     rounds: int
     plant: Plant = field(default=honest)
+    regularization: float = 0.0  # λ
 
     @property
     def design(self) -> Design:

@@ -30,14 +30,11 @@ import os, sys
 from pathlib import Path
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
-from common.mechanism.guarantee import Scope
 from common.mechanism.mechanism import Mechanism
-from tests.mechanism_support import PER_SAMPLE, POISSON
-from dataclasses import replace
 from edge.account import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 
-kind = ReleaseKind(Gaussian(1.0), Mechanism(PER_SAMPLE, Scope.ALL, POISSON, 12), 1200)
+kind = ReleaseKind(Mechanism(Gaussian(1.0), 12), 1200)
 ledger = SqliteLedger(Path(sys.argv[1]))
 ledger.open(Account(run="live", shard=ShardIdentity("d", "p", 0), kind=kind))
 sequence = 0

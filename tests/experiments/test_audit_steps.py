@@ -62,4 +62,4 @@ def test_a_scenario_with_normalised_gradients_is_played_with_its_stabiliser(
     played = [game for game in scenario_games(normalised, edge=0, rounds=1000) if isinstance(game, Game)]
     assert len(played) > 8
     clippings = [game.worker(True, 1).mechanism.clipping for game in played]
-    assert {one.scaling(np.ones(1))[1] for one in clippings} == {pytest.approx(0.3)}
+    assert {one.scaling(np.ones(1))[1] for one in clippings} == {0.01 * 30.0}
