@@ -14,7 +14,6 @@ from cloud.wrappers import WithWeights, averaged, effective_multiplier, noise_we
 from common.errors import ConfigurationError
 from common.models.model import Model, feature_length
 from common.noise.law import TAIL_NATS, NoiseLaw
-from common.noise.mechanism import Mechanism, Sampling
 from common.noise.registry import noise_law
 from common.problem import Problem
 from common.quantities import Vector
@@ -35,29 +34,19 @@ def terms_for(scenario: Scenario, model: Model, *, edges_at_least: int) -> Terms
         limits=privacy.limits,
         edges_at_least=edges_at_least,
         evaluate_every=scenario.evaluate_every,
-        most_samples=most_samples(scenario.mechanism),
+        most_samples=most_samples(scenario),
         regularization=scenario.model.regularization,
         batch_size=scenario.batch_size,
-        steps=scenario.local.steps,
-        local_rate=scenario.local.rate or 0.0,
+        steps=scenario.work.releases(),
+        local_rate=scenario.work.local_rate,
         devices=[device.name or "custom" for device in scenario.devices],
         caps=tuple(privacy.release_caps or ()),
     )
 
 
-def most_samples(mechanism: Mechanism) -> float:
-    """Return how many samples a batch holds: b, and of Poisson's more with a probability below 1e-12 only.
-
-    The same for each of the batches of local steps.
-    """
-    batch_size = mechanism.batch_size
-    if mechanism.sampling not in (Sampling.POISSON, Sampling.TRUNCATED_POISSON):
-        return batch_size
-    # Bernstein: a binomial of mean b exceeds b + x with probability exp(−x²/(2b + 2x/3)) at most
-    nats = TAIL_NATS + math.log(mechanism.steps)
-    third = nats / 3
-    most = batch_size + third + math.sqrt(third * third + 2 * batch_size * nats)
-    return most if mechanism.largest_batch is None else min(most, mechanism.largest_batch)
+def most_samples(scenario: Scenario) -> float:
+    """Return how many samples each batch of a message holds at most, but with a probability below 1e-12."""
+    return scenario.sampler.most_rows(scenario.batch_size, TAIL_NATS + math.log(scenario.work.releases()))
 
 
 def algorithm_for(scenario: Scenario) -> Algorithm:
@@ -99,7 +88,7 @@ def public_numbers(scenario: Scenario, model: Model) -> PublicNumbers:
     dimension = noised_dimension(scenario, model)
     laws = [scenario.law(k) for k in range(scenario.workers)]
     moments = [law.relative_second_moment(dimension) for law in laws if law is not None]
-    multipliers = [2 * math.sqrt(moment / dimension / scenario.local.steps) for moment in moments]
+    multipliers = [2 * math.sqrt(moment / dimension / scenario.work.releases()) for moment in moments]
     releases = shares(scenario)
     weights = weights_of(scenario)[0] if scenario.weighted else (1.0,) * len(releases)
     z = effective_multiplier(multipliers, weights, releases)
@@ -158,7 +147,7 @@ def own_moment(scenario: Scenario, model: Model) -> float:
     laws = {scenario.law(k) for k in range(scenario.workers)}
     dimension = noised_dimension(scenario, model)
     moments = (law.relative_second_moment(dimension) for law in laws if law is not None)
-    return max(moments, default=0.0) / scenario.local.steps
+    return max(moments, default=0.0) / scenario.work.releases()
 
 
 def check_own_edges(scenario: Scenario, model: Model) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.accounting.releases import ReleaseKind
-from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
 
 _AT_ONCE = 16  # answers to one edge in a row
@@ -122,7 +121,7 @@ class Restarts:
         The starts before the first hello are unknown, so each release before it counts as an epoch of its own.
         """
         edge = self.edges.get(edge_id)
-        if kind.mechanism.sampling is not Sampling.SHUFFLED or edge is None:
+        if not kind.mechanism.sampler.by_epoch or edge is None:
             return kind.charges(messages)
         steps = kind.mechanism.steps
         begins = sorted(begin for begin in edge.begins if begin < messages)

@@ -83,13 +83,23 @@ class Option:
         return schema | {word: value for word, value in words.items() if value is not None}
 
 
-def option(about: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
+def option(about: str, default: Any = dataclasses.MISSING, *, neutral: bool = False, **limits: Any) -> Any:
     """Declare a field of a dataclass as an option; its annotation must be float, int, str or bool.
 
+    A `neutral` option of a release mechanism's part does not change what a release costs, so it has no part in
+    comparisons and records of cost; it must have a default.
     Limits are `above`, `at_least`, `below`, `at_most` and `choices`. Without a default it must be given.
     `only = (key, value)` says beside which value of another key it means something.
     """
-    return dataclasses.field(default=default, kw_only=True, metadata={"option": Range(about=about, **limits)})
+    metadata = {"option": Range(about=about, **limits)}
+    return dataclasses.field(
+        default=default, kw_only=True, metadata=metadata, compare=not neutral, repr=not neutral
+    )
+
+
+def unrecorded(default: Any) -> Any:
+    """Declare a field that is no option, and has no part in comparisons and records."""
+    return dataclasses.field(default=default, kw_only=True, compare=False, repr=False)
 
 
 def options_of(made: type, key: str) -> tuple[Option, ...]:

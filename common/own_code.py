@@ -8,17 +8,23 @@ import pkgutil
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from common.errors import ConfigurationError
 
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-CODE_KEYS = (("model", "name"), ("data", "set"), ("algorithm", "name"), ("privacy", "noise"))
+# of a table with several of them, the one that an object alone stands for comes last
+CODE_KEYS = (
+    *(("model", "name"), ("data", "sampler"), ("data", "set"), ("algorithm", "name")),
+    *(("privacy", "clipping"), ("privacy", "noise"), ("local", "work")),
+)
+MECHANISM_KEYS = frozenset(("data.sampler", "privacy.clipping", "privacy.noise", "local.work"))
 _ALLOWED: ContextVar[frozenset[str] | None] = ContextVar("dotted paths to import; None: any", default=None)
 _NONE: Mapping[str, object] = {}
 _GIVEN: ContextVar[Mapping[str, object]] = ContextVar("objects by dotted path", default=_NONE)
@@ -202,3 +208,33 @@ def _imported(path: str, key: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         raise ConfigurationError(f"{key} = {path!r}: {module_name!r} has no {attribute!r}") from None
+
+
+D = TypeVar("D")
+
+
+class Catalogue(Generic[D]):
+    """Classes of one kind by name, each described once: those of a package's files, and anybody's by dotted path."""
+
+    def __init__(
+        self, home: str, attribute: str, describe: Callable[[str, Any, str], D], besides: Collection[str] = ()
+    ) -> None:
+        self._home, self._attribute, self._describe, self._besides = home, attribute, describe, besides
+        self._known: dict[tuple[str, str], D] = {}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of those that come with mapa: one for each file."""
+        return names_in(self._home, self._besides)
+
+    def describe(self, name: str, key: str) -> D:
+        """Return what a class says of itself; ConfigurationError where there is none, or it says too little."""
+        given = given_object(name)  # never kept: a notebook may give another class of the same name
+        if given is not None:
+            return self._describe(name, given, key)
+        if is_dotted(name):
+            require_allowed(name, key)  # also where an earlier block has imported it
+        if (name, key) not in self._known:
+            made = import_named(name, key, self._home, self._attribute, self.names)
+            self._known[name, key] = self._describe(name, made, key)
+        return self._known[name, key]

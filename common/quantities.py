@@ -48,8 +48,8 @@ class PerSampleGradients(Protocol):
     """∇F(x, ξ_i) of a batch, private, in whatever factored form the model has.
 
     A linear model never forms the b × N matrix: row i is dloss/dscore_i ⊗ ξ_i. Clipping holds as far as norms and sums
-    do: of any finite gradient to `CLIP_MARGIN` together (common/noise/mechanism.py); how a row is treated may depend
-    on no other row.
+    do: of any finite gradient to `CLIP_MARGIN` together (common/mechanism/guarantee.py); how a row is treated may
+    depend on no other row.
     """
 
     def norms(self) -> Floats:

@@ -8,7 +8,6 @@ from common.accounting.overlap import ShardSpent
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.datasets.catalogue import records_of
 from common.errors import ConfigurationError
-from common.noise.mechanism import Sampling
 from common.quantities import EdgeId, RunId
 
 
@@ -63,7 +62,7 @@ class Standing:
     edge_id: EdgeId
     account: Account
     releases: int  # sequences 1 … releases were debited; each is a message of E releases
-    charges: int  # what composes: E for each sequence, or epochs begun with the shuffled sampler
+    charges: int  # what composes: E for each sequence, or epochs begun where the sampler has them
     cap: int | None  # charges that the budgets permit in this run; None: no budget
     exhausted: bool  # the next release would be refused
 
@@ -98,10 +97,9 @@ class Entry:
         return self.edge_id, self.account.run
 
     def charge_of(self, sequence: int) -> int:
-        """Return what the E releases of a message cost; with the shuffled sampler an epoch that is paid for is free."""
+        """Return what the E releases of a message cost; an epoch that is paid for is free."""
         kind = self.account.kind
-        paid = kind.mechanism.sampling is Sampling.SHUFFLED and self.epoch == kind.epoch_of(sequence)
-        return kind.charges_between(sequence - 1, sequence) - paid
+        return kind.charges_between(sequence - 1, sequence) - (self.epoch == kind.epoch_of(sequence))
 
     def would_pass_the_cap(self, sequence: int) -> bool:
         most = self.account.most_releases

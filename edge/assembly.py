@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypedDict
 
 from common.datasets.dataset import Samples
 from common.models.model import Model, feature_length
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
-from common.quantities import Indices
+from common.quantities import EdgeId, Indices
+from common.randomness import CounterStreams
 from common.scenario.parts import noised_slice
 from common.scenario.scenario import Scenario
 from edge.shards import SHARED, all_shards, check_shards, shard_rows
-from edge.worker import Recipe
-
-STABILISER = 0.01  # of ℓ, as Bu et al. (2023) have it for gradients of about the length 1
+from edge.worker import EdgeWorker, Shard
 
 
 class Cut(TypedDict):
@@ -44,37 +43,39 @@ def cut_for(scenario: Scenario) -> Cut:
 def shards_for(scenario: Scenario, train: Samples) -> list[Indices]:
     """Return shard k of K for each k; ConfigurationError where no batch can be drawn from one."""
     shards = all_shards(train.labels, groups=train.groups, **cut_for(scenario))
-    check_shards([len(rows) for rows in shards], scenario.batch_size, Sampling(scenario.data.sampler))
+    check_shards([len(rows) for rows in shards], scenario.batch_size, scenario.sampler)
     return shards
 
 
 def shard_for(scenario: Scenario, train: Samples, index: int) -> Indices:
     """Return shard k of K; ConfigurationError where no batch can be drawn from it."""
     rows = shard_rows(train.labels, groups=train.groups, index=index, **cut_for(scenario))
-    check_shards([len(rows)], scenario.batch_size, Sampling(scenario.data.sampler))
+    check_shards([len(rows)], scenario.batch_size, scenario.sampler)
     return rows
 
 
-def recipe_for(scenario: Scenario, model: Model, law: NoiseLaw | None) -> Recipe:
-    """Return how this edge makes a release; `law` is its own where it has one."""
-    return Recipe(
-        batch_size=scenario.batch_size,
-        sampling=Sampling(scenario.data.sampler),
-        clipping=Clipping(scenario.privacy.clipping),
-        law=law,
+def worker_for(
+    scenario: Scenario,
+    model: Model,
+    law: NoiseLaw | None,
+    *,
+    edge_id: EdgeId,
+    index: int,
+    shard: Shard,
+    streams: CounterStreams,
+    sequence: int = 0,
+) -> EdgeWorker:
+    """Return the edge that a scenario describes; `law` is its own where it has one."""
+    mechanism = scenario.mechanism(law)
+    clipping = mechanism.clipping.fitted(feature_length(model) or 0.0)
+    return EdgeWorker(
+        edge_id=edge_id,
+        index=index,
+        model=model,
+        shard=shard,
+        mechanism=replace(mechanism, clipping=clipping),
         noised=noised_slice(scenario, model),
         regularization=scenario.model.regularization,
-        stabiliser=stabiliser(model),
-        steps=scenario.local.steps,
-        local_rate=scenario.local.rate or 0.0,
-        largest_batch=scenario.data.largest_batch,
+        streams=streams,
+        sequence=sequence,
     )
-
-
-def stabiliser(model: Model) -> float:
-    """Return s of `normalised` clipping, g·C/(‖g‖ + s): 0.01·ℓ where the model has an ℓ, else 0.
-
-    A record that the model knows well has a gradient near 0. Brought to C it would count as much as one that it
-    gets wrong, and only turn the model about: 1.3 points on held-out records of Fashion-MNIST.
-    """
-    return STABILISER * (feature_length(model) or 0.0)

@@ -24,7 +24,7 @@ from common.randomness import CounterStreams, Purpose
 from common.scenario.parts import model_for
 from common.scenario.scenario import Scenario
 from common.transport.channel import Loop, Timer
-from edge.assembly import recipe_for
+from edge.assembly import worker_for
 from edge.session import CameBack, WentAway
 from edge.worker import EdgeWorker, Shard
 
@@ -72,7 +72,7 @@ def emulated(
 ) -> EmulatedDevice:
     """Measure this machine where the profile needs it."""
     own = gradient_seconds(worker, clock) if profile.is_slow else 0.0
-    return EmulatedDevice(profile, own, worker.index, worker.streams, worker.recipe.steps)
+    return EmulatedDevice(profile, own, worker.index, worker.streams, worker.mechanism.steps)
 
 
 def gradient_seconds(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> float:
@@ -97,7 +97,7 @@ def gradient_times(
 def timed_gradients(worker: EdgeWorker, clock: Callable[[], float] = perf_counter) -> Iterator[float]:
     """Yield the seconds of one message's gradients after another, without end: of the worker's own rows, at x = 0."""
     x = np.zeros(worker.model.dimension, np.float32)
-    received = ModelReceived(worker.edge_id, 1, 2 / worker.recipe.batch_size, 0, x)
+    received = ModelReceived(worker.edge_id, 1, 2 / worker.mechanism.batch_size, 0, x)
     worker.receive(received)  # the first one warms up
     while True:
         began = clock()
@@ -106,8 +106,8 @@ def timed_gradients(worker: EdgeWorker, clock: Callable[[], float] = perf_counte
 
 
 def _made_up(worker: EdgeWorker) -> Shard:
-    """Return b rows of the shape and type that the model takes, independent of any record."""
-    size, features, targets = worker.recipe.batch_size, worker.shard.features, worker.shard.targets
+    """Return b rows of the shape and kind that the model takes, which no declaration and no record has a part in."""
+    size, features, targets = worker.mechanism.batch_size, worker.shard.features, worker.shard.targets
     rows = np.zeros((size, *features.shape[1:]), features.dtype)
     if np.issubdtype(features.dtype, np.floating):
         rows[...] = np.random.default_rng(0).random(rows.shape)
@@ -179,8 +179,15 @@ def made_up_worker(scenario: Scenario, data_dir: Path) -> EdgeWorker:
         else (low + (high - low) * rng.random(rows, dtype=np.float32)).astype(np.float32)
     )
     shard = Shard(model.features(images), model.targets(labels), np.arange(rows, dtype=np.int64))
-    recipe = recipe_for(scenario, model, _law(scenario))
-    return EdgeWorker(EdgeId("edge-made-up"), 0, model, shard, recipe, CounterStreams.seeded(0))
+    return worker_for(
+        scenario,
+        model,
+        _law(scenario),
+        edge_id=EdgeId("edge-made-up"),
+        index=0,
+        shard=shard,
+        streams=CounterStreams.seeded(0),
+    )
 
 
 def _law(scenario: Scenario) -> NoiseLaw | None:

@@ -28,7 +28,7 @@ from common.scenario.parts import dataset_for, least_records, model_for, own_sch
 from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
 from edge.account import Account, ShardIdentity
-from edge.assembly import recipe_for, shard_for
+from edge.assembly import shard_for, worker_for
 from edge.device import EmulatedDevice, emulated
 from edge.ledger import MOST_RELEASES, Ledger, OtherShardError
 from edge.own_data import OwnData
@@ -232,7 +232,7 @@ def prepare(
     rows, shape = dealt.rows, dealt.shape
     cap = own_pace(scenario)
     law = law_for(policy, scenario.law(index), paced=cap is not None)
-    kind = ReleaseKind(law, scenario.mechanism, len(rows))
+    kind = ReleaseKind(scenario.mechanism(law), len(rows))
     proposal = Proposal(
         kind=kind, shard=dealt.identity, owned=is_owned(scenario.data.set), seed=admission.seed
     )
@@ -258,12 +258,13 @@ def prepare(
     cache = user_cache() if own is None else None  # an edge's own records leave no features behind
     features = features_of(model, Samples(images, labels), cache)
     shard = Shard(features, model.targets(labels), np.arange(len(rows), dtype=np.int64))
-    worker = EdgeWorker(
+    worker = worker_for(
+        scenario,
+        model,
+        law,
         edge_id=admission.edge_id,
         index=index,
-        model=model,
         shard=shard,
-        recipe=recipe_for(scenario, model, law),
         streams=streams_for(admission.seed),
         sequence=ledger.last_sequence(run),
     )
@@ -405,8 +406,8 @@ def check_model(scenario: Scenario, model: Model, images: Images) -> None:
     b × N is assumed.
     """
     rows = len(images)
-    batch = min(scenario.data.largest_batch or scenario.batch_size, rows)
-    copies = _COPIES + (_STEP_COPIES if scenario.local.steps > 1 else 0)
+    batch = min(scenario.sampler.memory_rows(scenario.batch_size), rows)
+    copies = _COPIES + (_STEP_COPIES if scenario.work.releases() > 1 else 0)
     vectors = copies * _FLOAT * model.dimension
     _require(vectors, scenario, rows)
     if isinstance(model, StatesItsFeatures):

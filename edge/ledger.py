@@ -15,7 +15,7 @@ from typing import Protocol
 from common.accounting.overlap import worst_record
 from common.accounting.releases import Budget, ReleaseKind, Spent, check_together
 from common.errors import ConfigurationError, LocalProtocolError, MapaError, RemoteProtocolError
-from common.noise.mechanism import Adjacency
+from common.mechanism.guarantee import Adjacency
 from common.quantities import EdgeId, RunId
 from edge.account import Account, Entry, ShardIdentity, Standing, resumed
 from edge.siblings import Neighbours, NoSiblings, Siblings

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import DECLARED, LOCAL
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import MOST_STEPS, Adjacency
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import MOST_STEPS, Adjacency
 from common.noise.registry import describe_law, implied_law, noise_law, paced_law
 from common.own_code import is_dotted
 from common.transport.link import LinkProfile
@@ -261,8 +261,8 @@ def _check_floor(
     mechanism = kind.mechanism
     raise PolicyError(
         f"{option}: one release of this run guarantees {has} under zero-out adjacency, before"
-        f" amplification, with privacy.clipping = {mechanism.clipping.value!r}, data.sampler ="
-        f" {mechanism.sampling.value!r} and batch_size = {mechanism.batch_size}; must be at"
+        f" amplification, with privacy.clipping = {mechanism.clipping.name!r}, data.sampler ="
+        f" {mechanism.sampler.name!r} and batch_size = {mechanism.batch_size}; must be at"
         f" {'most' if at_most else 'least'} {asked:g}. {_REMEDY}"
     )
 

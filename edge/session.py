@@ -172,7 +172,7 @@ class SayHello:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Take the shard and the recipe that the welcome names, or see that they are those taken before.
+    """Take the shard and the mechanism that the welcome names, or see that they are those taken before.
 
     Its outcome: Prepared, OtherShardHeld or WelcomeDeclined.
     """

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from common.datasets.dataset import Labels
 from common.errors import ConfigurationError, require
-from common.noise.mechanism import Sampling
+from common.mechanism.sampler import Sampler
 from common.quantities import Indices
 from common.randomness import CounterStreams, Purpose, permutation_of
 
@@ -69,15 +69,15 @@ def all_shards(
 
 
 def check_shards(
-    sizes: Sequence[int], batch_size: int, sampler: Sampling, *, partition: str | None = None
+    sizes: Sequence[int], batch_size: int, sampler: Sampler, *, partition: str | None = None
 ) -> None:
-    """Refuse shards from which no batch can be drawn: sampling with replacement needs one row, others b."""
+    """Refuse shards from which no batch can be drawn."""
     smallest, edges = min(sizes), len(sizes)
-    least = 1 if sampler is Sampling.WITH_REPLACEMENT else batch_size
+    least = sampler.least_records(batch_size)
     if smallest >= least:
         return
     named = "data.partition" if partition is None else f"data.partition = {partition!r}"
-    allowed = f"data.sampler = {sampler.value!r} needs at least {least}"
+    allowed = f"data.sampler = {sampler.name!r} needs at least {least}"
     if least == batch_size:
         allowed += f" (batch_size = {batch_size})"
     remedies = ["fewer edges", 'data.partition = "shared"']

@@ -23,10 +23,9 @@ from common.accounting.releases import Budget
 from common.errors import ConfigurationError
 from common.records.regular import open_regular
 from edge.account import Account, ShardIdentity
-from edge.ledger_file import FILE_NAME
-from edge.ledger_snapshot import ledger_snapshot
 from edge.policy import Claim, check_claims
 from edge.siblings import Neighbours
+from edge.sqlite_ledger import FILE_NAME, ledger_snapshot
 
 STATE_FILE = "state.sqlite3"
 FORMER_FILES = ("claims.sqlite3", "local-data.sqlite3")

@@ -21,15 +21,18 @@ from common.accounting.budget import calibrate
 from common.accounting.releases import Budget
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
+from common.mechanism.clipping import Clipping
+from common.mechanism.clippings.batch_mean import BatchMean
+from common.mechanism.clippings.per_sample import PerSample
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.samplers.shuffled import Shuffled
 from common.messages import Effect, GradientArrived, Hello, SendModel
 from common.models.linear import LinearModel
 from common.models.model import Model
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
 from common.noise.registry import noise_law
 from common.quantities import Vector
-from edge.samplers import draw_batch
-from edge.worker import EdgeWorker, Recipe
+from edge.worker import EdgeWorker
 from mapa.figures import panels, save
 from mapa.simulation.delays import arrivals_for
 from mapa.simulation.simulator import refuse_loudly
@@ -41,7 +44,7 @@ Exchange = tuple[SendModel, GradientArrived]
 IN_THE_CLEAR = "none"
 LAWS = ("exponential-norm", "gamma-norm", "gaussian")
 DELTA = 1e-5
-CLIPPINGS = (Clipping.PER_SAMPLE, Clipping.BATCH_MEAN)  # of the published tables
+PUBLISHED = (PerSample(), BatchMean())  # of the published tables
 PSNR_CEILING = 100.0  # dB; float32 allows no more, and a mean needs a finite figure
 _WINDOW_STD = 1.5  # Wang et al. 2004: an 11 × 11 Gaussian window
 _TRUNCATE = 3.5
@@ -201,13 +204,8 @@ def nominal_law(name: str, epsilon: float, batch_size: int) -> NoiseLaw:
     """
     if name != "gaussian":
         return noise_law(name, {"epsilon": epsilon})
-    z = calibrate(
-        Budget(epsilon, DELTA),
-        releases=1,
-        batch_size=batch_size,
-        shard_size=batch_size,
-        sampling=Sampling.SHUFFLED,
-    )
+    mechanism = Mechanism(None, batch_size, Shuffled())
+    z = calibrate(Budget(epsilon, DELTA), mechanism, releases=1, shard_size=batch_size)
     return noise_law("gaussian", {"noise_multiplier": 2 * z})
 
 
@@ -219,7 +217,7 @@ def attack(
     batch_size: int = 1,
     releases: int = 10,
     laws: Sequence[str] = LAWS,
-    clippings: Sequence[Clipping] = CLIPPINGS,
+    clippings: Sequence[Clipping] = PUBLISHED,
     retrain: bool = False,
 ) -> list[Reconstruction]:
     """Reconstruct edge 0's images from its gradients at x_t, one cell for each law, ε, t and clipping.
@@ -252,7 +250,7 @@ def attack(
                 worst = [min(outcome.correlation for outcome in column) for column in zip(*rows, strict=True)]
                 shown = next((n for n, r in enumerate(worst) if r > 0), 0)
             cells += [
-                _mean(outcomes, shown, clipping.value, name, epsilon, t)
+                _mean(outcomes, shown, clipping.name, name, epsilon, t)
                 for t, outcomes in zip(iterations, rows, strict=True)
             ]
     return cells
@@ -278,30 +276,22 @@ class _Outcome:
 
 
 def _worker(world: World, law: NoiseLaw | None, clipping: Clipping, batch_size: int) -> EdgeWorker:
-    """Return edge 0 with another recipe; shuffled, since a Poisson batch of one is empty as often as not."""
+    """Return edge 0 with another mechanism; shuffled, since a Poisson batch of one is empty as often as not."""
     worker = world.workers()[0]
-    scope_is_all = world.scenario.privacy.scope == "all"
-    worker.recipe = Recipe(
-        batch_size=batch_size,
-        sampling=Sampling.SHUFFLED,
-        clipping=clipping,
-        law=law,
-        noised=slice(0, world.model.dimension) if scope_is_all else world.model.first_layer,
-        regularization=world.scenario.model.regularization,
-    )
+    worker.mechanism = Mechanism(law, batch_size, Shuffled(), clipping)
     return worker
 
 
 def _one(world: World, head: Head, worker: EdgeWorker, sent: SendModel, n: int) -> _Outcome:
-    model, shard, recipe = world.model, worker.shard, worker.recipe
+    model, shard, b = world.model, worker.shard, worker.mechanism.batch_size
     bound = world.scenario.batch_size * sent.sensitivity / 2  # C
     worker.sequence = n - 1
-    released = worker.receive(replace(sent, sensitivity=2 * bound / recipe.batch_size)).gradient
+    released = worker.receive(replace(sent, sensitivity=2 * bound / b)).gradient
     # the observer knows x_t, which depends on no sample of this batch, and takes λx_t off
-    gradient = released - np.float32(recipe.regularization) * sent.model
+    gradient = released - np.float32(worker.regularization) * sent.model
     guess = invert(head, model, gradient)
     target = infer_target(head, model, gradient)
-    batch = draw_batch(recipe.sampling, worker.streams, worker.index, n, len(shard), recipe.batch_size)
+    batch = worker.mechanism.sampler.draw(worker.streams, worker.index, n, len(shard), b)
     rows = shard.rows[batch]
     truths = list(_truths(world, head, sent, rows.tolist()))
     nearest = max(truths, key=lambda truth: correlation(truth, guess))

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,9 +24,11 @@ from common.algorithms import description_of
 from common.datasets.catalogue import data_directory
 from common.datasets.dataset import Dataset
 from common.errors import ConfigurationError
+from common.mechanism.clipping import CLIPPINGS
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import SAMPLERS
 from common.metrics import Metric
 from common.models.features import user_cache
-from common.noise.mechanism import Clipping, Sampling
 from common.own_code import CODE_KEYS, given_objects
 from common.scenario.algorithm_table import AlgorithmTable
 from common.scenario.scenario import Scenario as CheckedScenario
@@ -114,9 +115,9 @@ def given(source: Source, changes: Mapping[str, Any]) -> Given:
             changed[f"{key}.{part}"] = one
             *tables, last = part.split(".")
             _set(table_in(table, tables, dotted), last, one)
-    for table_name in _TABLES:
+    for table_name, key in CODE_KEYS:
         if table_name in values:
-            values[table_name] = _named(table_name, _table(table_name, values[table_name]), objects)
+            values[table_name] = _named(table_name, key, _table(table_name, values[table_name]), objects)
     return Given(asked.name, values, asked.folder, changed, objects)
 
 
@@ -175,18 +176,17 @@ def _set(table: dict[str, Any], key: str, value: Any) -> None:
         table[key] = value
 
 
-def _named(table: str, values: dict[str, Any] | None, objects: dict[str, object]) -> dict[str, Any]:
+def _named(table: str, key: str, values: dict[str, Any] | None, objects: dict[str, object]) -> dict[str, Any]:
     """Put a dotted path in the place of an object; an algorithm that was made brings its options."""
     values = values or {}
-    key = _TABLES[table]
     thing = values.get(key)
     if thing is None or isinstance(thing, str):
         return values
     if table == "algorithm" and _is_made(thing):
         values = {**values, **_options(thing, values)}
         thing = type(thing)
-    if not isinstance(thing, type) and not (table == "data" and isinstance(thing, Dataset)):
-        allowed = "a name, a class or a Dataset" if table == "data" else "a name or a class"
+    if not isinstance(thing, type) and not (key == "set" and isinstance(thing, Dataset)):
+        allowed = "a name, a class or a Dataset" if key == "set" else "a name or a class"
         raise ConfigurationError(f"{table}.{key} = {thing!r:.80}: must be {allowed}")
     path = importable(thing) or _invented(thing, objects)
     objects[path] = thing
@@ -316,23 +316,11 @@ def calibrate(
     `releases` are the noised gradients of one edge (with local steps, messages × E), `shard_size` is its number of
     records, `largest_batch` goes with sampler = "truncated-poisson". As `mapa calibrate`.
     """
-    kinds: dict[str, tuple[type[Enum], str]] = {
-        "sampler": (Sampling, sampler),
-        "clipping": (Clipping, clipping),
-    }
-    for key, (kind, text) in kinds.items():
-        if text not in (allowed := [member.value for member in kind]):
-            raise ConfigurationError(f"{key} = {text!r}: allowed are {', '.join(allowed)}")
+    drawn = SAMPLERS.make(sampler, {} if largest_batch is None else {"largest_batch": largest_batch})
+    mechanism = Mechanism(None, batch_size, drawn, CLIPPINGS.make(clipping, {}))
+    budget = Budget(total_epsilon, total_delta)
     with kept_in(user_cache()):
-        return least_multiplier(
-            Budget(total_epsilon, total_delta),
-            releases=releases,
-            batch_size=batch_size,
-            shard_size=shard_size,
-            sampling=Sampling(sampler),
-            clipping=Clipping(clipping),
-            largest_batch=largest_batch,
-        )
+        return least_multiplier(budget, mechanism, releases=releases, shard_size=shard_size)
 
 
 def load_run(run: str | Path, *, runs_dir: str | Path = "runs") -> Run:

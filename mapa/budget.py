@@ -10,7 +10,6 @@ from common.accounting.releases import Budget, ReleaseKind
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
 from common.models.features import user_cache
-from common.noise.mechanism import Clipping, Sampling
 from common.scenario.pacing import planned_releases
 from common.scenario.parts import own_schema
 from common.scenario.scenario import Scenario
@@ -46,7 +45,8 @@ def calibrated(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None =
         return _paced(scenario, shard_sizes, say)
     releases = privacy.releases or releases_of_an_edge(scenario)
     # how often a batch is truncated does not rise with the rate
-    sizes = {min(shard_sizes)} if scenario.data.largest_batch is None else set(shard_sizes)
+    truncated = scenario.sampler.amplification().largest is not None
+    sizes = set(shard_sizes) if truncated else {min(shard_sizes)}
     found = _multipliers(scenario, [(releases, size) for size in sorted(sizes)], "z", say)
     z = max(found.values())
     filled = privacy.model_copy(update={law.calibrated: [z], "releases": None})
@@ -58,7 +58,7 @@ def _paced(scenario: Scenario, shard_sizes: Sequence[int], say: Say | None) -> S
     privacy, caps = scenario.privacy, planned_releases(scenario)
     law = privacy.described.made
     assert law.calibrated is not None  # PrivacyTable has checked it
-    keys = [(cap * scenario.local.steps, size) for cap, size in zip(caps, shard_sizes, strict=True)]
+    keys = [(cap * scenario.work.releases(), size) for cap, size in zip(caps, shard_sizes, strict=True)]
     found = _multipliers(scenario, list(dict.fromkeys(keys)), "z_k", say)
     multipliers = [found[key] for key in keys]
     filled = privacy.model_copy(update={law.calibrated: multipliers, "release_caps": caps})
@@ -86,12 +86,9 @@ def _multipliers(
         with kept_in(user_cache()):
             z = found[releases, size] = calibrate(
                 budget,
+                scenario.mechanism(None),
                 releases=releases,
-                batch_size=scenario.batch_size,
                 shard_size=size,
-                sampling=Sampling(scenario.data.sampler),
-                clipping=Clipping(privacy.clipping),
-                largest_batch=scenario.data.largest_batch,
                 law=privacy.described.made,
             )
         if say is not None:
@@ -101,7 +98,7 @@ def _multipliers(
 
 def releases_of_an_edge(scenario: Scenario) -> int:
     """Return an even share of T, and the message in flight when the run ends, of E releases each."""
-    return scenario.local.steps * (-(-scenario.iterations // scenario.workers) + 1)
+    return scenario.work.releases() * (-(-scenario.iterations // scenario.workers) + 1)
 
 
 def release_caps(scenario: Scenario, shard_sizes: Sequence[int]) -> list[int | None]:
@@ -112,11 +109,12 @@ def release_caps(scenario: Scenario, shard_sizes: Sequence[int]) -> list[int | N
     from common.accounting.budget import keeps, max_messages
 
     budget = Budget(privacy.total_epsilon, privacy.total_delta)
-    mechanism = scenario.mechanism
     if privacy.release_caps is not None:
         own = [privacy.cap(k) for k in range(len(shard_sizes))]
         for k, (cap, size) in enumerate(zip(own, shard_sizes, strict=True)):
-            if cap is not None and not keeps(budget, ReleaseKind(scenario.law(k), mechanism, size), cap):
+            if cap is not None and not keeps(
+                budget, ReleaseKind(scenario.mechanism(scenario.law(k)), size), cap
+            ):
                 raise ConfigurationError(
                     f"privacy.release_caps = {cap} of edge {k}: with its noise and {size} records it passes"
                     f" privacy.total_epsilon = {privacy.total_epsilon}"
@@ -124,6 +122,6 @@ def release_caps(scenario: Scenario, shard_sizes: Sequence[int]) -> list[int | N
         return own
     with kept_in(user_cache()):
         return [
-            max_messages(budget, ReleaseKind(scenario.law(k), mechanism, size))
+            max_messages(budget, ReleaseKind(scenario.mechanism(scenario.law(k)), size))
             for k, size in enumerate(shard_sizes)
         ]

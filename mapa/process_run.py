@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from common.errors import MapaError
-from common.own_code import code_folder, is_dotted
+from common.own_code import code_folder, code_named_by
 from common.quantities import RunId
 from common.records.directory import new_run_id
 from common.records.layout import LONGEST, STAMP
@@ -121,7 +121,7 @@ def edge_arguments(
     arguments = [sys.executable, "-P", "-m", "mapa.cli", "edge"]
     arguments += ["--broker", str(broker), "--run", run, "--count", str(count)]
     arguments += ["--state-dir", str(state), "--data-dir", str(data_dir)]
-    for name in own_code(scenario):
+    for name in dotted_paths(scenario):
         arguments += ["--allow", name]
     return [*arguments, *permitted(scenario)]
 
@@ -133,15 +133,15 @@ def permitted(scenario: Scenario) -> list[str]:
     return ["--allow-unprotected", *([] if scenario.seed is None else ["--allow-seed"])]
 
 
-def own_code(scenario: Scenario) -> list[str]:
+def dotted_paths(scenario: Scenario) -> list[str]:
     """Return the dotted paths that an edge of this scenario imports; one who starts both sides allows them."""
-    named = (scenario.model.name, scenario.data.set, scenario.privacy.noise)
-    return [name for name in named if is_dotted(name)]
+    named = code_named_by(scenario.model_dump(include={"model", "data", "privacy", "local"}, by_alias=True))
+    return list(dict.fromkeys(path for _, path in named))
 
 
 def edge_code(scenario: Scenario) -> list[str]:
     """Return the options by which edges find the user's own classes in the folders where this process found them."""
-    folders = dict.fromkeys(code_folder(name) for name in own_code(scenario))
+    folders = dict.fromkeys(code_folder(name) for name in dotted_paths(scenario))
     return [word for folder in folders if folder is not None for word in ("--code", str(folder))]
 
 

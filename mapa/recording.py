@@ -20,7 +20,6 @@ from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError, RecordsError
 from common.models.features import user_cache
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
 from common.records.directory import RunDirectory, machine_type, new_run_id
 from common.records.tally import Tally
@@ -30,7 +29,7 @@ from common.transport.link import link_profile
 from mapa.budget import Say, release_caps
 from mapa.cloud_run import CloudRun
 from mapa.run_parts import RunParts
-from mapa.simulation import blocks
+from mapa.simulation import vectorised_run as blocks
 from mapa.simulation.simulator import check_world, simulate
 from mapa.simulation.synchronous import (
     check_synchronous,
@@ -258,10 +257,9 @@ def privacy_of(
     """
     if not any(releases for *_, releases in edges):
         return {"words": ["Nothing was released."], "edges": []}
-    mechanism = scenario.mechanism
 
     def of_edge(k: int, edge_id: str, law: NoiseLaw | None, size: int, releases: int) -> EdgeReleases:
-        kind = ReleaseKind(law, mechanism, size)
+        kind = ReleaseKind(scenario.mechanism(law), size)
         stated = EdgeReleases(
             edge=k,
             edge_id=edge_id,
@@ -271,7 +269,7 @@ def privacy_of(
             at_least=least is not None,
             notes=() if least is None else (OWN.format(least=least),),
         )
-        if restarts is None or mechanism.sampling is not Sampling.SHUFFLED:
+        if restarts is None or not scenario.sampler.by_epoch:
             return stated
         notes = (_STARTS, EARLIER) if restarts.earlier(EdgeId(edge_id)) else (_STARTS,)
         charges = restarts.charges(EdgeId(edge_id), kind, releases)

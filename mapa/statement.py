@@ -13,7 +13,7 @@ from common.accounting.gaussian import GaussianReleases
 from common.accounting.overlap import ShardSpent, total_of_records
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import Total, total
-from common.noise.mechanism import Adjacency
+from common.mechanism.guarantee import Adjacency
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -390,15 +390,16 @@ def _figures(figure: Total) -> dict[str, object]:
 
 def _mechanism(kind: ReleaseKind) -> dict[str, str]:
     law, mechanism = kind.law, kind.mechanism
-    rate = f"poisson, rate {kind.sampling_rate:.4g}" if mechanism.amplified else mechanism.sampling.value
-    if mechanism.largest_batch is not None:
-        rate = f"{rate}, rate {kind.drawing_rate:.4g}, at most {mechanism.largest_batch}"
+    most, sampler = mechanism.amplification.largest, mechanism.sampler.name
+    rate = f"{sampler}, rate {kind.drawing_rate:.4g}" if mechanism.amplification.sampled else sampler
+    if most is not None:
+        rate = f"{rate}, at most {most}"
     if law is None:
         return {"noise": "none", "release": "none", "clipping": "none", "scope": "none", "sampler": rate}
     return {
         "noise": law.name,
         "release": ", ".join(part for part in (law.name, law.strength) if part),
-        "clipping": mechanism.clipping.value,
+        "clipping": mechanism.clipping.name,
         "scope": mechanism.scope.value,
         "sampler": rate,
     }

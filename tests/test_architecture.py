@@ -33,12 +33,9 @@ PURE = [
     "cloud/server.py",
     "cloud/snapshot.py",
     "edge/policy.py",
-    "edge/privacy.py",
     "edge/worker.py",
-    "edge/samplers.py",
     "edge/session.py",
     "common/noise/law.py",
-    "common/noise/mechanism.py",
     "common/noise/gaussian.py",
     "common/noise/gamma_norm.py",
     "common/noise/exponential_norm.py",
@@ -50,6 +47,7 @@ PURE = [
     "common/errors.py",
     "common/options.py",
     "mapa/dashboard/series.py",
+    *(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "common/mechanism").rglob("*.py")),
     *(f"cloud/algorithms/{name.replace('-', '_')}.py" for name in algorithm_names()),
 ]
 LONGEST = 700  # lines of a file

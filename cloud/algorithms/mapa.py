@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from cloud.algorithm import StepSchedule, option
 from cloud.stages import Stage, first_stage, next_stage, reopen_stage
-from common.noise.mechanism import LEAST_BOUND
+from common.mechanism.guarantee import LEAST_BOUND
 from common.problem import Problem
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from cloud.algorithm import FixedBound, Update, descend, option
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Norm, parts_of_bound
+from common.mechanism.clippings.quantile import parts_of_bound
+from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND, Norm
 from common.quantities import Vector
 
 _LEAST, _LARGEST = 1e3 * LEAST_BOUND, 1e-3 * LARGEST_BOUND  # C stays well within what an edge takes
@@ -17,8 +18,8 @@ _LEAST, _LARGEST = 1e3 * LEAST_BOUND, 1e-3 * LARGEST_BOUND  # C stays well withi
 class Quantile(FixedBound):
     """x ← x − ρ/C·g̃, where C moves until a given share of the samples is not clipped.
 
-    The last coordinate of g̃ is the noised count (edge/privacy.py). A gradient is taken in units of the C that it was
-    made with. After every `window` gradients C ← C·exp(−η(f − q)), f the mean share among them.
+    The last coordinate of g̃ is the noised count (common/mechanism/clippings/quantile.py). A gradient is taken in units
+    of the C that it was made with. After every `window` gradients C ← C·exp(−η(f − q)), f the mean share among them.
     """
 
     clipping: ClassVar[str | None] = "quantile"

@@ -14,9 +14,11 @@ from common.accounting.kept import remembered
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import PLD_CEILING, total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.work.single_step import SingleStep
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import describe_law
 
 # No edge gets this far; it bounds the search where a release costs next to nothing.
@@ -88,28 +90,19 @@ def _last(epsilon: Callable[[int], float], target: float, low: int, high: int) -
 
 
 def calibrate(
-    budget: Budget,
-    *,
-    releases: int,
-    batch_size: int,
-    shard_size: int,
-    sampling: Sampling = Sampling.POISSON,
-    clipping: Clipping = Clipping.PER_SAMPLE,
-    largest_batch: int | None = None,
-    law: type[NoiseLaw] = Gaussian,
+    budget: Budget, mechanism: Mechanism, *, releases: int, shard_size: int, law: type[NoiseLaw] = Gaussian
 ) -> float:
     """Return the least z whose `releases` cost at most the budget by PLD, to 1e-6 (truncated: 1e-4).
 
-    `law` is Gaussian noise whose one parameter is z, up to a factor that its guarantee says.
-
-    By RDP where δ is too small for PLD; either way `total` of so many releases is within the budget.
+    The mechanism's own law does not count: `law` is Gaussian noise whose one parameter is z, up to a factor that its
+    guarantee says. By RDP where δ is too small for PLD; either way `total` of so many releases is within the budget.
     """
     if releases < 1:
         raise ConfigurationError(f"releases = {releases}: must be at least 1")
     if budget.delta == 0:
         raise ConfigurationError("total_delta = 0: a Gaussian release needs a δ greater than 0")
-    mechanism = Mechanism(clipping, Scope.ALL, sampling, batch_size, largest_batch=largest_batch)
-    return _calibrated(budget, releases, mechanism, shard_size, law.name)
+    one = replace(mechanism, law=None, work=SingleStep())
+    return _calibrated(budget, releases, one, shard_size, law.name)
 
 
 @functools.lru_cache(maxsize=256)  # a sweep asks for the same z again and again
@@ -117,7 +110,7 @@ def _calibrated(budget: Budget, releases: int, mechanism: Mechanism, shard_size:
     law = describe_law(name)
 
     def kind(z: float) -> ReleaseKind:
-        return ReleaseKind(law.make({str(law.made.calibrated): z}), mechanism, shard_size)
+        return ReleaseKind(replace(mechanism, law=law.make({str(law.made.calibrated): z})), shard_size)
 
     unit = kind(1.0)
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
-from common.noise.mechanism import Adjacency
+from common.mechanism.guarantee import Adjacency
 
 # How far rounding in dp-accounting's Fourier transforms moves δ, for each release that is composed on a grid.
 # Against extended precision it was 2.1·2⁻⁵² at most (rates from 1e-4 to 1, up to 1e5 releases); this is 15 times that.

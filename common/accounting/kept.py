@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 from common.accounting.releases import ReleaseKind
 
 _LIBRARIES = ("dp-accounting", "numpy", "scipy")
-_OWN_LAWS = "common.noise."
+_OURS = "common."
 _WORTH = 0.05  # seconds: what is found sooner is not kept
 
 T = TypeVar("T")
@@ -56,11 +56,11 @@ def remembered(
 ) -> T:
     """Return the figure kept for `about`, else compute it and keep it.
 
-    `about` must say all that the figure depends on in its repr; a law of another origin than ours is not kept, since
-    no key could hold its code. `read` returns None for what cannot be such a figure.
+    `about` must say all that the figure depends on in its repr; of a law or part of another origin than ours nothing is
+    kept, since no key could hold its code. `read` returns None for what cannot be such a figure.
     """
     store = _store.get()
-    if store is None or not all(type(kind.law).__module__.startswith(_OWN_LAWS) for kind in kinds):
+    if store is None or not all(map(_is_ours, kinds)):
         return compute()
     key = hashlib.sha256(f"{_accountant()}\0{about!r}".encode()).digest()
     text = store.read_text(key)
@@ -78,13 +78,18 @@ def remembered(
     return value
 
 
+def _is_ours(kind: ReleaseKind) -> bool:
+    m = kind.mechanism
+    return all(type(part).__module__.startswith(_OURS) for part in (m.law, m.sampler, m.clipping, m.work))
+
+
 @functools.cache
 def _accountant() -> str:
-    """Return what names this accountant: its code, that of the noise laws, and the versions of what it uses."""
+    """Return what names this accountant: its code, that of the mechanisms, and the versions of what it uses."""
     code = hashlib.sha256()
     here = Path(__file__).parent
-    for folder in (here, here.parent / "noise"):
-        for path in sorted(folder.glob("*.py")):
+    for folder in (here, here.parent / "noise", here.parent / "mechanism"):
+        for path in sorted(folder.rglob("*.py")):
             code.update(path.read_bytes())
     return "\0".join((sys.version, code.hexdigest(), *map(_version, _LIBRARIES)))
 

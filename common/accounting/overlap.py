@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from common.accounting.releases import ReleaseKind, Spent
-from common.noise.law import NoiseLaw
-from common.noise.mechanism import Mechanism
+from common.mechanism.mechanism import Mechanism
 
 if TYPE_CHECKING:
     from common.accounting.total import Total
@@ -68,7 +67,7 @@ def _by_shard(cut: list[ShardSpent]) -> list[list[ShardSpent]]:
 
 
 def _worst_shard(cut: list[ShardSpent]) -> list[Spent]:
-    """Return, for each law and mechanism, the most charges of any shard.
+    """Return, for each mechanism, the most charges of any shard.
 
     Kinds that differ in n_k alone are taken for the smallest n_k, whose sampling rate is the largest: ε rises
     with the rate. Other kinds are not compared: each counts with its own worst shard.
@@ -101,7 +100,7 @@ def _exactly(shard: list[ShardSpent]) -> tuple[Spent, ...]:
     return tuple(Spent(kind, count) for kind, count in charges.items())
 
 
-_Key = tuple[NoiseLaw | None, Mechanism, int]
+_Key = tuple[Mechanism, int]
 
 
 def _key(spent: Spent) -> _Key:
@@ -110,11 +109,11 @@ def _key(spent: Spent) -> _Key:
     How often a batch is truncated does not rise with the rate.
     """
     kind = spent.kind
-    return kind.law, kind.mechanism, kind.shard_size if kind.mechanism.largest_batch is not None else 0
+    return kind.mechanism, 0 if kind.mechanism.amplification.largest is None else kind.shard_size
 
 
 def _sums(shard: list[ShardSpent]) -> tuple[Spent, ...]:
-    """Return what a shard's releases come to, for each law and mechanism."""
+    """Return what a shard's releases come to, for each mechanism."""
     sums: dict[_Key, Spent] = {}
     for item in shard:
         key = _key(item.spent)

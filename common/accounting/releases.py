@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Guarantee
+from common.mechanism.mechanism import Mechanism
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Guarantee, Mechanism, Sampling, Scope
-from common.noise.registry import noise_law
-
-NO_NOISE = "no noise: gradients leave as they are (ASGD and CSGD never clip or noise)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,99 +20,54 @@ class ReleaseKind:
     ΔS is no part of it: noise scales with ΔS, so a new stage changes neither z nor ε.
     """
 
-    law: NoiseLaw | None  # None: no mechanism at all
     mechanism: Mechanism
     shard_size: int  # n_k, public
 
     def __post_init__(self) -> None:
-        b, n = self.mechanism.batch_size, self.shard_size
-        if b < 1:
-            raise ConfigurationError(f"batch_size = {b}: must be at least 1")
+        mechanism, n = self.mechanism, self.shard_size
         if n < 1:
             raise ConfigurationError(f"shard_size = {n}: must be at least 1")
-        if b > n and self.mechanism.sampling is not Sampling.WITH_REPLACEMENT:
+        if n < mechanism.sampler.least_records(mechanism.batch_size):
             raise ConfigurationError(
-                f"batch_size = {b}: must be at most the shard's {n} records"
-                f" with the {self.mechanism.sampling.value} sampler"
+                f"batch_size = {mechanism.batch_size}: must be at most the shard's {n} records"
+                f" with the {mechanism.sampler.name} sampler"
             )
-        if self.mechanism.steps < 1:
-            raise ConfigurationError(f"local.steps = {self.mechanism.steps}: must be at least 1")
-        self._check_truncation()
 
-    def _check_truncation(self) -> None:
-        """Refuse a B_max without truncated batches, or such batches that no bound is known for."""
-        mechanism, most = self.mechanism, self.mechanism.largest_batch
-        if mechanism.sampling is not Sampling.TRUNCATED_POISSON:
-            if most is not None:
-                raise ConfigurationError(
-                    f"data.largest_batch = {most}: requires data.sampler = 'truncated-poisson'"
-                )
-            return
-        if most is None or most < mechanism.batch_size:
-            raise ConfigurationError(
-                f"data.largest_batch = {most}: must be at least batch_size = {mechanism.batch_size} with"
-                " data.sampler = 'truncated-poisson'"
-            )
-        if mechanism.clipping is Clipping.BATCH_MEAN:
-            raise ConfigurationError(
-                "privacy.clipping = 'batch-mean': with data.sampler = 'truncated-poisson' allowed are per-sample,"
-                " normalised and quantile"
-            )
+    @property
+    def law(self) -> NoiseLaw | None:
+        """How it noises; None: not at all."""
+        return self.mechanism.law
 
     def fields(self) -> dict[str, Any]:
-        """Return it as plain values, for a row or a line of JSON."""
-        law, mechanism = self.law, self.mechanism
-        return {
-            "noise": None if law is None else law.name,
-            "parameters": {} if law is None else law.parameters,
-            "clipping": mechanism.clipping.value,
-            "scope": mechanism.scope.value,
-            "sampling": mechanism.sampling.value,
-            "batch_size": mechanism.batch_size,
-            "shard_size": self.shard_size,
-            **({"steps": mechanism.steps} if mechanism.steps != 1 else {}),
-            **({"largest_batch": mechanism.largest_batch} if mechanism.largest_batch is not None else {}),
-        }
+        """Return it as plain values, for a ledger or a line of JSON."""
+        return {**self.mechanism.fields(), "shard_size": self.shard_size}
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Read what `fields` has written, in this version or an earlier one."""
-        law = None
-        if fields["noise"] is not None:
-            law = noise_law(fields["noise"], fields["parameters"])
-        mechanism = Mechanism(
-            Clipping(fields["clipping"]),
-            Scope(fields["scope"]),
-            Sampling(fields["sampling"]),
-            fields["batch_size"],
-            fields.get("steps", 1),
-            fields.get("largest_batch"),
-        )
-        return cls(law, mechanism, fields["shard_size"])
-
-    @property
-    def sampling_rate(self) -> float:
-        """q = b/n_k where it may be counted, else 1; `truncation` says what may be counted of truncated batches."""
-        return self.mechanism.batch_size / self.shard_size if self.mechanism.amplified else 1.0
-
-    @property
-    def truncation(self) -> tuple[int, int] | None:
-        """(B_max, n_k) where a batch may be truncated; None: never."""
-        most = self.mechanism.largest_batch
-        return None if most is None or most >= self.shard_size else (most, self.shard_size)
+        """Read what `fields` has written."""
+        return cls(Mechanism.of_fields(fields), fields["shard_size"])
 
     @property
     def drawing_rate(self) -> float:
         """q = b/n_k with which a record is drawn, before a batch is truncated; 1 where it may not be counted."""
-        truncated = self.mechanism.sampling is Sampling.TRUNCATED_POISSON
-        return self.mechanism.batch_size / self.shard_size if truncated else self.sampling_rate
+        sampled = self.mechanism.amplification.sampled
+        return self.mechanism.batch_size / self.shard_size if sampled else 1.0
+
+    @property
+    def sampling_rate(self) -> float:
+        """q = b/n_k where it may be counted, else 1; `truncation` says what may be counted of truncated batches."""
+        return self.drawing_rate if self.mechanism.amplification.largest is None else 1.0
+
+    @property
+    def truncation(self) -> tuple[int, int] | None:
+        """(B_max, n_k) where a batch may be truncated; None: never."""
+        most = self.mechanism.amplification.largest
+        return None if most is None or most >= self.shard_size else (most, self.shard_size)
 
     @property
     def batches_per_epoch(self) -> int:
-        """⌊n_k/b⌋ disjoint batches with the shuffled sampler; the other samplers have no epochs: 1."""
-        if self.mechanism.sampling is Sampling.SHUFFLED:
-            return self.shard_size // self.mechanism.batch_size
-        return 1
+        """How many batches of an epoch are disjoint; without epochs 1."""
+        return self.mechanism.sampler.batches_per_epoch(self.shard_size, self.mechanism.batch_size)
 
     def charges(self, messages: int) -> int:
         """Return how often one record can have been used in `messages` consecutive messages of E releases each.
@@ -137,9 +90,7 @@ class ReleaseKind:
 
     def guarantee(self, adjacency: Adjacency) -> Guarantee:
         """State what one release guarantees, before amplification."""
-        if self.law is None:
-            return Guarantee(adjacency, reason=NO_NOISE)
-        return self.law.guarantee(self.mechanism, adjacency)
+        return self.mechanism.guarantee(adjacency)
 
 
 def check_together(run: str, kind: ReleaseKind, earlier: Iterable[Spent]) -> None:
@@ -160,11 +111,10 @@ def check_together(run: str, kind: ReleaseKind, earlier: Iterable[Spent]) -> Non
 
 def _named(kind: ReleaseKind) -> str:
     mechanism, law = kind.mechanism, kind.law
-    most = "" if mechanism.largest_batch is None else f", largest_batch = {mechanism.largest_batch}"
-    steps = "" if mechanism.steps == 1 else f", local.steps = {mechanism.steps}"
+    options = "".join(f", {key} = {value}" for key, value in mechanism.options.items())
     noise = "no noise" if law is None else f"{law.name} noise, {law.strength}"
     return (
-        f"sampler = {mechanism.sampling.value!r} (batch_size = {mechanism.batch_size}{most}{steps}, n_k ="
+        f"sampler = {mechanism.sampler.name!r} (batch_size = {mechanism.batch_size}{options}, n_k ="
         f" {kind.shard_size}, {noise})"
     )
 

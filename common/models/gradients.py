@@ -2,8 +2,8 @@
 
 Clipping bounds what a record can move only as far as norms and sums are right, for any float32 input. So sums are
 made in float32 over short pieces alone and across them in float64, whose errors `CLIP_MARGIN` covers
-(common/noise/mechanism.py); what lies outside the range in which that holds goes through float64, row by row. How one
-row is treated never depends on another row: their rounding must not tell of each other.
+(common/mechanism/guarantee.py); what lies outside the range in which that holds goes through float64, row by row. How
+one row is treated never depends on another row: their rounding must not tell of each other.
 """
 
 from __future__ import annotations

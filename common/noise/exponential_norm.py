@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from common.mechanism.guarantee import Adjacency, Guarantee, Norm
 from common.noise.law import TAIL_NATS, Noise, NoiseLaw, distances, parameter, radial, radial_block
-from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm
+
+if TYPE_CHECKING:
+    from common.mechanism.mechanism import Mechanism
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from common.mechanism.guarantee import Adjacency, Guarantee, Norm, Scope, in_the_clear
 from common.noise.law import TAIL_NATS, Noise, NoiseLaw, distances, parameter, radial, radial_block
-from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm, Scope, in_the_clear
+
+if TYPE_CHECKING:
+    from common.mechanism.mechanism import Mechanism
 
 
 @dataclass(frozen=True, slots=True)

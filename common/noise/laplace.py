@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from common.mechanism.guarantee import Adjacency, Guarantee, Norm, Scope, in_the_clear
 from common.noise.law import TAIL_NATS, Noise, NoiseLaw, parameter
-from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm, Scope, in_the_clear
+
+if TYPE_CHECKING:
+    from common.mechanism.mechanism import Mechanism
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,16 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from common.noise.mechanism import Adjacency, Clipping, Guarantee, Mechanism, Norm, Sampling, Scope
+from common.mechanism.guarantee import Adjacency, Guarantee, Norm
 from common.options import Range
+
+if TYPE_CHECKING:
+    from common.mechanism.mechanism import Mechanism
 
 Noise = npt.NDArray[np.float64]
 
@@ -87,8 +90,9 @@ class NoiseLaw:
 
     def promise(self) -> Guarantee:
         """Return what every release must guarantee, zero-out, where an edge's operator asks for these parameters."""
-        plain = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 1)
-        return self.guarantee(plain, Adjacency.ZERO_OUT)
+        from common.mechanism.mechanism import Mechanism  # which has a law itself
+
+        return Mechanism(self, 1).guarantee(Adjacency.ZERO_OUT)
 
     @classmethod
     def draw_block(
@@ -113,7 +117,8 @@ class NoiseLaw:
         Without the law's density: how far ν lies along the line from one centre to the other.
         """
         del sensitivity
-        return releases @ (there - zeroed)
+        along: Noise = ((releases - (zeroed + there) / 2) * (there - zeroed)).sum(axis=-1)
+        return along
 
     @property
     def parameters(self) -> dict[str, float]:

@@ -6,20 +6,19 @@ import dataclasses
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from common.errors import ConfigurationError, MapaError
+from common.mechanism.guarantee import Norm
 from common.noise.law import NoiseLaw, Reading
-from common.noise.mechanism import Norm
 from common.options import Option, options_of
-from common.own_code import given_object, import_named, is_dotted, names_in, require_allowed
+from common.own_code import Catalogue
 
 MOST_PARAMETERS = 8
 PARAMETER_NAME = r"^[a-z][a-z0-9_]{0,31}$"
 
 _HOME = "common.noise"
-_NOT_LAWS = ("law", "mechanism", "registry")
+_NOT_LAWS = ("law", "registry")
 _KEY = "noise"
 _METHODS = ("draw", "relative_second_moment", "relative_tail", "guarantee")
 # Keys that stand beside a law's parameters: in [privacy], in a ledger's account, in the record of an edge.
@@ -93,25 +92,14 @@ class LawDescription:
             raise ConfigurationError(f"noise = {self.name!r}: cannot be made ({reason})") from error
 
 
-@cache
 def law_names() -> tuple[str, ...]:
     """Return the names of the laws that come with mapa: one for each file."""
-    return names_in(_HOME, _NOT_LAWS)
+    return _LAWS.names
 
 
 def describe_law(name: str, key: str = _KEY) -> LawDescription:
     """Return what the law says of itself; ConfigurationError where there is none, or it says too little."""
-    given = given_object(name)  # never kept: a notebook may give another class of the same name
-    if given is not None:
-        return law_description(name, given, key)
-    if is_dotted(name):
-        require_allowed(name, key)  # also where an earlier block has imported it
-    return _described_law(name, key)
-
-
-@cache
-def _described_law(name: str, key: str) -> LawDescription:
-    return law_description(name, import_named(name, key, _HOME, "LAW", law_names()), key)
+    return _LAWS.describe(name, key)
 
 
 def law_description(name: str, made: Any, key: str = _KEY) -> LawDescription:
@@ -156,6 +144,9 @@ def _parameters(made: type[NoiseLaw], key: str) -> tuple[Parameter, ...]:
     if len(found) > MOST_PARAMETERS:
         raise ConfigurationError(f"{key}: {len(found)} parameters; at most {MOST_PARAMETERS} are allowed")
     return tuple(found)
+
+
+_LAWS = Catalogue(_HOME, "LAW", law_description, _NOT_LAWS)
 
 
 def noise_law(name: str, parameters: Mapping[str, Any], *, key: str = _KEY) -> NoiseLaw:

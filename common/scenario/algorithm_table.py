@@ -7,7 +7,8 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from common.algorithms import AlgorithmDescription
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping
+from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND
 from common.options import check_belonging
 from common.problem import NOMINAL, measured_constants
 from common.scenario.tables import Fraction, NonNegative, Positive, Table, lasting
@@ -87,19 +88,19 @@ def check_required(table: AlgorithmTable, described: AlgorithmDescription) -> No
             raise ValueError(f"algorithm.{key}: needed with algorithm.name = {described.name!r}")
 
 
-def check_clipping(given: str, described: AlgorithmDescription, *, weighted: bool) -> None:
-    """Refuse an algorithm without the clipping that it reads, and a count that no algorithm reads."""
-    needed = described.clipping
+def check_clipping(clipping: Clipping, described: AlgorithmDescription, *, weighted: bool) -> None:
+    """Refuse an algorithm without the clipping that it reads, and a coordinate that no algorithm reads."""
+    given, needed = clipping.name, described.clipping
     if needed is not None and given != needed:
         raise ValueError(
             f"privacy.clipping = {given!r}: must be {needed!r} with algorithm.name = {described.name!r}"
         )
-    if given == Clipping.QUANTILE.value and weighted:
+    if clipping.extra and weighted:
         raise ValueError(
             f"privacy.clipping = {given!r}: not with weights by noise, which privacy.pace = 'own' has unless told"
             " otherwise and which would scale the count, too; set algorithm.weights = 'none'"
         )
-    if needed is None and given == Clipping.QUANTILE.value:
+    if needed is None and clipping.extra:
         raise ValueError(
             f"privacy.clipping = {given!r}: needs an algorithm that reads the count, such as"
             f" algorithm.name = 'quantile', not {described.name!r}"

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from common.datasets.catalogue import DATA_SETS
 from common.datasets.schema import Column, DataSchema
 from common.datasets.source import DECLARED, FILE, LOCAL, FileSource, Source, check_path, refuse_one_file
 from common.errors import ConfigurationError
-from common.scenario.tables import Table, lasting, named
+from common.mechanism.sampler import SAMPLERS, Sampler
+from common.scenario.tables import Table, lasting, made_part, named, options_given
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Range = Annotated[list[Number], Field(min_length=2, max_length=2)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
+_TRUNCATED = "truncated-poisson"  # the sampler that the declared key belongs to
 _CUT = ("partition", "alpha", "power", "labels_per_edge", "holdout")
 
 
@@ -115,7 +124,9 @@ def _path(key: str) -> AfterValidator:
 
 
 class DataTable(Table):
-    """[data]"""
+    """[data]: which records, and beside that the options of the sampler that is named."""
+
+    model_config = ConfigDict(extra="allow")  # options of the sampler: `_sampler` checks them
 
     set: Annotated[str, named("data.set", (*DATA_SETS, *DECLARED))] = Field(
         "mnist-5k",
@@ -143,8 +154,12 @@ class DataTable(Table):
         1.0, ge=0, le=10, allow_inf_nan=False, description="of sizes-power: n_k falls with (k + 1)^-power"
     )
     labels_per_edge: int = Field(2, ge=1, le=1000, description="of the label partition")
-    sampler: Literal["poisson", "truncated-poisson", "shuffled", "with-replacement"] = Field(
-        "poisson", description="how an edge draws a batch; see docs/privacy.md"
+    sampler: str = Field(
+        "poisson",
+        min_length=1,
+        max_length=200,
+        description="how an edge draws a batch: poisson, truncated-poisson, shuffled, with-replacement or"
+        " package.module:Class; see docs/privacy.md",
     )
     largest_batch: int | None = Field(
         None, ge=1, le=1_000_000, description="B_max of sampler = truncated-poisson"
@@ -152,6 +167,22 @@ class DataTable(Table):
     holdout: int = Field(
         0, ge=0, description="training records in no shard, evaluated on instead of the test set: for tuning"
     )
+
+    @model_validator(mode="after")
+    def _sampler(self) -> Self:
+        _ = self.drawn
+        return self
+
+    @property
+    def drawn(self) -> Sampler:
+        """The sampler with its options."""
+        if self.largest_batch is not None and self.sampler in SAMPLERS.names and self.sampler != _TRUNCATED:
+            raise ValueError(
+                f"data.largest_batch: goes with data.sampler = {_TRUNCATED!r}, and is needed there"
+            )
+        known = [field.alias or key for key, field in type(self).model_fields.items()]
+        made: Sampler = made_part(SAMPLERS, self.sampler, options_given(self, ("largest_batch",)), known)
+        return made
 
     @model_validator(mode="after")
     def _declarations(self) -> Self:
@@ -166,13 +197,9 @@ class DataTable(Table):
                 refuse_one_file(self.train_path, self.test_path)
             except ConfigurationError as error:
                 raise ValueError(str(error)) from error
-        if (self.largest_batch is not None) != (self.sampler == "truncated-poisson"):
+        if self.set == LOCAL and self.drawn.amplification().largest is not None:
             raise ValueError(
-                "data.largest_batch: goes with data.sampler = 'truncated-poisson', and is needed there"
-            )
-        if self.set == LOCAL and self.sampler == "truncated-poisson":
-            raise ValueError(
-                f"data.sampler = 'truncated-poisson': not with data.set = {LOCAL!r}, where n_k is not known to the run:"
+                f"data.sampler = {self.sampler!r}: not with data.set = {LOCAL!r}, where n_k is not known to the run:"
                 " a smaller n_k bounds no other one's ε"
             )
         if self.set == LOCAL:

@@ -12,7 +12,6 @@ from common.datasets.source import LOCAL, FileSource, Source
 from common.models.counted import Counted
 from common.models.model import Model
 from common.models.registry import make_model
-from common.noise.mechanism import Clipping, Sampling
 from common.scenario.scenario import Scenario
 
 
@@ -41,8 +40,7 @@ def least_records(scenario: Scenario) -> int | None:
     schema = own_schema(scenario)
     if schema is None:
         return None
-    one = Sampling(scenario.data.sampler) is Sampling.WITH_REPLACEMENT
-    return max(schema.records_at_least, 1 if one else scenario.batch_size)
+    return max(schema.records_at_least, scenario.sampler.least_records(scenario.batch_size))
 
 
 def model_for(
@@ -65,9 +63,8 @@ def model_for(
 
 
 def as_released(scenario: Scenario, model: Model) -> Model:
-    """Return the model as its edges release it: with a coordinate for the count where clipping asks for one."""
-    counts = scenario.private and Clipping(scenario.privacy.clipping) is Clipping.QUANTILE
-    return Counted(model) if counts else model
+    """Return the model as its edges release it: with a coordinate more where clipping asks for one."""
+    return Counted(model) if scenario.private and scenario.privacy.clipped.extra else model
 
 
 def noised_slice(scenario: Scenario, model: Model) -> slice:

@@ -7,9 +7,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from common.errors import ConfigurationError
+from common.mechanism.clipping import CLIPPINGS, Clipping
 from common.noise.law import LARGEST_PARAMETER, LEAST_PARAMETER
 from common.noise.registry import LawDescription, describe_law, laws_with
-from common.scenario.tables import Fraction, NonNegative, Positive, Table, cycled, lasting, one_or_more
+from common.scenario.tables import (
+    Fraction,
+    NonNegative,
+    Positive,
+    Table,
+    cycled,
+    lasting,
+    made_part,
+    one_or_more,
+)
 
 PerEdge = Annotated[
     list[Annotated[float, Field(ge=LEAST_PARAMETER, le=LARGEST_PARAMETER, allow_inf_nan=False)]],
@@ -21,13 +31,13 @@ _LATER = {"pace": "same", **dict.fromkeys(_OF_PACE)}
 
 
 class PrivacyTable(Table):
-    """[privacy]: how edges clip and noise, and beside that the parameters of the law that is named.
+    """[privacy]: how edges clip and noise, and beside that what the law and the clipping that are named take.
 
     `epsilon` and `noise_multiplier` are written down for every law, so that digests last; what a law has beyond
     them is asked of the law.
     """
 
-    # parameters of the law, and their limits: `_of_the_law` checks them
+    # parameters of the law and their limits, options of the clipping: `_of_the_law` checks them
     model_config = ConfigDict(extra="allow")
 
     noise: str = Field(
@@ -35,8 +45,12 @@ class PrivacyTable(Table):
     )
     epsilon: PerEdge | None = Field(None, description="ε_k of one release; a list is cycled over edges")
     noise_multiplier: PerEdge | None = Field(None, description="z_k of the gaussian law, instead of epsilon")
-    clipping: Literal["per-sample", "normalised", "quantile", "batch-mean"] = Field(
-        "per-sample", description="what is brought to the bound C, and how; see docs/privacy.md"
+    clipping: str = Field(
+        "per-sample",
+        min_length=1,
+        max_length=200,
+        description="what is brought to the bound C, and how: per-sample, normalised, quantile, batch-mean or"
+        " package.module:Class; see docs/privacy.md",
     )
     scope: Literal["all", "first-conv"] = Field(
         "all", description="which coordinates are noised; first-conv is the paper's, and NOT private"
@@ -78,8 +92,14 @@ class PrivacyTable(Table):
 
     @model_validator(mode="after")
     def _of_the_law(self) -> Self:
-        law = self.described
-        own, extra = {*law.names, *law.limits}, set(self.model_extra or {})
+        law, clipping = self.described, self._clipping_names
+        own, extra = {*law.names, *law.limits, *clipping}, set(self.model_extra or {})
+        if shared := {*law.names, *law.limits} & set(clipping):
+            raise ValueError(
+                f"privacy.clipping = {self.clipping!r}: {', '.join(sorted(shared))}: parameters of privacy.noise ="
+                f" {self.noise!r} have these names; rename the options of one of them"
+            )
+        _ = self.clipped
         declared = {key for key in type(self).model_fields if laws_with(key) and getattr(self, key)}
         for key in sorted((declared | extra) - own):
             raise ValueError(self._of_another_law(key))
@@ -143,7 +163,7 @@ class PrivacyTable(Table):
             named = " or ".join(repr(one) for one in laws)
             return f"privacy.{key} = {value!r}: requires privacy.noise = {named}, not {self.noise!r}"
         known = [one for one in type(self).model_fields if not laws_with(one)]
-        allowed = ", ".join((*known, *law.names, *law.limits))
+        allowed = ", ".join((*known, *law.names, *law.limits, *self._clipping_names))
         return f"privacy.{key} = {value!r}: unknown key; allowed with noise = {self.noise!r} are {allowed}"
 
     def _values(self, key: str) -> list[Any]:
@@ -151,6 +171,21 @@ class PrivacyTable(Table):
         if given is not None and not 0 < len(given) <= 100_000:
             raise ValueError(f"privacy.{key}: {len(given)} values; must be from 1 to 100000")
         return given or []
+
+    @property
+    def _clipping_names(self) -> tuple[str, ...]:
+        try:
+            return CLIPPINGS.describe(self.clipping).names
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def clipped(self) -> Clipping:
+        """The clipping with its options."""
+        extra = self.model_extra or {}
+        given = {key: extra[key] for key in self._clipping_names if key in extra}
+        made: Clipping = made_part(CLIPPINGS, self.clipping, given, ())
+        return made
 
     @property
     def described(self) -> LawDescription:

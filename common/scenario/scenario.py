@@ -15,9 +15,12 @@ from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, model_
 from common.algorithms import AlgorithmDescription, describe
 from common.devices import DeviceProfile
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Scope
+from common.mechanism.local_work import LocalWork
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
-from common.own_code import is_dotted
+from common.own_code import MECHANISM_KEYS, code_named_by
 from common.problem import Problem, SensitivityRule
 from common.scenario.algorithm_table import AlgorithmTable, check_clipping, check_required, filled
 from common.scenario.data_table import DataTable
@@ -37,6 +40,7 @@ from common.scenario.tables import (
     WorkTable,
 )
 
+_NOTHING = NoiseLaw()  # stands for any law where only the other parts are asked
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # updates between evaluations
 
 
@@ -79,19 +83,7 @@ class Scenario(Table):
                 f"testbed.edges_at_least = {self.testbed.edges_at_least}: must be at most {self.edges}, "
                 "the number of edges, or the run would never begin"
             )
-        most = self.data.largest_batch
-        if most is not None and most < self.batch_size:
-            raise ValueError(f"data.largest_batch = {most}: must be at least batch_size = {self.batch_size}")
-        if most is not None and self.private and self.privacy.clipping == "batch-mean":
-            raise ValueError(
-                "privacy.clipping = 'batch-mean': with data.sampler = 'truncated-poisson' allowed are per-sample,"
-                " normalised and quantile"
-            )
-        if self.local.steps > 1 and not self.private:
-            raise ValueError(
-                f"local.steps = {self.local.steps}: needs an algorithm whose edges clip and noise, and"
-                " this one's do not"
-            )
+        self._check_mechanism()
         if self.privacy.gradients_per_second is not None and self.time_limit is None:
             raise ValueError("time_limit: needed with privacy.gradients_per_second")
         if self.algorithm.weights == "noise" and not self.private:
@@ -100,11 +92,22 @@ class Scenario(Table):
             raise ValueError("privacy.pace = 'own': needs an algorithm whose edges clip and noise")
         return self
 
+    def _check_mechanism(self) -> None:
+        """Refuse parts that state no cost, or do not go together, before anything is sent."""
+        steps = self.work.releases()
+        if not self.private and (self.local.work is not None or steps > 1):
+            key = f"local.steps = {steps}" if self.local.work is None else f"local.work = {self.local.work!r}"
+            raise ValueError(f"{key}: needs an algorithm whose edges clip and noise, and this one's do not")
+        try:
+            self.mechanism(_NOTHING if self.private else None)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
+
     def _resolve_algorithm(self) -> WorkTable:
         """Let the algorithm check its table and fill it; return what its edges do."""
         described = self.described
         check_required(self.algorithm, described)
-        check_clipping(self.privacy.clipping, described, weighted=self.weighted)
+        check_clipping(self.privacy.clipped, described, weighted=self.weighted)
         table = filled(
             self.algorithm, described, model=self.model.name, dataset=self.data.set, edges=self.edges
         )
@@ -171,16 +174,19 @@ class Scenario(Table):
         )
 
     @property
-    def mechanism(self) -> Mechanism:
-        p = self.privacy
-        return Mechanism(
-            Clipping(p.clipping),
-            Scope(p.scope),
-            Sampling(self.data.sampler),
-            self.batch_size,
-            self.local.steps,
-            self.data.largest_batch,
-        )
+    def sampler(self) -> Sampler:
+        """How an edge draws a batch."""
+        return self.data.drawn
+
+    @property
+    def work(self) -> LocalWork:
+        """How an edge makes a message out of releases."""
+        return self.local.made
+
+    def mechanism(self, law: NoiseLaw | None) -> Mechanism:
+        """Return how an edge that noises by this law makes a release; None: it neither clips nor noises."""
+        privacy, scope = self.privacy, Scope(self.privacy.scope)
+        return Mechanism(law, self.batch_size, self.sampler, privacy.clipped, self.work, scope)
 
     def law(self, index: int) -> NoiseLaw | None:
         """Return how edge k noises; None where the algorithm never does."""
@@ -210,6 +216,7 @@ class Scenario(Table):
             privacy.pop(key, None)  # of all edges: no business of this one
         if self.links:
             values["links"] = [values["links"][index % len(self.links)]]
+        values["local"] = self.local.recorded(values["local"])
         if not self.local.given:
             del values["local"]
         devices = values.pop("devices")
@@ -240,6 +247,7 @@ class Scenario(Table):
         values = self.model_dump(mode="json")
         values["algorithm"] = self.algorithm.recorded() | self.described.recorded(self.algorithm.options)
         values["records"] = self.records.recorded()
+        values["local"] = self.local.recorded(values["local"])
         if not self.local.given:
             del values["local"]
         if not self.devices:
@@ -280,15 +288,15 @@ def parse_scenario(values: Mapping[str, Any]) -> Scenario:
 def parse_welcome(values: Mapping[str, Any], *, allowed: Collection[str] = ()) -> Scenario:
     """Check a scenario as an edge gets it: `work` says what to do, and nothing is looked up by an algorithm's name.
 
-    `allowed` are the noise laws by dotted path that may be imported; a model or data set is not imported here.
+    `allowed` are the parts of the mechanism by dotted path that may be imported; a model or data set is not imported
+    here.
     """
     rest = dict(values)
-    privacy = rest.get("privacy")
-    noise = privacy.get("noise") if isinstance(privacy, Mapping) else None
-    if isinstance(noise, str) and is_dotted(noise) and noise not in allowed:
-        raise ConfigurationError(
-            f"privacy.noise = {noise!r}: the run asks for code of its own; allow it with --allow {noise}"
-        )
+    for key, name in code_named_by(rest):
+        if key in MECHANISM_KEYS and name not in allowed:
+            raise ConfigurationError(
+                f"{key} = {name!r}: the run asks for code of its own; allow it with --allow {name}"
+            )
     if "algorithm" in rest:
         raise ConfigurationError("algorithm: an edge is told by `work` what to do, not by an algorithm")
     work = rest.pop("work", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -19,8 +19,10 @@ from common.devices import (
     device_profile,
 )
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import MOST_STEPS
+from common.mechanism.local_work import LOCAL_WORK, LocalWork, named_work
+from common.mechanism.part import Port
 from common.models.registry import MODELS
-from common.noise.mechanism import MOST_STEPS
 from common.own_code import is_dotted
 from common.transport.link import LEAST_RATE_KBPS, LONGEST_DELAY_MS, MOST_PARTITIONS, link_profile
 
@@ -77,26 +79,73 @@ class WorkTable(Table):
     centralised: bool = Field(..., description="whether one worker holds all data")
 
 
-class LocalTable(Table):
-    """[local]: E noised steps of an edge on its own before it sends their mean."""
+def options_given(table: BaseModel, declared: Collection[str]) -> dict[str, Any]:
+    """Return the options of a mechanism's part that a table gives: declared keys that were set, and all others."""
+    given = {key: getattr(table, key) for key in declared if key in table.model_fields_set}
+    return {key: value for key, value in {**given, **(table.model_extra or {})}.items() if value is not None}
 
+
+def made_part(port: Port, name: str, given: Mapping[str, Any], known: Collection[str]) -> Any:
+    """Return the part of the release mechanism that a table names, with its options; ValueError for any other key.
+
+    `known` are the table's keys beside them, for the error's words.
+    """
+    table = port.key.partition(".")[0]
+    try:
+        described = port.describe(name)
+        for key, value in given.items():
+            if key not in described.names:
+                allowed = ", ".join((*known, *described.names))
+                raise ValueError(f"{table}.{key} = {value!r}: unknown key; allowed are {allowed}")
+        return described.make(given, port.key)
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
+
+
+class LocalTable(Table):
+    """[local]: what an edge does on its own for one message; beside that the options of the work that is named."""
+
+    model_config = ConfigDict(extra="allow")  # options of the work: `_work` checks them
+
+    work: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="single-step, local-steps or package.module:Class; absent: by local.steps",
+    )
     steps: int = Field(1, ge=1, le=MOST_STEPS, description="E; each is charged as a release")
     rate: Positive | None = Field(
         None, le=1e6, description="ρ_local: a local step is ρ_local/C times a noised gradient"
     )
 
     @model_validator(mode="after")
-    def _rate(self) -> Self:
-        if self.steps > 1 and self.rate is None:
-            raise ValueError(f"local.rate: needed with local.steps = {self.steps}")
-        if self.steps == 1 and self.rate is not None:
-            raise ValueError(f"local.rate = {self.rate}: means nothing with local.steps = 1")
+    def _work(self) -> Self:
+        if self.work is None:
+            if self.steps > 1 and self.rate is None:
+                raise ValueError(f"local.rate: needed with local.steps = {self.steps}")
+            if self.steps == 1 and self.rate is not None:
+                raise ValueError(f"local.rate = {self.rate}: means nothing with local.steps = 1")
+        _ = self.made
         return self
+
+    @property
+    def made(self) -> LocalWork:
+        """The work with its options."""
+        given = options_given(self, ("steps", "rate"))
+        name = self.work or named_work(given)
+        if self.work is None and self.steps == 1:
+            given.pop("steps", None)  # said, and the same as not said
+        made: LocalWork = made_part(LOCAL_WORK, name, given, ("work", "steps", "rate"))
+        return made
+
+    def recorded(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return what a record and a welcome hold: keys that say something."""
+        return lasting(values, {"work": None} if self.work is None else {"rate": None, "steps": 1})
 
     @property
     def given(self) -> bool:
         """Whether it says anything: a key that came later is written down only where it does."""
-        return self.steps > 1
+        return self.steps > 1 or self.work is not None
 
 
 class DelaysTable(Table):

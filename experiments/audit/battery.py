@@ -1,61 +1,206 @@
-"""The games that every release mechanism is put to, cheap ones first: one list for all laws, clippings and samplers."""
+"""The games that every release mechanism is put to: one list for all laws, clippings, samplers and local work."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Scope
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.work.single_step import SingleStep
+from common.models.model import Features
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Sampling
-from edge.worker import Recipe
-from experiments.audit.bounds import Floats
-from experiments.audit.canary import LOUD
-from experiments.audit.design import EVERYWHERE, Design, Plant, honest, resized, unit
-from experiments.audit.game import Playable
-from experiments.audit.lagged import LaggedGame
-from experiments.audit.most_drawn import MostDrawn
+from edge.worker import EdgeWorker, Shard
+from experiments.audit.claims import Claim, Floats
+from experiments.audit.design import (
+    CLIP,
+    LOUD,
+    CodedGradients,
+    Design,
+    Plant,
+    honest,
+    resized,
+    unit,
+    with_extra,
+    written,
+)
+from experiments.audit.game import Finding, Playable, turned
+
+LONGEST_LAG = 300
+_LEARNING = 700  # releases with the canary zeroed: noise alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaggedGame:
+    """A canary that pulls one way and, ℓ releases later, the other; ℓ is where noise was most alike."""
+
+    name: str
+    design: Design
+    rounds: int
+
+    @property
+    def claim(self) -> Claim:
+        return replace(self.design, releases=2).claim
+
+    @property
+    def cost(self) -> int:
+        return 2 * self.rounds + _LEARNING
+
+    def play(self, *, alpha: float, seed: int) -> Finding:
+        lag = self._most_alike(seed)
+        signs = np.repeat([1.0, -1.0], lag)[:, None] * np.ones(self.design.canary.size)
+        pair = replace(self.design, releases=2, steer=signs)
+        aim = replace(self.design, releases=2, steer=signs[[0, lag]]).aim
+        game = replace(pair.game(self.name, self.rounds), score=aim.ratio, learner=aim.learned, lag=lag)
+        finding = game.play(alpha=alpha, seed=seed + 1)
+        return replace(finding, name=f"{self.name} ({lag} apart)")
+
+    def _most_alike(self, seed: int) -> int:
+        worker, [x] = self.design.worker(False, seed), self.design.path
+        noise = np.array(
+            [worker.gradient(x, self.design.sensitivity, n + 1) for n in range(_LEARNING)], np.float64
+        )
+        noise -= noise.mean(axis=0)
+        alike: Floats = np.array([(noise[:-lag] * noise[lag:]).mean() for lag in range(1, LONGEST_LAG + 1)])
+        return int(np.argmax(np.abs(alike))) + 1
+
+
+_BATCH = 4  # b: seldom empty, and few enough that their codes hardly disturb each other
+_FEWEST_ROWS, _MOST_ROWS = 256, 4096
+_OF_EPOCH = 4  # releases of a round with the shuffled sampler, all of one epoch, which is charged once
+_CLEAR = 7.0  # distance of a canary that is in every batch, in standard deviations of the sum
+_MOST_RELEASES = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MostDrawn:
+    """A canary in the row that was drawn most often; b = 4, and as many rows as the shard has."""
+
+    name: str
+    mechanism: Mechanism
+    shard_size: int
+    dimension: int
+    rounds: int
+    plant: Plant = field(default=honest)
+    regularization: float = 0.0  # λ
+
+    @property
+    def design(self) -> Design:
+        last = np.zeros(self.dimension)
+        last[-1] = float(LOUD)
+        rows = (
+            min(_MOST_ROWS, max(_FEWEST_ROWS, self.shard_size)) // (_BATCH * _OF_EPOCH) * _BATCH * _OF_EPOCH
+        )
+        return Design(
+            mechanism=replace(resized(self.mechanism, _BATCH), work=SingleStep()),
+            regularization=self.regularization,
+            shard_size=rows,
+            canary=last,
+            releases=_OF_EPOCH if self.mechanism.sampler.by_epoch else 1,
+            plant=self.plant,
+        )
+
+    @property
+    def claim(self) -> Claim:
+        return self.design.claim
+
+    @property
+    def cost(self) -> int:
+        return self.rounds * self.design.releases + self._learning
+
+    @property
+    def _learning(self) -> int:
+        """Return after how many releases a canary in every batch stands out from noise and the others' codes."""
+        assert self.mechanism.law is not None
+        noise = 4 * self.mechanism.law.relative_second_moment(self.dimension) / self.dimension
+        return min(_MOST_RELEASES, math.ceil(_CLEAR**2 * (_BATCH + noise)))
+
+    def play(self, *, alpha: float, seed: int) -> Finding:
+        design, row = self.design, self._most_drawn(seed)
+
+        def worker(there: bool, seed: int | None) -> EdgeWorker:
+            made = design.worker(there, seed)
+            made.shard = turned(made.shard, row)
+            return made
+
+        game = design.game(self.name, self.rounds)
+        if design.releases == 1:
+            game = design.likely(self.name, self.rounds)
+        epoch = design.shard_size // _BATCH
+        after = (
+            -(-self._learning // epoch) * epoch
+        )  # what was learned from is not judged, nor the rest of its epoch
+        return replace(game, worker=worker, turning=False, after=after).play(alpha=alpha, seed=seed)
+
+    def _most_drawn(self, seed: int) -> int:
+        design, count = self.design, self._learning
+        codes = np.random.default_rng(seed).choice(np.array([-1, 1], np.int8), (design.shard_size, count))
+        features: Features = codes  # a byte each: few of them are used
+        worker = design.worker(True, seed)
+        worker.shard = Shard(features, np.zeros(len(codes), np.int64), np.arange(len(codes)))
+        coded = CodedGradients(self.dimension)
+        coded.form = written(worker.model).form
+        worker.model = with_extra(self.mechanism.clipping, coded)
+        size = worker.model.dimension
+        x, released = np.zeros(size, np.float32), np.empty((count, size))
+        for n in range(count):
+            x[0] = n
+            released[n] = worker.gradient(x, design.sensitivity, n + 1)
+            released[n] -= np.float32(self.regularization) * x
+        pull = np.zeros(size)
+        pull[self.dimension - 1] = CLIP / _BATCH
+        assert self.mechanism.law is not None
+        told = self.mechanism.law.log_ratio(design.sensitivity, released, -pull, pull)
+        return int(np.argmax(codes.astype(np.float32) @ told.astype(np.float32)))
+
 
 LAYERS = 4
 _NORMS = (1.05, 1.5, 3.0, 8.0, 15.0, 19.0)  # between C and 20 C
 _CROWD = (128, 1024, 64)  # b, n_k and N where the numbers that draw a batch would show in noise
 _MESSAGES = 16  # times the rounds, over E: one step of four without noise is seen at z = 4
-_SAMPLED = (Sampling.POISSON, Sampling.TRUNCATED_POISSON)  # each record by itself
-# What the canaries were designed for. Another kind is refused until somebody has thought about it.
-PLAYED = frozenset(
-    {
-        *(Clipping.PER_SAMPLE, Clipping.NORMALISED, Clipping.QUANTILE, Clipping.BATCH_MEAN),
-        *(Sampling.POISSON, Sampling.TRUNCATED_POISSON, Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT),
-    }
-)
 
 
 def battery(
-    recipe: Recipe, *, shard_size: int, dimension: int, rounds: int, plant: Plant = honest
+    mechanism: Mechanism,
+    *,
+    shard_size: int,
+    dimension: int,
+    rounds: int,
+    plant: Plant = honest,
+    regularization: float = 0.0,
 ) -> list[Playable]:
-    """Return every game of an edge's recipe on a shard of this size; of a release that claims nothing, the first."""
-    check_played(recipe)
-    law, sampling, b = recipe.law, recipe.sampling, recipe.batch_size
-    mean = recipe.clipping is Clipping.BATCH_MEAN
+    """Return every game of an edge's mechanism on a shard of this size; of a release that claims nothing, the first.
+
+    What is played follows from what the parts state of themselves, so that parts of one's own are played alike.
+    """
+    law, sampler, clipping, b = mechanism.law, mechanism.sampler, mechanism.clipping, mechanism.batch_size
+    sampled, repeats = mechanism.amplification.sampled, sampler.places(b) > 1
     last = np.zeros(dimension)
     last[-1] = 1.0
-    # the canary is in the batch for certain; with replacement it may even fill the batch
-    certain = b if sampling is not Sampling.WITH_REPLACEMENT else 2 if mean else 1
-    message = Design(recipe=recipe, shard_size=certain, canary=float(LOUD) * last, plant=plant)
-    one = replace(message, recipe=replace(recipe, steps=1))
+    # the canary is in the batch for certain; where it may fill several places, it may even fill the batch
+    certain = sampler.least_records(b)
+    if clipping.opposed and repeats:
+        certain = max(2, certain)
+    message = Design(
+        mechanism=mechanism,
+        shard_size=certain,
+        canary=float(LOUD) * last,
+        plant=plant,
+        regularization=regularization,
+    )
+    one = replace(message, mechanism=replace(mechanism, work=SingleStep()))
     games: list[Playable] = [one.threshold("one release, canary in the batch", rounds)]
-    if recipe.steps > 1:
-        name = f"one message of {recipe.steps} local steps, canary in every batch"
-        games.append(message.likely(name, max(rounds, _MESSAGES * rounds // recipe.steps)))
-    if law is None or recipe.noised != EVERYWHERE or not np.isfinite(one.claim.value):
+    if mechanism.steps > 1:
+        name = f"one message of {mechanism.steps} local steps, canary in every batch"
+        games.append(message.likely(name, max(rounds, _MESSAGES * rounds // mechanism.steps)))
+    if law is None or mechanism.scope is not Scope.ALL or not np.isfinite(one.claim.value):
         return games
-    sampled = replace(one, shard_size=shard_size)
-    if sampling in _SAMPLED and shard_size > b:
-        games.append(sampled.threshold("one release, as sampled", rounds))
-    if sampling is Sampling.SHUFFLED:
+    if sampled and shard_size > b:
+        games.append(replace(one, shard_size=shard_size).threshold("one release, as sampled", rounds))
+    if sampler.by_epoch:
         epoch = replace(one, shard_size=2 * b, releases=2)
         games.append(epoch.threshold("an epoch of two releases", rounds))
     spread = replace(one, canary=float(LOUD) * unit(np.ones(dimension), law.norm))
@@ -86,28 +231,27 @@ def battery(
         ),
         replace(spread, adjacency=Adjacency.REPLACE_ONE).game("one release, canary replaced", rounds),
     ]
-    if recipe.steps > 1:
-        steps = replace(spread, recipe=recipe)
+    if mechanism.steps > 1:
+        steps = replace(spread, mechanism=mechanism)
         games.append(LaggedGame(name=f"two messages {alike}", design=steps, rounds=pairs))
-    if sampling in _SAMPLED:
+    if sampled:
         games.append(replace(one, shard_size=2 * b).likely("one release, sampled at rate 1/2", 2 * rounds))
-        if not mean:
+        if not clipping.opposed:
             against = replace(one, shard_size=b + 1, canary=-float(LOUD) * last, others=last)
             games.append(against.game("one release, the others pull against the canary", rounds))
-    if (
-        sampling is not Sampling.WITH_REPLACEMENT
-    ):  # which may take the same record each time, and is charged for it
+    if not repeats:  # which may take the same record each time, and is charged for it
         games.append(
             MostDrawn(
                 name="the record that is drawn most often",
-                recipe=recipe,
+                mechanism=mechanism,
+                regularization=regularization,
                 shard_size=shard_size,
                 dimension=dimension,
                 rounds=rounds,
                 plant=plant,
             )
         )
-    if sampling in _SAMPLED and not mean:  # a mean of other sizes would be noised for another
+    if sampled and not clipping.opposed:  # a mean of other sizes would be noised for another
         games.append(_who_is_sampled(spread, one, rounds))
     return games
 
@@ -117,25 +261,17 @@ def _who_is_sampled(spread: Design, one: Design, rounds: int) -> Playable:
 
     Where a claim is of pure ε, what counts is how sure the surest rounds are; otherwise how many there are.
     """
-    name, law = "one release, noise by who is sampled", spread.recipe.law
+    name, law = "one release, noise by who is sampled", spread.mechanism.law
     if not isinstance(law, Gaussian):
-        two = replace(one, recipe=resized(one.recipe, 1), shard_size=2)
+        two = replace(one, mechanism=resized(one.mechanism, 1), shard_size=2)
         return replace(two.game(name, 16 * rounds), score=None, learning=0.25)
     b, n, size = _CROWD
     canary = float(LOUD) * unit(np.ones(size), law.norm)
-    crowd = replace(spread, recipe=resized(spread.recipe, b), shard_size=n, canary=canary)
+    crowd = replace(spread, mechanism=resized(spread.mechanism, b), shard_size=n, canary=canary)
     # enough for an excess of 0.02 over the claim at μ = 1/4, and of 0.012 at μ = 1
     game = crowd.game(name, int(20 * rounds * min(1.0, max(0.5, 1 / law.noise_multiplier))))
     # the first row is drawn by the smallest numbers
     return replace(game, score=None, threshold=0.0, learning=0.25, turning=False)
-
-
-def check_played(recipe: Recipe) -> None:
-    """Refuse what no game was made for: that nothing refutes it would say nothing."""
-    for key, kind in (("privacy.clipping", recipe.clipping), ("data.sampler", recipe.sampling)):
-        if kind not in PLAYED:
-            allowed = ", ".join(one.value for one in type(kind) if one in PLAYED)
-            raise ConfigurationError(f"{key} = {kind.value!r}: no game audits it; allowed are {allowed}")
 
 
 def _in_turn(dimension: int, law: NoiseLaw) -> Floats:

@@ -1,38 +1,44 @@
-"""Defects, each planted in a real edge: in its law, its streams, its gradients, its recipe or its release.
+"""Defects, each planted in a real edge: in its law, its streams, its gradients, its mechanism or its release.
 
-One list: every defect names the recipe that is claimed, and is put to the battery of that recipe.
+One list: every defect names the mechanism that is claimed, and is put to the battery of that mechanism.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from common.mechanism.clippings.batch_mean import BatchMean
+from common.mechanism.clippings.normalised import Normalised
+from common.mechanism.clippings.quantile import Quantile
+from common.mechanism.guarantee import Adjacency, Guarantee, Norm
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.samplers.shuffled import Shuffled
+from common.mechanism.samplers.truncated_poisson import TruncatedPoisson
+from common.mechanism.samplers.with_replacement import WithReplacement
+from common.mechanism.work.local_steps import LocalSteps
 from common.models.gradients import Matrix, RowGradients
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import Noise, NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Guarantee, Mechanism, Norm, Sampling
 from common.quantities import Floats, NoisyGradient, PerSampleGradients, Vector
 from common.randomness import CounterStreams, Purpose
-from edge.privacy import clip_and_count, perturb
-from edge.samplers import draw_batch
-from edge.worker import EdgeWorker, Recipe
+from edge.worker import EdgeWorker, perturb
 from experiments.audit.battery import battery
-from experiments.audit.canary import CLIP, Muted, written
-from experiments.audit.design import Plant, plain_recipe
+from experiments.audit.design import CLIP, Muted, Plant, written
 from experiments.audit.game import Finding, Playable
 
 ROUNDS = 8000
 SHARD = 800  # n_k, as quickstart's
 LOCAL_STEPS = 4
-_S = 0.28  # s of normalised gradients: 0.01·ℓ, ℓ = √784
+_S = 0.28  # s of normalised gradients
+_B = 4
 
 # What no observer of the releases could see, each with the reason.
 INVISIBLE: dict[str, str] = {}
@@ -75,8 +81,8 @@ def law(change: Callable[[NoiseLaw], NoiseLaw]) -> Plant:
     """Return a plant of another law."""
 
     def plant(worker: EdgeWorker) -> EdgeWorker:
-        assert worker.recipe.law is not None
-        worker.recipe = replace(worker.recipe, law=change(worker.recipe.law))
+        assert worker.mechanism.law is not None
+        worker.mechanism = replace(worker.mechanism, law=change(worker.mechanism.law))
         return worker
 
     return plant
@@ -87,11 +93,11 @@ def muted(mute: Callable[[int], slice]) -> Plant:
     return law(lambda whole: Muted(whole, mute))
 
 
-def recipe(**changes: Any) -> Plant:
-    """Return a plant of a recipe that differs from what is claimed."""
+def other(**changes: Any) -> Plant:
+    """Return a plant of a mechanism that differs from what is claimed."""
 
     def plant(worker: EdgeWorker) -> EdgeWorker:
-        worker.recipe = replace(worker.recipe, **changes)
+        worker.mechanism = replace(worker.mechanism, **changes)
         return worker
 
     return plant
@@ -99,8 +105,9 @@ def recipe(**changes: Any) -> Plant:
 
 def twice_the_steps(worker: EdgeWorker) -> EdgeWorker:
     """Plant twice the local steps, where there are any."""
-    steps = worker.recipe.steps
-    worker.recipe = replace(worker.recipe, steps=2 * steps if steps > 1 else 1)
+    steps = worker.mechanism.steps
+    if steps > 1:
+        worker.mechanism = replace(worker.mechanism, work=LocalSteps(steps=2 * steps).audited())
     return worker
 
 
@@ -201,7 +208,7 @@ def gradients(form: Callable[[Matrix, int], PerSampleGradients]) -> Plant:
     """Return a plant between model and clipping, given the rows and b."""
 
     def plant(worker: EdgeWorker) -> EdgeWorker:
-        b = worker.recipe.batch_size
+        b = worker.mechanism.batch_size
         written(worker.model).form = lambda rows: form(rows, b)
         return worker
 
@@ -306,7 +313,7 @@ def streams(kind: type[CounterStreams]) -> Plant:
 def always_there(worker: EdgeWorker) -> EdgeWorker:
     """Plant one record into every batch."""
     there = AlwaysThere(worker.streams._key, reproducible=worker.streams.reproducible)
-    there.batch_size = worker.recipe.batch_size
+    there.batch_size = worker.mechanism.batch_size
     worker.streams = there
     return worker
 
@@ -325,46 +332,42 @@ class OneIn50Bare(EdgeWorker):
     """Every fiftieth release goes without noise."""
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        recipe = self.recipe
-        if n % 50 or recipe.law is None:
+        whole = self.mechanism
+        if n % 50 or whole.law is None:
             return EdgeWorker.gradient(self, x, sensitivity, n)
-        self.recipe = replace(recipe, law=Muted(recipe.law))
+        self.mechanism = replace(whole, law=Muted(whole.law))
         try:
             return EdgeWorker.gradient(self, x, sensitivity, n)
         finally:
-            self.recipe = recipe
+            self.mechanism = whole
 
 
 class OneStepBare(EdgeWorker):
     """The second of the local steps of every message goes without noise."""
 
     def _release(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        recipe = self.recipe
-        if recipe.steps == 1 or n % recipe.steps != 2 % recipe.steps or recipe.law is None:
+        whole = self.mechanism
+        if whole.steps == 1 or n % whole.steps != 2 % whole.steps or whole.law is None:
             return EdgeWorker._release(self, x, sensitivity, n)
-        self.recipe = replace(recipe, law=Muted(recipe.law))
+        self.mechanism = replace(whole, law=Muted(whole.law))
         try:
             return EdgeWorker._release(self, x, sensitivity, n)
         finally:
-            self.recipe = recipe
+            self.mechanism = whole
 
 
 class _OwnRelease(EdgeWorker):
     """An edge that clips and noises in a way of its own."""
 
     def _of_batch(self, x: Vector, n: int) -> PerSampleGradients:
-        recipe, shard = self.recipe, self.shard
-        batch = draw_batch(
-            *(recipe.sampling, self.streams, self.index, n, len(shard), recipe.batch_size),
-            recipe.largest_batch,
-        )
-        rows = shard.rows[batch]
+        shard, b = self.shard, self.mechanism.batch_size
+        rows = shard.rows[self.mechanism.sampler.draw(self.streams, self.index, n, len(shard), b)]
         return self.model.gradients(x, shard.features[rows], shard.targets[rows])
 
     def _noised(self, gradient: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        assert self.recipe.law is not None
+        assert self.mechanism.law is not None
         rng = self.streams.at(self.index, Purpose.NOISE, n)
-        return perturb(gradient, self.recipe.law, sensitivity, self.recipe.noised, rng)
+        return perturb(gradient, self.mechanism.law, sensitivity, self.noised, rng)
 
 
 class ClipsAfterNoise(_OwnRelease):
@@ -372,7 +375,7 @@ class ClipsAfterNoise(_OwnRelease):
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
         mean = self._of_batch(x, n).weighted_sum(None)
-        mean /= np.float32(self.recipe.batch_size)
+        mean /= np.float32(self.mechanism.batch_size)
         noisy = self._noised(mean, sensitivity, n)
         return NoisyGradient(noisy / np.float32(max(1.0, float(np.linalg.norm(noisy)) / CLIP)))
 
@@ -381,9 +384,11 @@ class CountsTenfold(_OwnRelease):
     """Count each sample ten times as long as its part of C allows."""
 
     def gradient(self, x: Vector, sensitivity: float, n: int) -> NoisyGradient:
-        recipe = self.recipe
-        assert recipe.law is not None
-        counted = clip_and_count(self._of_batch(x, n), CLIP, recipe.batch_size, recipe.law.norm)
+        mechanism = self.mechanism
+        assert mechanism.law is not None
+        counted = mechanism.clipping.clip(
+            self._of_batch(x, n), CLIP, mechanism.batch_size, mechanism.law.norm
+        )
         counted[-1] *= 10
         return self._noised(counted, sensitivity, n)
 
@@ -397,7 +402,7 @@ class ClipsInFloat32(_OwnRelease):
         assert isinstance(small, RowGradients)
         bound = np.float32(CLIP) * tiny
         norms = np.sqrt(np.vecdot(small._rows, small._rows))
-        clipped = (bound / np.maximum(norms, bound)) @ small._rows / np.float32(self.recipe.batch_size)
+        clipped = (bound / np.maximum(norms, bound)) @ small._rows / np.float32(self.mechanism.batch_size)
         return self._noised(clipped / tiny, sensitivity, n)
 
 
@@ -405,7 +410,7 @@ def edge(kind: type[EdgeWorker]) -> Plant:
     """Return a plant of another kind of edge."""
 
     def plant(worker: EdgeWorker) -> EdgeWorker:
-        return kind(worker.edge_id, worker.index, worker.model, worker.shard, worker.recipe, worker.streams)
+        return kind(**{field.name: getattr(worker, field.name) for field in fields(worker)})
 
     return plant
 
@@ -434,23 +439,24 @@ MUTATIONS: dict[str, Plant] = {
     "one batch reused for ever": streams(OneBatch),
     "a record other than the first in every batch": always_there,
 }
-_COUNTED = Clipping.QUANTILE
-MUTATED: dict[str, Recipe] = {
-    "gaussian, z = 1": plain_recipe(Gaussian(1.0)),
-    "gaussian, z = 4": plain_recipe(Gaussian(4.0)),
-    "laplace, ε = 2": plain_recipe(Laplace(2.0)),
-    "laplace, ε = 0.5": plain_recipe(Laplace(0.5)),
-    "quantile, z = 1": plain_recipe(Gaussian(1.0), clipping=_COUNTED),
-    "quantile, z = 4": plain_recipe(Gaussian(4.0), clipping=_COUNTED),
+_COUNTED, _NORMALISED = Quantile(), Normalised().fitted(28.0)  # ℓ = √784
+_STEPS = LocalSteps(steps=LOCAL_STEPS)
+MUTATED: dict[str, Mechanism] = {
+    "gaussian, z = 1": Mechanism(Gaussian(1.0), _B),
+    "gaussian, z = 4": Mechanism(Gaussian(4.0), _B),
+    "laplace, ε = 2": Mechanism(Laplace(2.0), _B),
+    "laplace, ε = 0.5": Mechanism(Laplace(0.5), _B),
+    "quantile, z = 1": Mechanism(Gaussian(1.0), _B, clipping=_COUNTED),
+    "quantile, z = 4": Mechanism(Gaussian(4.0), _B, clipping=_COUNTED),
 }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Defect:
-    """A defect, and the recipe that its author claims to follow."""
+    """A defect, and the mechanism that its author claims to have."""
 
     name: str
-    claimed: Recipe
+    claimed: Mechanism
     plant: Plant
     dimension: int | None = None  # None: the law's own
 
@@ -481,13 +487,13 @@ def _of_other_kinds() -> Iterable[Defect]:
     """Yield a few of the mutations for what else can be configured."""
     one, four = Gaussian(1.0), Gaussian(4.0)
     kinds = {
-        "gamma-norm": plain_recipe(GammaNorm(4.0)),
-        "normalised": plain_recipe(one, clipping=Clipping.NORMALISED, stabiliser=_S),
-        "batch-mean": plain_recipe(Gaussian(8.0), clipping=Clipping.BATCH_MEAN),
-        "shuffled": plain_recipe(one, sampling=Sampling.SHUFFLED),
-        "with-replacement": plain_recipe(four, sampling=Sampling.WITH_REPLACEMENT),
-        "truncated-poisson": plain_recipe(one, sampling=Sampling.TRUNCATED_POISSON, largest_batch=7),
-        "local steps": plain_recipe(one, steps=LOCAL_STEPS),
+        "gamma-norm": Mechanism(GammaNorm(4.0), _B),
+        "normalised": Mechanism(one, _B, clipping=_NORMALISED),
+        "batch-mean": Mechanism(Gaussian(8.0), _B, clipping=BatchMean()),
+        "shuffled": Mechanism(one, _B, sampler=Shuffled()),
+        "with-replacement": Mechanism(four, _B, sampler=WithReplacement()),
+        "truncated-poisson": Mechanism(one, _B, sampler=TruncatedPoisson(largest_batch=7)),
+        "local steps": Mechanism(one, _B, work=_STEPS),
     }
     for name, claimed in kinds.items():
         for mutation in ("half the noise", "one coordinate without noise", "one key for all secure streams"):
@@ -501,19 +507,19 @@ def _of_other_kinds() -> Iterable[Defect]:
 
 def _of_one_kind() -> Iterable[Defect]:
     """Yield what only one law, clipping or sampler, or only local work, can get wrong."""
-    plain, gamma = plain_recipe(Gaussian(1.0)), plain_recipe(GammaNorm(4.0))
-    normalised = plain_recipe(Gaussian(1.0), clipping=Clipping.NORMALISED, stabiliser=_S)
+    plain, gamma = Mechanism(Gaussian(1.0), _B), Mechanism(GammaNorm(4.0), _B)
+    normalised = Mechanism(Gaussian(1.0), _B, clipping=_NORMALISED)
     tenfold, bare, in_full = "the count ten times as long", "one of four without noise", "four charged as two"
     for z in (1.0, 4.0):
         counted, steps = (
-            plain_recipe(Gaussian(z), clipping=_COUNTED),
-            plain_recipe(Gaussian(z), steps=LOCAL_STEPS),
+            Mechanism(Gaussian(z), _B, clipping=_COUNTED),
+            Mechanism(Gaussian(z), _B, work=_STEPS),
         )
         yield Defect(f"quantile, z = {z:g}: {tenfold}", counted, edge(CountsTenfold))
         yield Defect(f"local steps, z = {z:g}: {bare}", steps, edge(OneStepBare))
-        charged = replace(steps, steps=LOCAL_STEPS // 2)
+        charged = replace(steps, work=LocalSteps(steps=LOCAL_STEPS // 2))
         yield Defect(f"local steps, z = {z:g}: {in_full}", charged, twice_the_steps)
-    in_l1 = plain_recipe(Laplace(2.0), clipping=_COUNTED)
+    in_l1 = Mechanism(Laplace(2.0), _B, clipping=_COUNTED)
     yield Defect(f"quantile, laplace: {tenfold}", in_l1, edge(CountsTenfold))
     for name, claimed, form in (
         ("normalised: to 1.5 C", normalised, ClippedAtMore),
@@ -525,14 +531,14 @@ def _of_one_kind() -> Iterable[Defect]:
     first_layer = muted(lambda size: slice(size // 2, None))
     yield Defect("gaussian: noise on the first layer only", plain, first_layer)
     yield Defect("gaussian: a ΔS whose squares leave float32", plain, edge(ClipsInFloat32))
-    clipped_mean = recipe(clipping=Clipping.BATCH_MEAN)
+    clipped_mean = other(clipping=BatchMean())
     yield Defect("gaussian: batch-mean accounted with ΔS", plain, clipped_mean)
     yield Defect("gamma-norm: batch-mean accounted with ΔS", gamma, clipped_mean)
     singular = law(lambda _: ExponentialNorm(1.0))
-    yield Defect("gamma-norm: exponential-norm accounted as ε", plain_recipe(GammaNorm(1.0)), singular, 32)
-    yield Defect("laplace: clipped in L2", plain_recipe(Laplace(2.0)), law(lambda _: InL2(2.0)))
-    weak = plain_recipe(Gaussian(0.65), batch_size=8)
-    replaced = recipe(sampling=Sampling.WITH_REPLACEMENT)
+    yield Defect("gamma-norm: exponential-norm accounted as ε", Mechanism(GammaNorm(1.0), _B), singular, 32)
+    yield Defect("laplace: clipped in L2", Mechanism(Laplace(2.0), _B), law(lambda _: InL2(2.0)))
+    weak = Mechanism(Gaussian(0.65), 8)
+    replaced = other(sampler=WithReplacement())
     yield Defect("gaussian: with-replacement accounted as poisson", weak, replaced)
 
 

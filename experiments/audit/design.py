@@ -1,32 +1,118 @@
-"""One game's shard and models, with room for a defect: the canary, its company, what x does to them.
+"""One game's shard and model, behind the real edge: the canary, the other records, what x does to them.
 
-The recipe is an edge's own, so whatever can be configured of a release can be played.
+The auditor writes the per-sample gradients; sampler, clipping, division by b and noise are an edge's own mechanism,
+so whatever can be configured of a release can be played. A planted defect may stand anywhere in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
 from common.accounting.releases import ReleaseKind
-from common.models.gradients import Matrix
-from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Norm, Sampling, Scope
-from common.quantities import EdgeId
+from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import Adjacency, Guarantee, Norm, Scope
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.samplers.shuffled import Shuffled
+from common.metrics import LOSS, Metric
+from common.models.counted import Counted
+from common.models.gradients import Matrix, RowGradients
+from common.models.model import Features, Images, Labels, Model, Targets, layout
+from common.noise.law import Noise, NoiseLaw
+from common.quantities import EdgeId, PerSampleGradients, Vector
 from common.randomness import CounterStreams
-from edge.worker import EdgeWorker, Recipe, Shard
-from experiments.audit.bounds import Floats
-from experiments.audit.canary import CLIP, GivenGradients, Muted, counted_where
-from experiments.audit.claims import Claim, GdpClaim, PureClaim, claim_for, composed
-from experiments.audit.game import Game
-from experiments.audit.scores import Aim
+from edge.worker import EdgeWorker, Shard
+from experiments.audit.claims import Claim, Floats, GdpClaim, PureClaim, claim_for, composed
+from experiments.audit.game import Aim, Game
+
+CLIP = 1.0  # C
+LOUD = np.float32(1000.0)  # norm of a canary before clipping, in units of C
+
+Form = Callable[[Matrix], PerSampleGradients]  # how rows become per-sample gradients; a defect may stand here
+
+
+class GivenGradients:
+    """F(x; ξ) = ½ Σ ξ_i x_i², whose gradient is ξ∘x: ξ at x = 1, and x may turn, scale or mask it."""
+
+    name = "given-gradients"
+
+    def __init__(self, dimension: int) -> None:
+        self.dimension = dimension
+        self.layout = layout(weight=(dimension,))
+        self.first_layer = slice(0, dimension // 2)
+        self.metrics: tuple[Metric, ...] = (LOSS,)
+        self.form: Form = RowGradients
+
+    def initial(self, rng: np.random.Generator) -> Vector:  # noqa: ARG002
+        return np.ones(self.dimension, np.float32)
+
+    def features(self, images: Images) -> Features:
+        return images
+
+    def targets(self, labels: Labels) -> Targets:
+        return labels
+
+    def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:  # noqa: ARG002
+        return self.form(features * x)
+
+    def evaluate(self, x: Vector, features: Features, targets: Targets) -> dict[str, float]:  # noqa: ARG002
+        return {"loss": float((features @ (x * x)).mean()) / 2}
+
+
+class CodedGradients(GivenGradients):
+    """Record i pulls along the last coordinate, to or fro by its own code: column n of its features where x₀ = n."""
+
+    name = "coded-gradients"
+
+    def gradients(self, x: Vector, features: Features, targets: Targets) -> PerSampleGradients:  # noqa: ARG002
+        rows = np.zeros((len(features), self.dimension), np.float32)
+        rows[:, -1] = LOUD * features[:, round(float(x[0]))]
+        return self.form(rows)
+
+
+def with_extra(clipping: Clipping, model: Model) -> Model:
+    """Return the model as an edge has it: with a coordinate more where the clipping asks for one."""
+    return Counted(model) if clipping.extra else model
+
+
+def written(model: Model) -> GivenGradients:
+    """Return one of these models as it is without a count."""
+    inner = model._inner if isinstance(model, Counted) else model
+    assert isinstance(inner, GivenGradients)
+    return inner
+
+
+@dataclass(frozen=True, slots=True)
+class Muted(NoiseLaw):
+    """A law that leaves some coordinates without noise, and says of itself what the whole law does."""
+
+    name: ClassVar[str] = "muted"
+    law: NoiseLaw
+    mute: Callable[[int], slice] = lambda _: slice(None)  # given N
+
+    @property
+    def norm(self) -> Norm:  # type: ignore[override]
+        return self.law.norm
+
+    def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Noise:
+        eta = self.law.draw(sensitivity, dimension, rng)
+        eta[self.mute(dimension)] = 0
+        return eta
+
+    def relative_second_moment(self, dimension: int) -> float:
+        return self.law.relative_second_moment(dimension)
+
+    def relative_tail(self, dimension: int) -> float:
+        return self.law.relative_tail(dimension)
+
+    def guarantee(self, mechanism: Mechanism, adjacency: Adjacency) -> Guarantee:
+        return self.law.guarantee(mechanism, adjacency)
+
 
 Plant = Callable[[EdgeWorker], EdgeWorker]  # puts a defect into an edge
-
-EVERYWHERE = slice(None)  # `noised` of a recipe whose noise covers all coordinates
-_LOCAL_RATE = 1e-3  # of local steps: x moves, and stays near 1, where the canary is as loud as it was
 
 
 def honest(worker: EdgeWorker) -> EdgeWorker:
@@ -34,44 +120,10 @@ def honest(worker: EdgeWorker) -> EdgeWorker:
     return worker
 
 
-def plain_recipe(
-    law: NoiseLaw | None,
-    *,
-    batch_size: int = 4,
-    sampling: Sampling = Sampling.POISSON,
-    clipping: Clipping = Clipping.PER_SAMPLE,
-    stabiliser: float = 0.0,
-    steps: int = 1,
-    largest_batch: int | None = None,
-) -> Recipe:
-    """Return a recipe with noise on every coordinate and no regularisation."""
-    return Recipe(
-        batch_size=batch_size,
-        sampling=sampling,
-        clipping=clipping,
-        law=law,
-        noised=EVERYWHERE,
-        regularization=0.0,
-        stabiliser=stabiliser,
-        steps=steps,
-        largest_batch=largest_batch,
-    )
-
-
-def resized(recipe: Recipe, batch_size: int) -> Recipe:
-    """Return a recipe with another b, and B_max in proportion where b is larger."""
-    most = recipe.largest_batch
-    if most is not None:
-        most = max(most, round(most * batch_size / recipe.batch_size))
-    return replace(recipe, batch_size=batch_size, largest_batch=most)
-
-
-def mechanism_of(recipe: Recipe) -> Mechanism:
-    """Return what the accountant is told of a recipe."""
-    scope = Scope.ALL if recipe.noised == EVERYWHERE else Scope.FIRST_CONV
-    return Mechanism(
-        recipe.clipping, scope, recipe.sampling, recipe.batch_size, recipe.steps, recipe.largest_batch
-    )
+def resized(mechanism: Mechanism, batch_size: int) -> Mechanism:
+    """Return a mechanism with another b."""
+    sampler = mechanism.sampler.resized(mechanism.batch_size, batch_size)
+    return replace(mechanism, batch_size=batch_size, sampler=sampler)
 
 
 def streams_of(seed: int | None) -> CounterStreams:
@@ -90,9 +142,9 @@ def unit(shape: Floats, norm: Norm) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Design:
-    """A canary and its company behind an edge's recipe; under batch-mean clipping the company pulls against it."""
+    """A canary and its company behind an edge's mechanism; where its clipping says so the company pulls against it."""
 
-    recipe: Recipe  # as it is claimed; the plant may make another of it
+    mechanism: Mechanism  # as it is claimed; the plant may make another of it
     shard_size: int  # n_k
     canary: Floats  # what it adds to the batch at x = 1, in units of C
     others: Floats | None = None  # every other record, in units of C; None: 0
@@ -100,15 +152,16 @@ class Design:
     steer: Floats | None = None  # rows of x; None: 1
     adjacency: Adjacency = Adjacency.ZERO_OUT  # replace-one: the other world has the canary's opposite
     plant: Plant = field(default=honest)
+    regularization: float = 0.0  # λ
 
     @property
     def sensitivity(self) -> float:
         """ΔS = 2C/b."""
-        return 2 * CLIP / self.recipe.batch_size
+        return 2 * CLIP / self.mechanism.batch_size
 
     @property
     def kind(self) -> ReleaseKind:
-        return ReleaseKind(self.recipe.law, mechanism_of(self.recipe), self.shard_size)
+        return ReleaseKind(self.mechanism, self.shard_size)
 
     @property
     def claim(self) -> Claim:
@@ -126,10 +179,10 @@ class Design:
 
         A clipped batch mean moves the most where the others pull it to −C and the canary to +C.
         """
-        b = self.recipe.batch_size
+        b = self.mechanism.batch_size
         rows = np.zeros((self.shard_size, self.canary.size), np.float32)
         canary = CLIP * self.canary
-        if self.recipe.clipping is Clipping.BATCH_MEAN:
+        if self.mechanism.clipping.opposed:
             rows[1:] = -b * canary
             canary = b * b * canary
         elif self.others is not None:
@@ -141,38 +194,43 @@ class Design:
         """Return the real edge on this shard, with the defect in it; without a seed its streams are secure."""
         rows = self.rows(there)
         shard = Shard(rows, np.zeros(len(rows), np.int64), np.arange(len(rows)))
-        size, noised = self.canary.size, self.recipe.noised
-        model = counted_where(self.recipe.clipping, GivenGradients(size))
-        if noised != EVERYWHERE:
-            noised = slice(0, max(1, size // 2))
-        recipe = replace(self.recipe, noised=noised, local_rate=_LOCAL_RATE)
-        return self.plant(EdgeWorker(EdgeId("audited"), 0, model, shard, recipe, streams_of(seed)))
+        size, mechanism = self.canary.size, self.mechanism
+        noised = slice(None) if mechanism.scope is Scope.ALL else slice(0, max(1, size // 2))
+        worker = EdgeWorker(
+            edge_id=EdgeId("audited"),
+            index=0,
+            model=with_extra(mechanism.clipping, GivenGradients(size)),
+            shard=shard,
+            mechanism=replace(mechanism, work=mechanism.work.audited()),
+            noised=noised,
+            regularization=self.regularization,
+            streams=streams_of(seed),
+        )
+        return self.plant(worker)
 
     @property
     def path(self) -> Matrix:
         """The x of each release, from the start again when they end; the count's coordinate stays 0."""
         steer = np.ones((1, self.canary.size)) if self.steer is None else self.steer
-        counts = self.recipe.clipping is Clipping.QUANTILE
-        return np.pad(steer, ((0, 0), (0, int(counts)))).astype(np.float32)
+        return np.pad(steer, ((0, 0), (0, self.mechanism.clipping.extra))).astype(np.float32)
 
     @property
     def aim(self) -> Aim:
         """Return where a release lies before noise: the adversary knows the code, and runs it without."""
-        recipe = self.recipe
-        if recipe.sampling is Sampling.WITH_REPLACEMENT and recipe.clipping is not Clipping.BATCH_MEAN:
-            certain = replace(self, shard_size=1)
-        else:
-            sampling = Sampling.SHUFFLED if recipe.sampling is Sampling.WITH_REPLACEMENT else recipe.sampling
-            certain = replace(self, shard_size=recipe.batch_size, recipe=replace(recipe, sampling=sampling))
+        mechanism = self.mechanism
+        sampler, b = mechanism.sampler, mechanism.batch_size
+        certain = replace(self, shard_size=sampler.least_records(b))
+        if mechanism.clipping.opposed and sampler.places(b) > 1:  # each row once
+            certain = replace(self, shard_size=b, mechanism=replace(mechanism, sampler=Shuffled()))
         zeroed, there = (certain._without_noise(world) for world in (False, True))
-        law = recipe.law if recipe.noised == EVERYWHERE else None  # what is in the clear decides alone
+        law = mechanism.law if mechanism.scope is Scope.ALL else None  # what is in the clear decides alone
         epoch = self.kind.batches_per_epoch > 1
         return Aim(law, self.sensitivity, zeroed, there, self.kind.drawing_rate, one_of=epoch)
 
     def _without_noise(self, there: bool) -> Floats:
         worker = self.worker(there, 0)
-        if worker.recipe.law is not None:
-            worker.recipe = replace(worker.recipe, law=Muted(worker.recipe.law))
+        if worker.mechanism.law is not None:
+            worker.mechanism = replace(worker.mechanism, law=Muted(worker.mechanism.law))
         made = [worker.gradient(x, self.sensitivity, n) for n, x in enumerate(self.path, 1)]
         return np.array(made, np.float64)
 

@@ -20,7 +20,7 @@ from common.models.model import Features, Images, Labels, Model, Targets
 from common.quantities import PerSampleGradients, Vector
 from common.randomness import Purpose, streams_for
 from edge.worker import EdgeWorker, Shard
-from experiments.audit.bounds import Floats, one_run_epsilon
+from experiments.audit.claims import Floats, one_run_epsilon
 from experiments.reconstruction import exchanges
 from mapa.simulation.world import World
 
@@ -109,7 +109,7 @@ def audit_one_run(
             if progress is not None:
                 progress(sent.version)
     releases = workers[edge].sequence
-    kind = ReleaseKind(scenario.law(edge), scenario.mechanism, len(world.rows[edge]))
+    kind = ReleaseKind(scenario.mechanism(scenario.law(edge)), len(world.rows[edge]))
     delta = scenario.privacy.total_delta
     claimed = total([Spent(kind, kind.charges(releases))], delta, replace_one=False).epsilon
     guesses, correct, bound = _best(scores, planted.there, delta, 1 - confidence)

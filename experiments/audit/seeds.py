@@ -10,12 +10,54 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 
+from common.mechanism.clipping import CLIPPINGS
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import SAMPLERS
+from common.mechanism.work.local_steps import LocalSteps
+from common.noise.gamma_norm import GammaNorm
+from common.noise.gaussian import Gaussian
+from common.noise.laplace import Laplace
+from common.noise.law import NoiseLaw
+from experiments.audit.battery import battery
 from experiments.audit.game import Finding, Playable, play_all
-from experiments.audit.sound import sound_battery, sound_recipes
+
+SHARD, BATCH = 8, 4  # n_k and b, so that a batch tells something as it is sampled
+
+_LAWS: dict[str, tuple[NoiseLaw, NoiseLaw]] = {  # each, and with as much more noise as a clipped mean needs
+    "gaussian": (Gaussian(1.0), Gaussian(8.0)),
+    "laplace": (Laplace(2.0), Laplace(0.25)),
+    "gamma-norm": (GammaNorm(2.0), GammaNorm(0.25)),
+}
+
+
+def sound_mechanisms() -> dict[str, Mechanism]:
+    """Return every law behind every clipping and every sampler that comes with mapa, and local steps, by name."""
+    plain = Mechanism(None, BATCH)
+    found = {
+        "gaussian z=4": replace(plain, law=Gaussian(4.0)),
+        "laplace ε=0.5": replace(plain, law=Laplace(0.5)),
+    }
+    for name, (law, strong) in _LAWS.items():
+        for kind in CLIPPINGS.names:
+            clipping = CLIPPINGS.make(kind, {}).fitted(28.0)
+            chosen = law if clipping.bounds_each_sample else strong
+            found[f"{name} {kind}"] = replace(plain, law=chosen, clipping=clipping)
+        for kind in SAMPLERS.names:
+            if kind != plain.sampler.name:
+                sampler = SAMPLERS.make_from(kind, {"largest_batch": 7})
+                found[f"{name} {kind}"] = replace(plain, law=law, sampler=sampler)
+        found[f"{name}, four local steps"] = replace(plain, law=law, work=LocalSteps(steps=4))
+    return found
+
+
+def sound_battery(mechanism: Mechanism, rounds: int) -> list[Playable]:
+    """Return the battery of one of them."""
+    assert mechanism.law is not None
+    return battery(mechanism, shard_size=SHARD, dimension=mechanism.law.audit_dimension, rounds=rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +74,8 @@ def every_game(rounds: int) -> dict[str, Playable]:
     """Return the games of all sound mechanisms, by name, with this number of rounds of each world."""
     return {
         f"{name}: {game.name}": game
-        for name, recipe in sound_recipes().items()
-        for game in sound_battery(recipe, rounds)
+        for name, mechanism in sound_mechanisms().items()
+        for game in sound_battery(mechanism, rounds)
     }
 
 

@@ -26,7 +26,7 @@ _EDGE = EdgeId("edge-0")
 def wire_costs(data_dir: Path) -> Iterator[tuple[str, float]]:
     """Yield what was done and the µs that one of it took, the median of batches."""
     worker = World.of(bench_scenario(5, 1), data_dir).workers()[0]
-    n, b = worker.model.dimension, worker.recipe.batch_size
+    n, b = worker.model.dimension, worker.mechanism.batch_size
     sent = SendModel(_EDGE, 1, 1.0, 0, np.zeros(n, np.float32))
     yield f"gradient, clip and noise (LR, N = {n}, b = {b})", _median(lambda: worker.receive(sent), 200)
     yield f"ledger debit with its sync to the disk ({4 * _DIMENSION / 1000:.0f} kB)", _debit()
@@ -58,7 +58,7 @@ def _median(work: Callable[[], object], count: int, batches: int = 15) -> float:
 
 def _debit() -> float:
     run, payload = RunId("bench"), bytes(4 * _DIMENSION)
-    kind = ReleaseKind(noise_law("gaussian", {"noise_multiplier": 2.0}), bench_scenario(5, 1).mechanism, 1000)
+    kind = ReleaseKind(bench_scenario(5, 1).mechanism(noise_law("gaussian", {"noise_multiplier": 2.0})), 1000)
     with tempfile.TemporaryDirectory() as directory, SqliteLedger(Path(directory)) as ledger:
         ledger.open(Account(run=run, shard=ShardIdentity("none", "iid", 0), kind=kind))
 

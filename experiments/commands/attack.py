@@ -18,15 +18,15 @@ from typer.core import TyperCommand
 
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
-from common.noise.mechanism import Clipping
+from common.mechanism.clipping import CLIPPINGS, Clipping
 from common.transport.connection import MqttOptions
 from common.transport.loop import SelectorLoop
 from common.transport.mqtt import MqttChannel
 from common.wire.codec import new_nonce
 from experiments.observer import nearest_image, observe_directory, record_payloads
 from experiments.reconstruction import (
-    CLIPPINGS,
     LAWS,
+    PUBLISHED,
     Reconstruction,
     attack,
     draw_grid,
@@ -114,7 +114,7 @@ def attack_command(
     if from_payloads is not None:
         _report_payloads(world, from_payloads, out / f"{name}-wire", as_json)
         return
-    clippings = [_clipping(text) for text in clipping or [c.value for c in CLIPPINGS]]
+    clippings = [_clipping(text) for text in clipping or [c.name for c in PUBLISHED]]
     for text in law or []:
         if text not in LAWS:
             raise ConfigurationError(f"law = {text!r}: allowed are {', '.join(LAWS)}")
@@ -130,8 +130,8 @@ def attack_command(
     )
     paths: list[Path] = []
     for chosen in clippings:
-        own = [cell for cell in cells if cell.clipping == chosen.value]
-        paths += draw_grid(own, shape, out / f"{name}-{chosen.value}")
+        own = [cell for cell in cells if cell.clipping == chosen.name]
+        paths += draw_grid(own, shape, out / f"{name}-{chosen.name}")
     if as_json:
         report = {
             "scenario": name,
@@ -197,10 +197,13 @@ def _print_paths(paths: Sequence[Path]) -> None:
 
 
 def _clipping(text: str) -> Clipping:
-    allowed = {one.value: one for one in Clipping if one is not Clipping.QUANTILE}  # a count shows no image
+    allowed = [
+        name for name in CLIPPINGS.names if not CLIPPINGS.describe(name).made.extra
+    ]  # a count shows no image
     if text not in allowed:
         raise ConfigurationError(f"clipping = {text!r}: allowed are {', '.join(allowed)}")
-    return allowed[text]
+    made: Clipping = CLIPPINGS.make(text, {})
+    return made
 
 
 def _numbers(key: str, texts: Sequence[str]) -> list[float]:

@@ -19,9 +19,8 @@ from rich.table import Table
 from common.datasets.catalogue import data_directory
 from common.errors import ConfigurationError
 from experiments.audit.game import Finding, Playable, finite, play_all
-from experiments.audit.of_run import keep, scenario_of_run
-from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
+from experiments.audit.subject import keep, scenario_games, scenario_of_run
 from experiments.commands.audit_planted import audit_planted
 from mapa.commands import options
 from mapa.commands.common_options import Allowed

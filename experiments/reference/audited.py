@@ -18,8 +18,8 @@ from common.datasets.catalogue import load_dataset
 from common.errors import ConfigurationError
 from common.scenario.scenario import Scenario
 from experiments.audit.game import Finding, Playable, play_all
-from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun, audit_one_run
+from experiments.audit.subject import scenario_games
 from experiments.harness import markdown_table
 from experiments.reference.cells import MAIN, Cell, Choice, Chosen, Group, choice_for, methods, sizes
 from experiments.reference.table import read_values, units
@@ -73,7 +73,7 @@ class Audit:
     def mechanism(self) -> str:
         """Its name, in the scenario's own words."""
         mechanism = self.kind.mechanism
-        return mechanism.clipping.value + (f", {mechanism.steps} local steps" if mechanism.steps > 1 else "")
+        return mechanism.clipping.name + (f", {mechanism.steps} local steps" if mechanism.steps > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def audits_of(size_name: str, chosen: Mapping[Group, Chosen], data_dir: Path) ->
         scenario, _ = cell.scenario(choice, rate=rate, length=length)
         parts = assemble(scenario, partial(load_dataset, data_dir=data_dir), None, data_dir)
         settled = parts.scenario
-        kind = ReleaseKind(settled.law(_EDGE), settled.mechanism, parts.shard_sizes[_EDGE])
+        kind = ReleaseKind(settled.mechanism(settled.law(_EDGE)), parts.shard_sizes[_EDGE])
         by_kind.setdefault(repr(kind.fields()), []).append((cell, choice, kind))
     rounds = _ROUNDS.get(size_name, _MOST_ROUNDS)
     return [
@@ -174,7 +174,7 @@ def row_of(
         methods=" ".join(audit.methods),
         recipe=audit.cell.recipe,
         noise=" ".join([law.name if law else "no", *(f"{k}={v:.4g}" for k, v in parameters.items())]),
-        batches=f"{kind.mechanism.sampling.value} {kind.mechanism.batch_size} of {kind.shard_size}",
+        batches=f"{kind.mechanism.sampler.name} {kind.mechanism.batch_size} of {kind.shard_size}",
         game=shown.name,
         figure=shown.figure,
         claimed=shown.claimed,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.datasets.catalogue import describe
 from common.errors import ConfigurationError
-from common.noise.mechanism import Clipping
+from common.mechanism.clippings.batch_mean import BatchMean
 from common.scenario.scenario import Scenario
 from experiments.harness import matching, result_key
 from mapa.scenario_files import load_scenario
@@ -25,14 +25,14 @@ OURS = "ours"  # the experiments of number 7 together
 
 ATTACK_EPSILONS = (0.01, 0.1, 1.0)
 ATTACK_LAWS = ("exponential-norm", "gamma-norm")
-ATTACK_CLIPPING = Clipping.BATCH_MEAN
+ATTACK_CLIPPING = BatchMean()
 ATTACK_RELEASES = 20  # of which the figures are means
 ATTACK_BATCH = 1  # as in the method that the paper cites
 # The same for `mapa attack`.
 ATTACK_OPTIONS = (
     *("--epsilon", ",".join(f"{epsilon:g}" for epsilon in ATTACK_EPSILONS)),
     *(word for law in ATTACK_LAWS for word in ("--law", law)),
-    *("--clipping", ATTACK_CLIPPING.value),
+    *("--clipping", ATTACK_CLIPPING.name),
     *("--releases", str(ATTACK_RELEASES)),
     *("--batch-size", str(ATTACK_BATCH)),
     "--retrain",

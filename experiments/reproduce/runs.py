@@ -389,7 +389,7 @@ def attack_cells(world: World, updates: Sequence[int]) -> list[dict[str, Any]]:
 def cell_of(values: Mapping[str, Any]) -> Reconstruction:
     """Return what `attack_cells` wrote, as far as it was rounded."""
     return Reconstruction(
-        clipping=ATTACK_CLIPPING.value,
+        clipping=ATTACK_CLIPPING.name,
         **{key: values[key] for key in _CELL},
         correlations=tuple(values["correlations"]),
         picture=np.array(values["picture"]),

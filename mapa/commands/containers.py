@@ -19,7 +19,6 @@ from common.models.registry import model_class
 from common.own_code import is_dotted
 from common.scenario.scenario import Scenario
 from common.wire.v1 import payload_limit
-from mapa import process_run as local_run
 from mapa.chaos.faults import (
     Fault,
     FaultKind,
@@ -32,6 +31,7 @@ from mapa.commands.common_options import with_groups
 from mapa.commands.scenario_options import ScenarioOptions
 from mapa.container import SCENARIOS
 from mapa.output import progress_console
+from mapa.process_run import dotted_paths, permitted
 from mapa.run_parts import NEEDS_FILES, edge_data_bytes, parameters_of
 from mapa.run_view import report
 from mapa.scenario_files import find_scenario
@@ -161,11 +161,8 @@ def for_a_container(scenario: str) -> tuple[str, Path | None]:
 
 def own_code(scenario: Scenario, folder: Path | None) -> dict[str, str]:
     """Return the variables by which edges may, and can, use the classes and records of the user's own."""
-    dotted = local_run.own_code(scenario)
-    permits = {
-        option.removeprefix("--").replace("-", "_").upper(): "true"
-        for option in local_run.permitted(scenario)
-    }
+    dotted = dotted_paths(scenario)
+    permits = {option.removeprefix("--").replace("-", "_").upper(): "true" for option in permitted(scenario)}
     if not dotted:
         return permits
     return {"ALLOW": " ".join(dotted), **permits, **({} if folder is None else {"CODE": str(SCENARIOS)})}

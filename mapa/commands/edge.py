@@ -11,7 +11,7 @@ import typer
 
 from common.accounting.releases import Budget
 from common.errors import ConfigurationError
-from common.noise.mechanism import MOST_STEPS
+from common.mechanism.guarantee import MOST_STEPS
 from common.noise.registry import describe_law
 from common.transport.link import link_profile
 from edge.fleet import EdgeFleet, FleetSettings

@@ -17,9 +17,11 @@ from common.accounting.releases import Budget, ReleaseKind, check_delta
 from common.datasets.catalogue import records_of
 from common.datasets.source import LOCAL
 from common.errors import ConfigurationError
+from common.mechanism.clipping import CLIPPINGS
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import SAMPLERS
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import describe_law
 from common.quantities import EdgeId, RunId
 from common.records.reader import read_json, read_run, records_in
@@ -28,9 +30,7 @@ from common.scenario.scenario import Scenario, parse_scenario
 from edge.account import Standing
 from edge.accountant import max_charges_apart
 from edge.ledger import MOST_RELEASES, Remainder
-from edge.ledger_file import FILE_NAME
-from edge.ledger_snapshot import ledger_snapshot
-from edge.sqlite_ledger import SqliteLedger
+from edge.sqlite_ledger import FILE_NAME, SqliteLedger, ledger_snapshot
 from edge.state_directory import StateDirectory, is_held, take_slot
 from mapa import output
 from mapa.commands import options
@@ -100,40 +100,26 @@ def calibrate_command(
     from common.accounting.kept import kept_in
 
     budget = Budget(total_epsilon, total_delta)
-    sampling, clipped = _one_of(Sampling, "sampler", sampler), _one_of(Clipping, "clipping", clipping)
+    drawn = SAMPLERS.make(sampler, {} if largest_batch is None else {"largest_batch": largest_batch})
+    mechanism = Mechanism(None, batch_size, drawn, CLIPPINGS.make(clipping, {}))
     from common.models.features import user_cache
     from mapa.recording import said_if_slow
 
     with kept_in(user_cache()), said_if_slow(output.note, f"finding z for {releases:,} releases …"):
-        z = calibrate(
-            budget,
-            releases=releases,
-            batch_size=batch_size,
-            shard_size=shard,
-            sampling=sampling,
-            clipping=clipped,
-            largest_batch=largest_batch,
-        )
+        z = calibrate(budget, mechanism, releases=releases, shard_size=shard)
     if as_json:
         fields = {"noise_multiplier": z, "total_epsilon": total_epsilon, "total_delta": total_delta}
         print(
             json.dumps({**fields, "releases": releases, "batch_size": batch_size, "shard": shard}, indent=2)
         )
     else:
-        mechanism = Mechanism(clipped, Scope.ALL, sampling, batch_size, largest_batch=largest_batch)
         printed = Decimal(z).quantize(_PLACES, ROUND_CEILING)
         # the printed figure, typed in again, must stay within the budget
-        while not keeps(budget, ReleaseKind(Gaussian(float(printed)), mechanism, shard), releases):
+        while not keeps(
+            budget, ReleaseKind(replace(mechanism, law=Gaussian(float(printed))), shard), releases
+        ):
             printed += _PLACES
         print(f"noise multiplier z = {printed}")
-
-
-def _one_of(kind: Any, key: str, text: str) -> Any:
-    try:
-        return kind(text)
-    except ValueError as error:
-        allowed = ", ".join(member.value for member in kind)
-        raise ConfigurationError(f"{key} = {text!r}: allowed are {allowed}") from error
 
 
 def _find(run: str, runs: Path) -> Path:
@@ -289,7 +275,7 @@ def releases_on_record(path: Path) -> list[EdgeReleases]:
         EdgeReleases(
             edge=k,
             edge_id=run.joined[k]["edge_id"],
-            kind=ReleaseKind(_law(run.joined[k]), scenario.mechanism, sizes[k]),
+            kind=ReleaseKind(scenario.mechanism(_law(run.joined[k])), sizes[k]),
             releases=edge.last_sequence,
             reproducible=scenario.seed is not None,
             at_least=least is not None,
@@ -307,7 +293,7 @@ def _of_summary(summary: dict[str, Any], scenario: Scenario, delta: float | None
         EdgeReleases(
             edge=row["edge"],
             edge_id=row["edge_id"],
-            kind=ReleaseKind(_stated_law(row), scenario.mechanism, row["shard_size"]),
+            kind=ReleaseKind(scenario.mechanism(_stated_law(row)), row["shard_size"]),
             releases=row["releases"],
             charges=row["charges"],
             reproducible=row["reproducible_noise"],

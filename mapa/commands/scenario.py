@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.algorithms import algorithm_names, describe
-from common.noise.mechanism import Adjacency
+from common.mechanism.guarantee import Adjacency
 from common.noise.registry import law_names
 from common.scenario.scenario import Scenario
 from mapa import output
@@ -182,7 +182,7 @@ def _budget(scenario: Scenario) -> str:
 def _release(scenario: Scenario) -> str | None:
     """Return what a release of the least protected edge guarantees; None: nothing."""
     laws = [scenario.law(k) for k in range(scenario.workers)]
-    stated = [law.guarantee(scenario.mechanism, Adjacency.ZERO_OUT) for law in laws if law is not None]
+    stated = [scenario.mechanism(law).guarantee(Adjacency.ZERO_OUT) for law in laws if law is not None]
     if len(stated) < len(laws) or not all(one.is_private for one in stated):
         return None
     epsilons = [one.epsilon for one in stated if one.epsilon is not None]

@@ -12,9 +12,14 @@ from typing import Any
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import MapaError
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.mechanism.clipping import CLIPPINGS
+from common.mechanism.guarantee import Scope
+from common.mechanism.local_work import LOCAL_WORK, named_work
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import SAMPLERS
+from common.noise.law import NoiseLaw
 from common.noise.registry import describe_law
-from common.own_code import is_dotted
+from common.own_code import is_dotted, only_code
 from common.records.regular import number, rows, table, text
 from mapa.dashboard.page_tally import GRID, Lane
 from mapa.dashboard.sections import LANES, Page, by_edge
@@ -36,28 +41,26 @@ def release_kind(scenario: Mapping[str, Any], size: object, joined: Mapping[str,
     if not isinstance(noise, str) or noise == "none" or is_dotted(noise) or type(size) is not int:
         return None
     try:
-        privacy = scenario["privacy"]
-        mechanism = Mechanism(
-            Clipping(privacy["clipping"]),
-            Scope(privacy["scope"]),
-            Sampling(scenario["data"]["sampler"]),
-            scenario["batch_size"],
-            _steps(scenario),
-            scenario["data"].get("largest_batch"),
-        )
         law = describe_law(noise)
         given = {key: joined[key] for key in law.names if joined.get(key) is not None}
-        kind = ReleaseKind(law.make(given), mechanism, size)
+        kind = ReleaseKind(_mechanism(scenario, law.make(given)), size)
         hash(kind)  # of plain values alone
         return kind
     except (MapaError, KeyError, TypeError, ValueError, ArithmeticError):
         return None
 
 
-def _steps(scenario: Mapping[str, Any]) -> int:
-    """Return E; a scenario without local steps does not name them."""
-    steps: int = scenario.get("local", {"steps": 1})["steps"]
-    return steps
+def _mechanism(scenario: Mapping[str, Any], law: NoiseLaw) -> Mechanism:
+    """Return the mechanism of a recorded scenario; MapaError for code of one's own, which is not imported here."""
+    privacy, data, local = scenario["privacy"], scenario["data"], scenario.get("local", {})
+    named = (
+        (SAMPLERS, data["sampler"], data),
+        (CLIPPINGS, privacy["clipping"], privacy),
+        (LOCAL_WORK, local.get("work") or named_work(local), local),
+    )
+    with only_code(()):
+        sampler, clipping, work = (port.make_from(name, table) for port, name, table in named)
+    return Mechanism(law, scenario["batch_size"], sampler, clipping, work, Scope(privacy["scope"]))
 
 
 def shard_size(manifest: Mapping[str, Any], edge: int) -> object:
@@ -150,7 +153,7 @@ class SpentOnPage:
         if kind is None or lane.mixed:
             return None
         restarted = page.counted.tally.edges[edge].joins > 1  # an epoch began again
-        return None if restarted and kind.mechanism.sampling is Sampling.SHUFFLED else kind
+        return None if restarted and kind.mechanism.sampler.by_epoch else kind
 
     def _bound(self, page: Page, edge: int, kind: ReleaseKind) -> int | None:
         """Return a number of releases that an edge has not passed, whose ε is computed; None: it is beyond all.

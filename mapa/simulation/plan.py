@@ -14,7 +14,6 @@ from cloud.server import edge_joined, stage_opened
 from common.errors import ConfigurationError
 from common.messages import EdgeJoined, StageOpened
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping
 from common.quantities import EdgeId, Vector
 from common.scenario.scenario import Scenario
 from mapa.simulation.world import World
@@ -71,10 +70,10 @@ def check_plannable(world: World) -> None:
 def check_plannable_scenario(scenario: Scenario, engine: str = "vectorised") -> None:
     """Refuse it by the scenario alone, before noise is computed for a run that cannot be."""
     algorithm, asked = algorithm_for(scenario), f"engine = {engine!r}"
-    if scenario.private and scenario.privacy.clipping == Clipping.QUANTILE.value:
+    if scenario.private and not scenario.privacy.clipped.block_form:
         raise ConfigurationError(
-            f"{asked}: privacy.clipping = {scenario.privacy.clipping!r} has no vectorised form, since the bound"
-            " follows the counts; --engine events runs it"
+            f"{asked}: privacy.clipping = {scenario.privacy.clipping!r} has no vectorised form;"
+            " --engine events runs it"
         )
     if not (isinstance(algorithm, StepSchedule) and algorithm.can_be_planned):
         raise ConfigurationError(

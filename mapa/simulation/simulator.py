@@ -133,7 +133,7 @@ def quiet_overflow() -> np.errstate:
 def check_world(world: World) -> None:
     """Refuse what no simulation could begin with, before anything is written."""
     s = world.scenario
-    arrivals_for(s.delays, world.streams, s.local.steps, s.profiles)
+    arrivals_for(s.delays, world.streams, s.work.releases(), s.profiles)
     if s.time_limit is not None and s.delays.kind == "cyclic":
         raise ConfigurationError(
             f"time_limit = {s.time_limit:g}: means nothing with delays.kind = 'cyclic', which has no time"
@@ -161,7 +161,7 @@ class _Simulation:
         self.by_id = {worker.edge_id: worker for worker in self.workers}
         self.server = server_for(world.scenario, world.model, world.streams, edges_at_least=len(self.workers))
         s = world.scenario
-        self.arrivals = arrivals_for(s.delays, world.streams, s.local.steps, s.profiles)
+        self.arrivals = arrivals_for(s.delays, world.streams, s.work.releases(), s.profiles)
         self.timed = world.scenario.delays.kind != "cyclic"
         self.log: History | None = None
         self.stays = [f"{0:016x}"] * len(self.workers)  # the nonce of each edge's present stay

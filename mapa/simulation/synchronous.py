@@ -50,8 +50,8 @@ def simulate_synchronously(
     workers = world.workers()
     count, rounds = len(workers), _rounds(world)
     schedule = _schedule(world, count)
-    trips = drawn_trips(scenario.delays, world.streams, scenario.local.steps)
-    trip = on_devices(trips, scenario.profiles, world.streams, scenario.local.steps)
+    trips = drawn_trips(scenario.delays, world.streams, scenario.work.releases())
+    trip = on_devices(trips, scenario.profiles, world.streams, scenario.work.releases())
     x = first_model(model, world.streams)
     records, now = Recorder(journal), 0.0
     _joined(records, workers)
@@ -147,7 +147,7 @@ def _schedule(world: World, count: int) -> Algorithm:
 
 def _joined(records: Recorder, workers: list[EdgeWorker]) -> None:
     for worker in workers:
-        joined = edge_joined(worker.index, worker.edge_id, 1, worker.recipe.law, returned=False)
+        joined = edge_joined(worker.index, worker.edge_id, 1, worker.mechanism.law, returned=False)
         records.fact(joined, 0.0)
 
 

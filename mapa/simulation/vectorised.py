@@ -8,19 +8,21 @@ With the same random numbers the two agree to float32's rounding; `block` stream
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from common.errors import ConfigurationError
+from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import CLIP_MARGIN, Norm
+from common.mechanism.sampler import Sampler
+from common.mechanism.work.single_step import SingleStep
 from common.models.gradients import L1, L2, Lengths, Total, lengths, powers, summed, unreliable
 from common.models.linear import LinearModel
-from common.noise.mechanism import CLIP_MARGIN, LEAST_BOUND, Clipping, Norm
 from common.quantities import Floats, Indices, Vector, is_finite
 from common.records.events import Journal
 from common.scenario.scenario import Scenario
-from edge.assembly import stabiliser
 from mapa.simulation.plan import check_plannable_scenario
 from mapa.simulation.simulator import Outcome, Progress, interrupt_between_events, quiet_overflow
 from mapa.simulation.vectorised_run import Matrix, VectorisedRun
@@ -72,9 +74,9 @@ def check_vectorised(worlds: Sequence[World], *, blocks: bool = False) -> None:
         check_vectorised_scenario(s, engine)
         if not isinstance(world.model, LinearModel):
             raise ConfigurationError(f"engine = {engine!r}: needs a linear model, not {s.model.name!r}")
-        if blocks and s.data.sampler not in ("with-replacement", "poisson"):
+        if blocks and type(s.sampler).draw_block is Sampler.draw_block:
             raise ConfigurationError(
-                f"data.sampler = {s.data.sampler!r}: block streams know with-replacement and poisson, no epochs"
+                f"data.sampler = {s.data.sampler!r}: has no block form (draw_block); --engine vectorised runs it"
             )
         if any(cap is not None and cap < _releases(s, k) for k, cap in enumerate(world.caps)):
             raise ConfigurationError(
@@ -91,10 +93,12 @@ def check_vectorised_scenario(s: Scenario, engine: str) -> None:
     check_plannable_scenario(s, engine)
     if s.delays.kind != "cyclic" or s.records.diagnostics:
         raise ConfigurationError(f"engine = {engine!r}: needs delays.kind = 'cyclic' and no diagnostics")
-    if s.local.steps > 1:
+    if not isinstance(s.work, SingleStep):
+        told = (
+            f"local.steps = {s.work.releases()}" if s.local.work is None else f"local.work = {s.local.work!r}"
+        )
         raise ConfigurationError(
-            f"engine = {engine!r}: makes no local steps, and local.steps = {s.local.steps};"
-            " --engine events does"
+            f"engine = {engine!r}: makes no local steps, and {told}; --engine events does"
         )
 
 
@@ -122,13 +126,9 @@ class _Rounds:
         self.iterations = world.scenario.iterations
         self.done = 0
         self.diverged: dict[int, tuple[Vector, int, str]] = {}  # by run: its last x and update
-        self.clips = [run.clips for run in runs]
-        self.stabiliser = stabiliser(self.model)
         self.per_sample = [
-            (places, power, powers(self.features, power).astype(np.float64), clips)
-            for norm, power in _POWERS.items()
-            for clips in (Clipping.PER_SAMPLE, Clipping.NORMALISED)
-            if (places := _scaled_per_sample(runs, norm, clips)) is not None
+            (places, power, powers(self.features, power).astype(np.float64), clipping)
+            for power, clipping, places in _scaled_per_sample(runs)
         ]
         self.rates = np.stack([run.plan.rates for run in runs])  # R × (T+1)
         self.sensitivities = np.stack([run.plan.sensitivities for run in runs])
@@ -185,10 +185,9 @@ class _Rounds:
             d[~present] = 0  # and not d · 0, which may be NaN
         sensitivities = self._sensitivities(n, count)
         apart: list[tuple[tuple[int, int], Total]] = []
-        for per_sample, power, of_rows, clips in self.per_sample:
+        for per_sample, power, of_rows, clipping in self.per_sample:
             bounds = self.batch_size * sensitivities[per_sample][..., None] / 2 * (1 - CLIP_MARGIN)
-            least = LEAST_BOUND if clips is Clipping.NORMALISED else bounds
-            s = self.stabiliser if clips is Clipping.NORMALISED else 0.0
+            least, s = clipping.scaling(bounds)
             clipped = d[per_sample]
             for (r, i), gradient in _scale(
                 clipped, samples[per_sample], of_rows[rows[per_sample]], power, bounds, least, s
@@ -201,10 +200,10 @@ class _Rounds:
             gradients[place] += gradient
         gradients = gradients.reshape(*shape, self.model.dimension)
         gradients /= self.batch_size
-        for r, how in enumerate(self.clips):
-            if how is Clipping.BATCH_MEAN:
+        for r, run in enumerate(self.runs):
+            if run.clipping is not None and run.clipping.block_form == "mean":
                 bounds = self.batch_size * sensitivities[r] / 2
-                power = _POWERS[self.runs[r].norm]
+                power = _POWERS[run.norm]
                 norms = lengths(powers(gradients[r], power).astype(np.float64), power)
                 _null_what_is_not_finite(gradients[r], norms)
                 gradients[r] *= (bounds / np.maximum(norms, bounds))[:, None]
@@ -241,11 +240,16 @@ class _Rounds:
 
 
 def _scaled_per_sample(
-    runs: Sequence[VectorisedRun], norm: Norm, clips: Clipping
-) -> slice | list[int] | None:
-    """Return which runs scale samples so, in this norm: a slice, which copies nothing, where all do; None: none."""
-    places = [r for r, run in enumerate(runs) if run.clips is clips and run.norm is norm]
-    return slice(None) if len(places) == len(runs) else places or None
+    runs: Sequence[VectorisedRun],
+) -> Iterator[tuple[int, Clipping, slice | list[int]]]:
+    """Yield the runs that scale samples alike, in one norm: as a slice, which copies nothing, where all do."""
+    alike: dict[tuple[int, Clipping, float], list[int]] = {}
+    for r, run in enumerate(runs):
+        if run.clipping is not None and run.clipping.block_form == "samples":
+            _, stabiliser = run.clipping.scaling(np.ones(1))
+            alike.setdefault((_POWERS[run.norm], run.clipping, stabiliser), []).append(r)
+    for (power, clipping, _), places in alike.items():
+        yield power, clipping, slice(None) if len(places) == len(runs) else places
 
 
 def _scale(
@@ -257,7 +261,7 @@ def _scale(
     least: Lengths | float,
     stabiliser: float,
 ) -> list[tuple[tuple[int, int], Total]]:
-    """Scale the D of each sample by C/(max(‖g‖, least) + s), in place, as edge/privacy.py does.
+    """Scale the D of each sample by C/(max(‖g‖, least) + s), in place, as an edge does.
 
     Samples that float32 cannot be relied on for are returned, with their place, as gradients in float64; their D is 0.
     """
@@ -285,7 +289,7 @@ def _scale(
 
 
 def _null_what_is_not_finite(vectors: Floats, norms: Lengths) -> None:
-    """Set vectors whose norm is not finite to 0, in place, as edge/privacy.py does before it clips."""
+    """Set vectors whose norm is not finite to 0, in place, as an edge does before it clips."""
     if not math.isfinite(norms.sum()):
         lost = ~np.isfinite(norms)
         vectors[lost] = 0

@@ -2,23 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from common.errors import ConfigurationError
+from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import Norm
+from common.mechanism.sampler import Sampler
 from common.messages import GradientApplied
+from common.models.model import feature_length
 from common.noise.law import Noise, NoiseLaw
-from common.noise.mechanism import Clipping, Norm, Sampling
 from common.quantities import EdgeId, Indices, Vector
 from common.randomness import Purpose
 from common.records.events import Journal
 from common.records.recorder import Recorder
-from edge.samplers import draw_batch
-from mapa.simulation.blocks import BlockStreams, noise_block
 from mapa.simulation.plan import Plan, plan_for, read_version
 from mapa.simulation.simulator import Outcome
 from mapa.simulation.world import World
+
+NAME = "block: SFC64 (seed, 1) for batches, (seed, 2) for noise, (seed, 3) for its norms"
+
+
+class BlockStreams:
+    """One generator each for a run's batches, noise and noise norms, drawn in order and in bulk.
+
+    Faster than a stream per (seed, k, n), and reproducible from the seed, but tied to the cyclic order. Norms have
+    their own, or else the numbers would depend on how many rows a block has.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        entropy = np.random.SeedSequence().entropy if seed is None else seed
+        self.batches = np.random.Generator(np.random.SFC64([_word(entropy), 1]))
+        self.noise = np.random.Generator(np.random.SFC64([_word(entropy), 2]))
+        self.norms = np.random.Generator(np.random.SFC64([_word(entropy), 3]))
+
+
+def _word(entropy: object) -> int:
+    assert isinstance(entropy, int)
+    return entropy
+
+
+def noise_block(
+    gradients: Noise,
+    laws: Sequence[NoiseLaw],
+    sensitivities: npt.NDArray[np.float64],
+    streams: BlockStreams,
+) -> None:
+    """Add a row of noise to each row of the gradients, in place and in float64, as edge/worker.py does."""
+    made = type(laws[0])
+    assert all(type(law) is made for law in laws)  # they are the run's own
+    eta = made.draw_block(laws, sensitivities, gradients.shape[1], streams.noise, streams.norms)
+    if eta.dtype != np.float64:  # the steps of coarser noise would tell what it was added to
+        raise ConfigurationError(
+            f"privacy.noise = {made.name!r}: draw_block gives {eta.dtype}, must be float64"
+        )
+    gradients += eta
+
 
 Matrix = npt.NDArray[np.float32]
 
@@ -31,14 +73,16 @@ class VectorisedRun:
     laws: list[NoiseLaw | None]
     records: Recorder
     blocks: BlockStreams | None
-    clips: Clipping | None  # None: nothing is clipped
+    sampler: Sampler
+    clipping: Clipping | None  # None: nothing is clipped
     places: tuple[Indices, Indices, Indices]  # all shards, where each begins, its size
-    round: tuple[int, Indices] | None = None  # n, and the batches of all edges in it
+    round: tuple[int, Indices | list[Indices]] | None = None  # n, and the batches of all edges in it
 
     @classmethod
     def of(cls, world: World, journal: Journal | None, blocks: bool) -> VectorisedRun:
         scenario = world.scenario
         laws = [scenario.law(k) for k in range(scenario.workers)]
+        clipping = scenario.privacy.clipped.fitted(feature_length(world.model) or 0.0)
         run = cls(
             world,
             scenario.workers,
@@ -46,7 +90,8 @@ class VectorisedRun:
             laws,
             Recorder(journal),
             BlockStreams(scenario.seed) if blocks else None,
-            Clipping(scenario.privacy.clipping) if scenario.private else None,
+            scenario.sampler,
+            clipping if scenario.private else None,
             _places(world.rows),
         )
         for fact in run.plan.joins:
@@ -64,22 +109,20 @@ class VectorisedRun:
 
     def batches(self, first: int, n: int, count: int) -> Indices | list[Indices]:
         """Return the n-th batch of edges first, first+1, …: rows of a matrix where all are of one size."""
-        s = self.world.scenario
-        sampling = Sampling(s.data.sampler)
-        if self.blocks is not None and sampling is Sampling.WITH_REPLACEMENT:
-            if self.round is None or self.round[0] != n:
-                rows, starts, sizes = self.places
-                drawn = self.blocks.batches(sizes, s.batch_size)
+        batch_size, shards = self.world.scenario.batch_size, self.world.rows[first : first + count]
+        if self.blocks is None:
+            streams, draw = self.world.streams, self.sampler.draw
+            return [
+                shard[draw(streams, first + i, n, len(shard), batch_size)] for i, shard in enumerate(shards)
+            ]
+        if self.round is None or self.round[0] != n:
+            rows, starts, sizes = self.places
+            drawn = self.sampler.draw_block(self.blocks.batches, sizes, batch_size)
+            if isinstance(drawn, np.ndarray):
                 self.round = n, rows[starts[:, None] + drawn]
-            return self.round[1][first : first + count]
-        shards = self.world.rows[first : first + count]
-        if self.blocks is not None:
-            return [shard[self.blocks.batch(sampling, len(shard), s.batch_size)] for shard in shards]
-        streams = self.world.streams
-        return [
-            shard[draw_batch(sampling, streams, first + i, n, len(shard), s.batch_size, s.data.largest_batch)]
-            for i, shard in enumerate(shards)
-        ]
+            else:
+                self.round = n, [rows[start + one] for start, one in zip(starts, drawn, strict=True)]
+        return self.round[1][first : first + count]
 
     def perturb(self, gradients: Noise, first: int, n: int, sensitivities: npt.NDArray[np.float64]) -> None:
         """Add η to the gradients of edges first, first+1, … in place; they are rounded to float32 afterwards."""

@@ -14,7 +14,7 @@ from common.models.model import Features, Targets
 from common.quantities import EdgeId
 from common.randomness import CounterStreams, streams_for
 from common.scenario.scenario import Scenario
-from edge.assembly import recipe_for
+from edge.assembly import worker_for
 from edge.worker import EdgeWorker, Shard
 from mapa.budget import Say, release_caps
 from mapa.run_parts import OwnFiles, RunParts, assemble
@@ -59,12 +59,13 @@ class World(RunParts):
         """Return the K edges at their beginning."""
         scenario = self.scenario
         return [
-            EdgeWorker(
+            worker_for(
+                scenario,
+                self.model,
+                scenario.law(k),
                 edge_id=EdgeId(f"edge-{k}"),
                 index=k,
-                model=self.model,
                 shard=Shard(self.features, self.targets, self.rows[k]),
-                recipe=recipe_for(scenario, self.model, scenario.law(k)),
                 streams=self.streams,
             )
             for k in range(scenario.workers)

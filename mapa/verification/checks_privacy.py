@@ -12,7 +12,6 @@ from common.accounting.releases import ReleaseKind
 from common.datasets.source import LOCAL
 from common.messages import GradientApplied
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Sampling
 from common.quantities import EdgeId
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario
@@ -133,7 +132,7 @@ def check_ledgers(
         ledger = ledgers.get(edge.edge_id)
         if ledger is None:
             continue
-        kind = ReleaseKind(edge.law, scenario.mechanism, sizes[edge.index])
+        kind = ReleaseKind(scenario.mechanism(edge.law), sizes[edge.index])
         size = ledger.kind.get("shard_size")
         if own and type(size) is int and size >= kind.shard_size:
             kind = replace(kind, shard_size=size)  # an edge's own records may be more than the run's bound
@@ -196,7 +195,7 @@ def _mischarged(
 ) -> Iterator[str]:
     """Say where a ledger's charges are not those of its releases; with the shuffled sampler each restart adds some."""
     fewest = most = kind.charges(ledger.releases)
-    if kind.mechanism.sampling is Sampling.SHUFFLED:
+    if kind.mechanism.sampler.by_epoch:
         if replay is not None:
             most = replay.restarts.charges(EdgeId(ledger.edge_id), kind, ledger.releases)
         else:
@@ -287,7 +286,7 @@ def check_statement(
             "releases", SUMMARY, f"as many as {source}, with what may have been under way at the end"
         )
     starts: Starts | None = None if simulated or replay is None else replay.restarts
-    if not simulated and replay is None and scenario.mechanism.sampling is Sampling.SHUFFLED:
+    if not simulated and replay is None and scenario.sampler.by_epoch:
         starts = _StatedStarts(_stated_charges(summary), stated.get("words"))
         here = {ledger.edge_id for ledger in files.ledgers}
         if missing := [edge.edge_id for edge in released if edge.edge_id not in here]:

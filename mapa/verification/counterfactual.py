@@ -18,7 +18,7 @@ from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, NoisyGradient, Vector
 from common.records.directory import machine_type
 from common.scenario.scenario import Scenario, parse_scenario
-from edge.assembly import recipe_for
+from edge.assembly import worker_for
 from edge.worker import EdgeWorker, Shard
 from mapa.recording import ENGINES
 from mapa.scenario_files import changed_by
@@ -45,12 +45,13 @@ class GradientMakers:
         worker = self._workers.get((k, law))
         if worker is None:
             world = self.world
-            worker = self._workers[k, law] = EdgeWorker(
+            worker = self._workers[k, law] = worker_for(
+                world.scenario,
+                world.model,
+                law,
                 edge_id=EdgeId(f"edge-{k}"),
                 index=k,
-                model=world.model,
                 shard=Shard(world.features, world.targets, world.rows[k]),
-                recipe=recipe_for(world.scenario, world.model, law),
                 streams=world.streams,
             )
         return worker.gradient(x, sensitivity, n)

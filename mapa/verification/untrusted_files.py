@@ -38,8 +38,7 @@ from common.records.regular import (
     pieces_of,
 )
 from edge.account import Standing
-from edge.ledger_file import FILE_NAME
-from edge.ledger_snapshot import ledger_snapshot
+from edge.sqlite_ledger import FILE_NAME, ledger_snapshot
 
 MANIFEST, EVENTS, SUMMARY, MODEL = "manifest.json", "events.jsonl", "summary.json", "model.safetensors"
 START = ("checkpoints/000001/state.json", "checkpoints/000001/arrays.safetensors")  # the cloud at t = 1

@@ -14,7 +14,7 @@ import pytest
 
 from common.quantities import RunId
 from common.scenario.scenario import parse_scenario
-from edge.ledger_snapshot import ledger_snapshot
+from edge.sqlite_ledger import ledger_snapshot
 from mapa.brokers import Broker
 from mapa.simulation.simulator import simulate
 from mapa.simulation.world import World

@@ -20,7 +20,7 @@ from common.datasets.catalogue import data_directory
 from common.quantities import RunId
 from common.wire.codec import decode_gradient
 from common.wire.topics import parse_edge_topic, run_id
-from edge.ledger_snapshot import ledger_snapshot
+from edge.sqlite_ledger import ledger_snapshot
 from mapa.brokers import Broker
 from mapa.process_run import one_thread_each
 from tests.broker.testbed_support import (

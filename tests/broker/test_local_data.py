@@ -11,8 +11,8 @@ import pytest
 
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.mechanism import Mechanism
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from edge.own_data import REGISTRY_VARIABLE
 from mapa.brokers import Broker
 from mapa.commands.ledger import ledger_command
@@ -85,9 +85,7 @@ def test_two_edges_with_two_files_of_different_length_train_and_their_ledgers_ar
         [row] = document["edges"]
         assert row["releases"] - applied[row["edge_id"]] in (0, 1)  # one may be on its way at the halt
         assert row["shard_size"] == records
-        kind = ReleaseKind(
-            Gaussian(4.0), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 8), records
-        )
+        kind = ReleaseKind(Mechanism(Gaussian(4.0), 8), records)
         assert document["epsilon"] == total([Spent(kind, row["releases"])], 1e-5).epsilon
         assert any("Totals are per name" in word for word in document["words"])
         sizes[row["edge_id"]] = document["epsilon"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.mechanism import Mechanism
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from tests.mechanism_support import NORMALISED, SHUFFLED
 from tests.program_support import run_mapa as mapa
 from tests.program_support import run_over_mosquitto
 
@@ -50,12 +52,12 @@ def test_fast_and_slow_edges_end_with_the_same_epsilon(tmp_path: Path) -> None:
     for edge in ran["privacy"]["edges"]:
         assert 0.98 * 8 <= edge["epsilon"] <= 8
     scenario = json.loads((Path(ran["path"]) / "manifest.json").read_text())["scenario"]
-    mechanism = Mechanism(Clipping.NORMALISED, Scope.ALL, Sampling.SHUFFLED, 64)
+    mechanism = Mechanism(None, 64, SHUFFLED, NORMALISED)
     sizes = json.loads((Path(ran["path"]) / "manifest.json").read_text())["shard_sizes"]
     for z, releases, size in zip(
         scenario["privacy"]["noise_multiplier"], ran["releases"], sizes, strict=True
     ):
-        kind = ReleaseKind(Gaussian(z), mechanism, size)
+        kind = ReleaseKind(replace(mechanism, law=Gaussian(z)), size)
         spent = total([Spent(kind, kind.charges(releases))], 1e-5, replace_one=False)
         assert 0.98 * 8 <= spent.epsilon <= 8
     again = mapa("replay", ran["path"], "--json")

@@ -10,13 +10,15 @@ import pytest
 
 from cloud.algorithm import Algorithm, Update
 from common.algorithms import describe
+from common.mechanism.clipping import check_bound
+from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND
 from common.models.counted import CountedGradients
 from common.models.gradients import RowGradients
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping
 from common.problem import Problem
 from common.quantities import NoisyGradient
-from edge.privacy import check_bound, clip, perturb
+from edge.worker import perturb
+from tests.mechanism_support import QUANTILE, clip
 
 B, Z = 256, 2.0
 
@@ -48,7 +50,7 @@ def test_the_bound_finds_the_quantile_wherever_it_begins(first_clip: float, quan
         rows *= (norms / np.linalg.norm(rows, axis=1))[:, None]
         sensitivity = algorithm.sensitivity
         gradients = CountedGradients(RowGradients(rows.astype(np.float32)))
-        clipped = clip(gradients, Clipping.QUANTILE, B * sensitivity / 2, B)
+        clipped = clip(gradients, QUANTILE, B * sensitivity / 2, B)
         released = perturb(clipped, Gaussian(Z), sensitivity, slice(0, 4), rng)
         algorithm = step(algorithm, released, t, sensitivity)
         if t > 300:

@@ -8,17 +8,19 @@ from hypothesis import strategies as st
 from cloud import peers as module
 from cloud.peers import Restarts
 from common.accounting.releases import ReleaseKind
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from edge.account import Account, ShardIdentity
 from edge.ledger import MemoryLedger
+from tests.mechanism_support import POISSON, SHUFFLED
 
 EDGE, RUN = EdgeId("edge-a"), RunId("r")
 
 
-def kind(batches: int, sampling: Sampling = Sampling.SHUFFLED) -> ReleaseKind:
-    return ReleaseKind(Gaussian(1.0), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 1), batches)
+def kind(batches: int, sampling: Sampler = SHUFFLED) -> ReleaseKind:
+    return ReleaseKind(Mechanism(Gaussian(1.0), 1, sampling), batches)
 
 
 @given(batches=st.integers(1, 5), sessions=st.lists(st.integers(0, 7), min_size=1, max_size=6))
@@ -46,7 +48,7 @@ def test_other_samplers_have_no_epochs_and_unknown_edges_no_starts() -> None:
     lives = Restarts()
     lives.welcomed(EDGE, "a", 0)
     lives.welcomed(EDGE, "b", 5)
-    assert lives.charges(EDGE, kind(10, Sampling.POISSON), 12) == 12
+    assert lives.charges(EDGE, kind(10, POISSON), 12) == 12
     assert Restarts().charges(EDGE, kind(10), 12) == 2
 
 

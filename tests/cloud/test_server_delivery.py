@@ -11,6 +11,7 @@ import pytest
 from cloud.admission import _REMEMBERED, SentModels, Terms
 from cloud.assembly import most_samples
 from cloud.server import CloudServer
+from common.mechanism.mechanism import Mechanism
 from common.messages import (
     EdgeGone,
     Effect,
@@ -25,10 +26,10 @@ from common.messages import (
     Welcome,
 )
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.problem import Problem
 from common.quantities import EdgeId, NoisyGradient
 from tests.algorithm_support import beginning
+from tests.mechanism_support import SHUFFLED
 
 PROBLEM = Problem(
     batch_size=4, smoothness=1.0, sigma=1.0, tau_max=2, iterations=50, loss_gap=1.0, first_clip=2.0
@@ -244,9 +245,9 @@ def test_without_clipping_no_length_is_refused() -> None:
 def test_a_poisson_batch_is_never_larger_than_what_is_counted_on(rows: int) -> None:
     batch = 12
     drawn = np.random.default_rng(4).binomial(rows, batch / rows, 200_000)
-    most = most_samples(Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, batch))
+    most = most_samples(Mechanism(None, batch))
     assert drawn.max() <= most < 6 * batch
-    assert most_samples(Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.SHUFFLED, batch)) == batch
+    assert most_samples(Mechanism(None, batch, SHUFFLED)) == batch
 
 
 # -- the end ----------------------------------------------------------------------------------------------

@@ -17,16 +17,19 @@ from hypothesis import strategies as st
 
 from common.accounting import pure
 from common.accounting.gaussian import GaussianReleases
-from common.accounting.odometer import ORDERS, odometer
 from common.accounting.pure import PureReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
-from common.accounting.total import Total, total
+from common.accounting.total import ORDERS, Total, odometer, total
 from common.errors import ConfigurationError
+from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import Scope
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from tests.mechanism_support import BATCH_MEAN, PER_SAMPLE, POISSON, SHUFFLED, WITH_REPLACEMENT
 
 DELTA = 1e-5
 RELATION = dp_accounting.NeighboringRelation
@@ -36,11 +39,11 @@ def kind(
     law: NoiseLaw | None,
     batch_size: int = 12,
     shard_size: int = 1200,
-    sampling: Sampling = Sampling.POISSON,
-    clipping: Clipping = Clipping.PER_SAMPLE,
+    sampling: Sampler = POISSON,
+    clipping: Clipping = PER_SAMPLE,
     scope: Scope = Scope.ALL,
 ) -> ReleaseKind:
-    return ReleaseKind(law, Mechanism(clipping, scope, sampling, batch_size), shard_size)
+    return ReleaseKind(Mechanism(law, batch_size, sampling, clipping, scope=scope), shard_size)
 
 
 def of(releases: int, this: ReleaseKind) -> list[Spent]:
@@ -97,7 +100,7 @@ def test_a_rate_of_one_is_not_amplified() -> None:
 
 @pytest.mark.parametrize(("releases", "epochs"), [(1, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
 def test_shuffled_charges_one_plain_release_an_epoch_begun(releases: int, epochs: int) -> None:
-    this = kind(Gaussian(5.0), 10, 109, Sampling.SHUFFLED)  # ⌊109/10⌋ = 10 batches
+    this = kind(Gaussian(5.0), 10, 109, SHUFFLED)  # ⌊109/10⌋ = 10 batches
     assert this.charges(releases) == epochs
     rdp, pld = accountants(plain(5.0, epochs))
     ours = total(of(releases, this), DELTA)
@@ -105,20 +108,20 @@ def test_shuffled_charges_one_plain_release_an_epoch_begun(releases: int, epochs
 
 
 def test_with_replacement_a_record_can_fill_the_batch() -> None:
-    ours = total(of(2, kind(Gaussian(60.0), sampling=Sampling.WITH_REPLACEMENT)), DELTA)
+    ours = total(of(2, kind(Gaussian(60.0), sampling=WITH_REPLACEMENT)), DELTA)
     assert ours.pld == pytest.approx(accountants(plain(60.0 / 12, 2))[1], abs=1e-6)
     assert ours.replace_one == pytest.approx(accountants(plain(60.0 / 24, 2))[1], abs=1e-6)
 
 
 @pytest.mark.slow
 def test_batch_mean_clipping_is_accounted_with_its_true_sensitivity() -> None:
-    ours = total(of(100, kind(Gaussian(36.0), clipping=Clipping.BATCH_MEAN)), DELTA)
+    ours = total(of(100, kind(Gaussian(36.0), clipping=BATCH_MEAN)), DELTA)
     assert ours.pld == pytest.approx(accountants(sampled(36.0 / 24, 0.01, 100))[1], abs=1e-6)
     assert ours.epsilon > total(of(100, kind(Gaussian(36.0))), DELTA).epsilon
 
 
 def test_beyond_the_ceiling_rdp_stands_alone_and_says_so() -> None:
-    ours = total(of(3000, kind(Gaussian(1.0), clipping=Clipping.BATCH_MEAN)), DELTA)
+    ours = total(of(3000, kind(Gaussian(1.0), clipping=BATCH_MEAN)), DELTA)
     assert (ours.pld, ours.replace_one) == (None, None)
     assert ours.epsilon == ours.rdp
     assert "PLD was left out" in ours.reason
@@ -165,10 +168,10 @@ def test_a_gaussian_release_has_no_pure_epsilon() -> None:
 
 
 def test_a_batch_larger_than_the_shard_is_refused_unless_drawn_with_replacement() -> None:
-    for sampling in (Sampling.POISSON, Sampling.SHUFFLED):
+    for sampling in (POISSON, SHUFFLED):
         with pytest.raises(ConfigurationError, match="batch_size = 12: must be at most the shard's 11"):
             kind(Gaussian(1.0), 12, 11, sampling)
-    assert kind(Gaussian(1.0), 12, 11, Sampling.WITH_REPLACEMENT).sampling_rate == 1
+    assert kind(Gaussian(1.0), 12, 11, WITH_REPLACEMENT).sampling_rate == 1
 
 
 @pytest.mark.parametrize("delta", [-1e-9, 1.0, math.nan])
@@ -327,11 +330,10 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 def test_pure_totals_and_a_ledger_without_budget_import_no_accountant() -> None:
     code = (
         "import sys, edge.sqlite_ledger, mapa.statement\n"
-        "from common.noise.mechanism import *; from common.noise.gamma_norm import GammaNorm\n"
+        "from common.mechanism.mechanism import Mechanism; from common.noise.gamma_norm import GammaNorm\n"
         "from common.accounting.releases import *\n"
         "from common.accounting.total import total\n"
-        "m = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12)\n"
-        "assert 0 < total([Spent(ReleaseKind(GammaNorm(0.1), m, 1200), 30)], 1e-5).epsilon < 1\n"
+        "assert 0 < total([Spent(ReleaseKind(Mechanism(GammaNorm(0.1), 12), 1200), 30)], 1e-5).epsilon < 1\n"
         "print(sorted({'dp_accounting', 'scipy', 'torch'} & sys.modules.keys()))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

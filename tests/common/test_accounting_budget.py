@@ -13,29 +13,32 @@ from common.accounting.budget import MOST_CHARGES, calibrate, keeps, max_charges
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.clipping import Clipping
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from tests.mechanism_support import BATCH_MEAN, PER_SAMPLE, POISSON, SHUFFLED, WITH_REPLACEMENT, truncated
 
 BUDGET = Budget(2.0, 1e-5)
 
 
-def kind(law: NoiseLaw | None, b: int, n: int, sampling: Sampling = Sampling.POISSON) -> ReleaseKind:
-    return ReleaseKind(law, Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, b), n)
+def kind(law: NoiseLaw | None, b: int, n: int, sampling: Sampler = POISSON) -> ReleaseKind:
+    return ReleaseKind(Mechanism(law, b, sampling), n)
 
 
 @pytest.mark.parametrize(
     "this",
     [
         kind(Gaussian(3.82), 1024, 12_000),
-        kind(Gaussian(9.0), 1024, 12_000, Sampling.SHUFFLED),
-        kind(Gaussian(900.0), 12, 1200, Sampling.WITH_REPLACEMENT),
+        kind(Gaussian(9.0), 1024, 12_000, SHUFFLED),
+        kind(Gaussian(900.0), 12, 1200, WITH_REPLACEMENT),
         kind(GammaNorm(0.5), 120, 1200),
-        kind(GammaNorm(0.5), 120, 1200, Sampling.SHUFFLED),
+        kind(GammaNorm(0.5), 120, 1200, SHUFFLED),
     ],
-    ids=lambda this: f"{this.law.name}-{this.mechanism.sampling.value}",
+    ids=lambda this: f"{this.law.name}-{this.mechanism.sampler.name}",
 )
 def test_the_last_release_permitted_is_within_the_budget_and_the_next_is_not(this: ReleaseKind) -> None:
     charges = max_charges(BUDGET, this)
@@ -67,7 +70,7 @@ def test_a_release_that_costs_next_to_nothing_is_permitted_as_often_as_anybody_c
 @pytest.mark.slow
 def test_a_calibrated_multiplier_meets_the_budget_by_pld_and_wastes_none() -> None:
     releases, b, n = 470, 1024, 12_000
-    z = calibrate(BUDGET, releases=releases, batch_size=b, shard_size=n)
+    z = calibrate(BUDGET, Mechanism(None, b), releases=releases, shard_size=n)
     event = dp_accounting.PoissonSampledDpEvent(b / n, dp_accounting.GaussianDpEvent(z))
     accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
     spent = accountant.compose(event, releases).get_epsilon(BUDGET.delta)
@@ -79,27 +82,27 @@ def test_a_calibrated_multiplier_meets_the_budget_by_pld_and_wastes_none() -> No
 @pytest.mark.parametrize(
     ("sampling", "clipping"),
     [
-        (Sampling.POISSON, Clipping.BATCH_MEAN),
-        (Sampling.SHUFFLED, Clipping.PER_SAMPLE),
-        (Sampling.SHUFFLED, Clipping.BATCH_MEAN),
-        (Sampling.WITH_REPLACEMENT, Clipping.PER_SAMPLE),
-        (Sampling.WITH_REPLACEMENT, Clipping.BATCH_MEAN),
+        (POISSON, BATCH_MEAN),
+        (SHUFFLED, PER_SAMPLE),
+        (SHUFFLED, BATCH_MEAN),
+        (WITH_REPLACEMENT, PER_SAMPLE),
+        (WITH_REPLACEMENT, BATCH_MEAN),
     ],
 )
-def test_calibration_knows_sampler_and_clipping(sampling: Sampling, clipping: Clipping) -> None:
-    z = calibrate(BUDGET, releases=25, batch_size=20, shard_size=205, sampling=sampling, clipping=clipping)
-    this = ReleaseKind(Gaussian(z), Mechanism(clipping, Scope.ALL, sampling, 20), 205)
+def test_calibration_knows_sampler_and_clipping(sampling: Sampler, clipping: Clipping) -> None:
+    z = calibrate(BUDGET, Mechanism(None, 20, sampling, clipping), releases=25, shard_size=205)
+    this = ReleaseKind(Mechanism(Gaussian(z), 20, sampling, clipping), 205)
     spent = total([Spent(this, this.charges(25))], BUDGET.delta).epsilon
     assert 2.0 * (1 - 1e-3) <= spent <= 2.0
 
 
 def test_calibration_refuses_what_it_cannot_meet() -> None:
     with pytest.raises(ConfigurationError, match="releases = 0"):
-        calibrate(BUDGET, releases=0, batch_size=1, shard_size=10)
+        calibrate(BUDGET, Mechanism(None, 1), releases=0, shard_size=10)
     with pytest.raises(ConfigurationError, match="total_delta = 0"):
-        calibrate(Budget(1.0, 0.0), releases=1, batch_size=1, shard_size=10)
+        calibrate(Budget(1.0, 0.0), Mechanism(None, 1), releases=1, shard_size=10)
     with pytest.raises(ConfigurationError, match="batch_size = 11"):
-        calibrate(BUDGET, releases=1, batch_size=11, shard_size=10)
+        calibrate(BUDGET, Mechanism(None, 11), releases=1, shard_size=10)
     with pytest.raises(ConfigurationError, match="total_epsilon"):
         Budget(float("inf"), 1e-5)
 
@@ -116,13 +119,10 @@ def test_a_budget_beyond_what_pld_is_asked_for_never_asks_pld_there(
         return asked[-1]
 
     monkeypatch.setattr(gaussian, "pld", pld)
-    sampling = Sampling.POISSON if largest_batch is None else Sampling.TRUNCATED_POISSON
     budget = Budget(1000.0, 1e-5)
-    z = calibrate(
-        budget, releases=2, batch_size=799, shard_size=1333, sampling=sampling, largest_batch=largest_batch
-    )
+    mechanism = Mechanism(None, 799, POISSON if largest_batch is None else truncated(largest_batch))
+    z = calibrate(budget, mechanism, releases=2, shard_size=1333)
     assert (
         max(asked, default=0.0) < 70
     )  # a bracket below the answer may lie a little beyond the ceiling of 50
-    mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 799, largest_batch=largest_batch)
-    assert keeps(budget, ReleaseKind(Gaussian(z), mechanism, 1333), 2)
+    assert keeps(budget, ReleaseKind(replace(mechanism, law=Gaussian(z)), 1333), 2)

@@ -19,13 +19,18 @@ from common.accounting.budget import calibrate, keeps, max_charges
 from common.accounting.kept import kept_in
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.mechanism import Mechanism
 from common.models.features import FeatureCache
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from tests.mechanism_support import NORMALISED, SHUFFLED, WITH_REPLACEMENT, truncated
 
 BUDGET = Budget(1.0, 1e-5)
-ASKED: dict[str, Any] = {"releases": 5, "batch_size": 100, "shard_size": 100}  # rate 1: no grid, and so quick
-MECHANISM = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 100)
+MECHANISM = Mechanism(None, 100)
+ASKED: dict[str, Any] = {
+    "mechanism": MECHANISM,
+    "releases": 5,
+    "shard_size": 100,
+}  # rate 1: no grid, and so quick
 NO_FIGURES = [
     "",
     "null",
@@ -58,7 +63,7 @@ class Texts:
 
 
 def kind(z: float = 1.0, **changes: Any) -> ReleaseKind:
-    return ReleaseKind(Gaussian(z), replace(MECHANISM, **changes), 100)
+    return ReleaseKind(replace(replace(MECHANISM, **changes), law=Gaussian(z)), 100)
 
 
 def forget() -> None:
@@ -152,15 +157,11 @@ def test_every_input_and_the_accountant_itself_are_part_of_the_key(monkeypatch: 
     monkeypatch.setattr(budgets, "_least_multiplier", lambda *_: 1.0)
     monkeypatch.setattr(budgets, "keeps", lambda *_: True)
     store = Texts()
-    truncated = {"sampling": Sampling.TRUNCATED_POISSON, "largest_batch": 100}
-    for changes in (
-        *({}, {"releases": 6}, {"batch_size": 99}, {"shard_size": 101}, truncated),
-        *(
-            {"clipping": Clipping.NORMALISED},
-            {"sampling": Sampling.WITH_REPLACEMENT},
-            {"sampling": Sampling.SHUFFLED},
-        ),
-    ):
+    parts = ({"sampler": one} for one in (truncated(100), WITH_REPLACEMENT, SHUFFLED))
+    mechanisms = [
+        replace(MECHANISM, **part) for part in ({"batch_size": 99}, {"clipping": NORMALISED}, *parts)
+    ]
+    for changes in ({}, {"releases": 6}, {"shard_size": 101}, *({"mechanism": one} for one in mechanisms)):
         with kept_in(store):
             calibrate(BUDGET, **ASKED | changes)
     for another in (Budget(1.5, 1e-5), Budget(1.0, 1e-6)):
@@ -181,8 +182,8 @@ def test_a_law_whose_code_no_key_can_hold_is_not_kept() -> None:
 
     store = Texts()
     with kept_in(store):
-        total([Spent(ReleaseKind(Mine(1.0), MECHANISM, 100), 5)], 1e-5)
-        max_charges(BUDGET, kind(), (Spent(ReleaseKind(Mine(1.0), MECHANISM, 100), 1),))
+        total([Spent(ReleaseKind(replace(MECHANISM, law=Mine(1.0)), 100), 5)], 1e-5)
+        max_charges(BUDGET, kind(), (Spent(ReleaseKind(replace(MECHANISM, law=Mine(1.0)), 100), 1),))
     assert not store.texts
 
 

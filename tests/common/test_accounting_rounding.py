@@ -22,8 +22,11 @@ from common.accounting.gaussian import GaussianReleases
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import Total, total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
+from tests.mechanism_support import POISSON
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 
@@ -46,8 +49,8 @@ def exact(mu: float, delta: float) -> float:
     return root
 
 
-def kind(z: float, batch: int, shard: int, sampling: Sampling = Sampling.POISSON) -> ReleaseKind:
-    return ReleaseKind(Gaussian(z), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, batch), shard)
+def kind(z: float, batch: int, shard: int, sampling: Sampler = POISSON) -> ReleaseKind:
+    return ReleaseKind(Mechanism(Gaussian(z), batch, sampling), shard)
 
 
 def on_a_grid(mu: float, releases: int, delta: float) -> Total:
@@ -107,7 +110,7 @@ def test_where_delta_is_too_small_for_pld_rdp_stands_alone_and_says_so() -> None
 def test_a_budget_with_a_tiny_delta_is_kept(delta: float) -> None:
     budget = Budget(3.0, delta)
     for batch, shard in ((9, 9), (NEARLY_ALL - 1, NEARLY_ALL)):
-        z = calibrate(budget, releases=5000, batch_size=batch, shard_size=shard)
+        z = calibrate(budget, Mechanism(None, batch), releases=5000, shard_size=shard)
         assert exact(math.sqrt(5000) / z, delta * (1 + 1e-6)) <= budget.epsilon
         permitted = max_charges(budget, kind(z, batch, shard))
         assert permitted >= 5000
@@ -144,10 +147,10 @@ def test_a_sampled_divergence_is_never_understated(z: float, q: float, order: in
 
 def test_calibration_does_not_stop_where_divergences_vanish() -> None:
     z = calibrate(
-        Budget(1e-3, 1e-5), releases=10**5, batch_size=64, shard_size=2000
+        Budget(1e-3, 1e-5), Mechanism(None, 64), releases=10**5, shard_size=2000
     )  # below what RDP can show
     assert exact(64 / 2000 * math.sqrt(10**5) / z, 1e-5) <= 1e-3
     with pytest.raises(
         ConfigurationError, match=r"total_epsilon = 0\.0001: no noise is shown to keep 1000000000"
     ):
-        calibrate(Budget(1e-4, 1e-5), releases=10**9, batch_size=64, shard_size=2000)
+        calibrate(Budget(1e-4, 1e-5), Mechanism(None, 64), releases=10**9, shard_size=2000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from common.accounting.budget import calibrate, max_charges, max_messages, max_releases
@@ -9,11 +11,14 @@ from common.accounting.gaussian import GaussianReleases, pld
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import MOST_STEPS, Adjacency
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import MOST_STEPS, Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.scenario.scenario import parse_scenario, parse_welcome
 from mapa.budget import calibrated, release_caps
 from tests.core_support import small_scenario
+from tests.mechanism_support import SHUFFLED, WITH_REPLACEMENT, work_of
 
 DELTA, BATCH, SHARD = 1e-5, 1024, 12_000
 
@@ -25,8 +30,8 @@ def test_one_noised_delta_over_four_batches_is_not_what_a_naive_charge_says() ->
     naive = pld([GaussianReleases(2.25, rate, releases)], DELTA, Adjacency.ZERO_OUT)
     true = pld([GaussianReleases(2.25 / 2, 1 - (1 - rate) ** 4, releases)], DELTA, Adjacency.ZERO_OUT)
     assert (round(naive, 2), round(true, 1)) == (1.45, 15.7)
-    steps = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, BATCH, 4)
-    kind = ReleaseKind(Gaussian(2.25), steps, SHARD)
+    steps = Mechanism(None, BATCH, work=work_of(4))
+    kind = ReleaseKind(replace(steps, law=Gaussian(2.25)), SHARD)
     charged = total([Spent(kind, kind.charges(releases))], DELTA, replace_one=False)
     assert kind.charges(releases) == 300
     assert charged.epsilon == pytest.approx(2.996, abs=1e-3)
@@ -54,8 +59,8 @@ def test_z_of_a_budget_covers_every_step_that_an_edge_makes(releases: int | None
     scenario = calibrated(small_scenario(**values), [80, 90])
     [z] = scenario.privacy.noise_multiplier or []
     planned = releases or 3 * (25 + 1)
-    kind = ReleaseKind(scenario.law(0), scenario.mechanism, 80)
-    assert z == calibrate(Budget(2.0, DELTA), releases=planned, batch_size=10, shard_size=80)
+    kind = ReleaseKind(scenario.mechanism(scenario.law(0)), 80)
+    assert z == calibrate(Budget(2.0, DELTA), Mechanism(None, 10), releases=planned, shard_size=80)
     assert 1.99 < total([Spent(kind, planned)], DELTA, replace_one=False).epsilon <= 2.0
     cap, more = release_caps(scenario, [80, 90])
     assert cap is not None
@@ -64,11 +69,11 @@ def test_z_of_a_budget_covers_every_step_that_an_edge_makes(releases: int | None
     assert total([Spent(kind, kind.charges(cap))], DELTA, replace_one=False).epsilon <= 2.0
 
 
-@pytest.mark.parametrize("sampling", [Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT])
-def test_whole_messages_are_what_a_budget_permits(sampling: Sampling) -> None:
+@pytest.mark.parametrize("sampling", [SHUFFLED, WITH_REPLACEMENT])
+def test_whole_messages_are_what_a_budget_permits(sampling: Sampler) -> None:
     budget = Budget(3.0, DELTA)
-    mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 10, 4)
-    kind = ReleaseKind(Gaussian(90.0 if sampling is Sampling.WITH_REPLACEMENT else 9.0), mechanism, 30)
+    mechanism = Mechanism(None, 10, sampling, work=work_of(4))
+    kind = ReleaseKind(replace(mechanism, law=Gaussian(90.0 if sampling == WITH_REPLACEMENT else 9.0)), 30)
     messages = max_messages(budget, kind)
     assert max_releases(budget, kind) == max_charges(budget, kind) * kind.batches_per_epoch
     assert kind.charges(messages) <= max_charges(budget, kind) < kind.charges(messages + 1)
@@ -82,7 +87,7 @@ def test_a_scenario_without_local_steps_is_written_as_ever() -> None:
     stepping = small_scenario(**local(4))
     assert stepping.canonical()["local"] == {"steps": 4, "rate": 0.5}
     assert parse_scenario(stepping.canonical()) == stepping
-    assert parse_welcome({**stepping.for_edge(1), "seed": None}).mechanism == stepping.mechanism
+    assert parse_welcome({**stepping.for_edge(1), "seed": None}).work == stepping.work
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,33 @@ import math
 import numpy as np
 import pytest
 
+from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
+from common.mechanism.clipping import CLIPPINGS, Clipping
+from common.mechanism.guarantee import Adjacency, Scope
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import SAMPLERS, Sampler
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.noise.registry import describe_law, law_names, noise_law
+from tests.mechanism_support import (
+    BATCH_MEAN,
+    NORMALISED,
+    PER_SAMPLE,
+    POISSON,
+    QUANTILE,
+    SHUFFLED,
+    WITH_REPLACEMENT,
+    every_sampler,
+    truncated,
+)
 
 B = 8
-PER_SAMPLE, BATCH_MEAN = Clipping.PER_SAMPLE, Clipping.BATCH_MEAN
 ZERO_OUT, REPLACE_ONE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE
-POISSON, SHUFFLED, WITH = Sampling.POISSON, Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT
+WITH, TRUNCATED = WITH_REPLACEMENT, truncated(B + 3)
 
 # (clipping, sampling, adjacency) -> true sensitivity in units of C, ε of gamma-norm per ε, z of gaussian per z
 TABLE = {
@@ -37,28 +51,26 @@ TABLE = {
     (BATCH_MEAN, WITH, REPLACE_ONE): (2, B, 1 / (2 * B)),
 }
 # before amplification, the batches of truncated-poisson are those of poisson: a record fills one place
-TABLE |= {
-    (case[0], Sampling.TRUNCATED_POISSON, case[2]): row for case, row in TABLE.items() if case[1] is POISSON
-}
+TABLE |= {(case[0], TRUNCATED, case[2]): row for case, row in TABLE.items() if case[1] == POISSON}
 # a normalised sample has length C, one with its count C at most: they guarantee what clipping a sample to C does
 TABLE |= {
     (like, *case[1:]): row
-    for like in (Clipping.NORMALISED, Clipping.QUANTILE)
+    for like in (NORMALISED, QUANTILE)
     for case, row in TABLE.items()
-    if case[0] is PER_SAMPLE
+    if case[0] == PER_SAMPLE
 }
 
 
 def test_the_table_is_whole() -> None:
-    assert len(TABLE) == len(Clipping) * len(Sampling) * len(Adjacency)
+    assert len(TABLE) == len(CLIPPINGS.names) * len(SAMPLERS.names) * len(Adjacency)
 
 
 @pytest.mark.parametrize(("case", "wanted"), TABLE.items(), ids=lambda case: str(case))
 def test_a_release_guarantees_what_its_true_sensitivity_allows(
-    case: tuple[Clipping, Sampling, Adjacency], wanted: tuple[float, float, float]
+    case: tuple[Clipping, Sampler, Adjacency], wanted: tuple[float, float, float]
 ) -> None:
     clipping, sampling, adjacency = case
-    mechanism = Mechanism(clipping, Scope.ALL, sampling, B)
+    mechanism = Mechanism(None, B, sampling, clipping)
     sensitivity, per_epsilon, per_z = wanted
     assert mechanism.sensitivity_over_clip(adjacency) == pytest.approx(sensitivity)
     gamma = GammaNorm(0.3).guarantee(mechanism, adjacency)
@@ -73,29 +85,30 @@ def test_a_release_guarantees_what_its_true_sensitivity_allows(
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: str(case))
 @pytest.mark.parametrize("scope", list(Scope))
 def test_the_exponential_norm_guarantees_nothing_and_says_why(
-    case: tuple[Clipping, Sampling, Adjacency], scope: Scope
+    case: tuple[Clipping, Sampler, Adjacency], scope: Scope
 ) -> None:
     clipping, sampling, adjacency = case
-    guarantee = ExponentialNorm(0.3).guarantee(Mechanism(clipping, scope, sampling, B), adjacency)
+    guarantee = ExponentialNorm(0.3).guarantee(Mechanism(None, B, sampling, clipping, scope=scope), adjacency)
     assert not guarantee.is_private
     assert "singular" in guarantee.reason
 
 
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: str(case))
 def test_noise_on_the_first_convolution_alone_guarantees_nothing(
-    case: tuple[Clipping, Sampling, Adjacency],
+    case: tuple[Clipping, Sampler, Adjacency],
 ) -> None:
     clipping, sampling, adjacency = case
-    mechanism = Mechanism(clipping, Scope.FIRST_CONV, sampling, B)
+    mechanism = Mechanism(None, B, sampling, clipping, scope=Scope.FIRST_CONV)
     for law in (GammaNorm(0.3), Gaussian(1.7)):
         guarantee = law.guarantee(mechanism, adjacency)
         assert not guarantee.is_private
         assert "in the clear" in guarantee.reason
 
 
-@pytest.mark.parametrize("sampling", list(Sampling))
-def test_only_poisson_sampling_amplifies(sampling: Sampling) -> None:
-    assert Mechanism(PER_SAMPLE, Scope.ALL, sampling, B).amplified is (sampling is POISSON)
+@pytest.mark.parametrize("sampling", every_sampler(B + 3))
+def test_only_poisson_sampling_amplifies(sampling: Sampler) -> None:
+    kind = ReleaseKind(Mechanism(None, B, sampling), 100)
+    assert (kind.sampling_rate < 1) is (sampling == POISSON)
 
 
 def test_laws_by_name() -> None:

@@ -13,11 +13,12 @@ from cloud.assembly import terms_for
 from cloud.server import edge_joined
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Adjacency, Guarantee, Norm
+from common.mechanism.mechanism import Mechanism
 from common.messages import Hello
 from common.models.registry import make_model
 from common.noise.gaussian import Gaussian
 from common.noise.law import Noise, NoiseLaw, parameter
-from common.noise.mechanism import Adjacency, Guarantee, Mechanism, Norm
 from common.noise.registry import describe_law, implied_law, law_description, noise_law
 from common.quantities import EdgeId
 from common.scenario.scenario import Scenario, parse_welcome
@@ -124,7 +125,7 @@ def test_records_and_ledgers_keep_it() -> None:
     joined = edge_joined(0, EdgeId("a"), 1, law, returned=False)
     assert (joined.noise, joined.epsilon, joined.noise_multiplier) == (OWN, None, None)
     assert joined.parameters == law.parameters
-    kind = ReleaseKind(law, own().mechanism, 100)
+    kind = ReleaseKind(own().mechanism(law), 100)
     assert ReleaseKind.of_fields(kind.fields()) == kind
 
 

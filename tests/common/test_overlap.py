@@ -10,25 +10,22 @@ from hypothesis import strategies as st
 from common.accounting.overlap import ShardSpent, total_of_records, worst_record
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from tests.mechanism_support import POISSON, SHUFFLED
 
 RECORDS = 5
 
 
-def kind(law: NoiseLaw | None, sampling: Sampling = Sampling.POISSON, n: int = 40) -> ReleaseKind:
-    return ReleaseKind(law, Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 10), n)
+def kind(law: NoiseLaw | None, sampling: Sampler = POISSON, n: int = 40) -> ReleaseKind:
+    return ReleaseKind(Mechanism(law, 10, sampling), n)
 
 
-PURE = [
-    kind(GammaNorm(e), s, n)
-    for e in (0.5, 1.0)
-    for s in (Sampling.POISSON, Sampling.SHUFFLED)
-    for n in (20, 40)
-]
-NORMAL = [kind(Gaussian(4.0), Sampling.SHUFFLED, n) for n in (20, 40)]
+PURE = [kind(GammaNorm(e), s, n) for e in (0.5, 1.0) for s in (POISSON, SHUFFLED) for n in (20, 40)]
+NORMAL = [kind(Gaussian(4.0), SHUFFLED, n) for n in (20, 40)]
 
 
 @st.composite
@@ -71,7 +68,7 @@ def test_nor_with_gaussian_releases(world: list[tuple[ShardSpent, frozenset[int]
 
 
 def test_the_worst_shard_of_a_disjoint_cut_counts_and_a_shared_cut_counts_in_full() -> None:
-    this = kind(GammaNorm(1.0), Sampling.SHUFFLED)
+    this = kind(GammaNorm(1.0), SHUFFLED)
     apart = [ShardSpent("a", shard, Spent(this, count)) for shard, count in ((0, 3), (1, 5), (1, 1))]
     assert worst_record(apart) == (Spent(this, 6),)
     shared = [ShardSpent("b", None, Spent(this, count)) for count in (2, 3)]

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from common.errors import ConfigurationError
+from common.mechanism.guarantee import Scope
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Sampling, Scope
 from common.problem import SensitivityRule
 from common.scenario.algorithm_table import AlgorithmTable
-from common.scenario.data_table import DataTable
 from common.scenario.privacy_table import PrivacyTable
 from common.scenario.scenario import Scenario, parse_scenario
 from common.scenario.tables import LinkTable, Table
 from common.transport.link import Distribution
+from tests.mechanism_support import BATCH_MEAN, WITH_REPLACEMENT
 
 ISSUE_EXAMPLE = """
 edges = 5
@@ -85,9 +85,9 @@ def test_the_documented_example_means_what_it_says() -> None:
     assert (problem.theta, problem.delta, problem.loss_gap, problem.radius) == (0.5, 1e-3, 0.6931, 6.3)
     assert (problem.first_clip, problem.iterations, problem.rule) == (12.56, 15000, SensitivityRule.THETA)
     assert scenario.law(3) == ExponentialNorm(0.1)
-    mechanism = scenario.mechanism
-    assert (mechanism.clipping, mechanism.scope) == (Clipping.BATCH_MEAN, Scope.ALL)
-    assert (mechanism.sampling, mechanism.batch_size) == (Sampling.WITH_REPLACEMENT, 12)
+    mechanism = scenario.mechanism(scenario.law(3))
+    assert (mechanism.clipping, mechanism.scope) == (BATCH_MEAN, Scope.ALL)
+    assert (mechanism.sampler, mechanism.batch_size) == (WITH_REPLACEMENT, 12)
 
 
 def test_the_shortest_scenario_has_the_sound_settings() -> None:
@@ -317,8 +317,6 @@ def test_the_schema_describes_every_table() -> None:
 @pytest.mark.parametrize(
     ("table", "key", "values"),
     [
-        (DataTable, "sampler", Sampling),
-        (PrivacyTable, "clipping", Clipping),
         (PrivacyTable, "scope", Scope),
         (AlgorithmTable, "rule", SensitivityRule),
         (LinkTable, "distribution", Distribution),

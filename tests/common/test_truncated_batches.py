@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +17,33 @@ from common.accounting.overlap import ShardSpent, worst_record
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import Adjacency
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from common.randomness import CounterStreams
 from edge.account import Account, ShardIdentity
 from edge.ledger import Ledger, MemoryLedger
-from edge.samplers import draw_batch
 from edge.sqlite_ledger import SqliteLedger
 from tests.core_support import small_scenario
+from tests.mechanism_support import (
+    BATCH_MEAN,
+    NORMALISED,
+    PER_SAMPLE,
+    POISSON,
+    QUANTILE,
+    SHUFFLED,
+    truncated,
+    work_of,
+)
 
 pytestmark = pytest.mark.slow  # accounting of truncated batches: seconds each
 
-TRUNCATED, DELTA = Sampling.TRUNCATED_POISSON, 1e-5
+DELTA = 1e-5
 Densities = npt.NDArray[np.float64]
 
 
@@ -38,11 +51,11 @@ def kind(
     most: int | None = 12,
     size: int = 100,
     law: NoiseLaw | None = None,
-    sampling: Sampling = TRUNCATED,
+    sampling: Sampler = POISSON,  # where most is None
     steps: int = 1,
 ) -> ReleaseKind:
-    mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 10, steps, most)
-    return ReleaseKind(law or Gaussian(4.0), mechanism, size)
+    mechanism = Mechanism(None, 10, sampling if most is None else truncated(most), work=work_of(steps))
+    return ReleaseKind(replace(mechanism, law=law or Gaussian(4.0)), size)
 
 
 # -- the draws ---------------------------------------------------------------------------------------------------
@@ -51,8 +64,8 @@ def kind(
 def test_a_batch_is_poisson_s_or_a_random_part_of_a_full_one() -> None:
     size, batch, most, count = 8, 4, 5, 20_000
     streams = CounterStreams.seeded(3)
-    plain = [draw_batch(Sampling.POISSON, streams, 0, n, size, batch) for n in range(1, count + 1)]
-    cut = [draw_batch(TRUNCATED, streams, 0, n, size, batch, most) for n in range(1, count + 1)]
+    plain = [POISSON.draw(streams, 0, n, size, batch) for n in range(1, count + 1)]
+    cut = [truncated(most).draw(streams, 0, n, size, batch) for n in range(1, count + 1)]
     for one, other in zip(plain, cut, strict=True):
         assert len(other) == min(len(one), most) == len(set(other.tolist()))
         if len(one) <= most:
@@ -121,15 +134,13 @@ def test_pld_alone_states_it_and_a_pure_release_is_not_amplified() -> None:
     assert kind(law=GammaNorm(1.0)).sampling_rate == 1
     assert total([Spent(kind(law=GammaNorm(1.0)), 3)], 0.0).epsilon == 1.5
     # B_max is never reached: nothing is truncated, and RDP knows it as well
-    assert total([Spent(kind(most=100), 20)], DELTA) == total(
-        [Spent(kind(None, sampling=Sampling.POISSON), 20)], DELTA
-    )
+    assert total([Spent(kind(most=100), 20)], DELTA) == total([Spent(kind(None), 20)], DELTA)
 
 
 @pytest.mark.slow
 def test_a_budget_s_z_and_cap_stay_within_it() -> None:
     budget = Budget(0.5, DELTA)
-    z = calibrate(budget, releases=4, batch_size=10, shard_size=100, sampling=TRUNCATED, largest_batch=14)
+    z = calibrate(budget, Mechanism(None, 10, truncated(14)), releases=4, shard_size=100)
     this = kind(14, law=Gaussian(z))
     assert keeps(budget, this, 4)
     assert not keeps(budget, kind(14, law=Gaussian(z * 0.999)), 4)
@@ -151,12 +162,12 @@ def account(this: ReleaseKind, run: str) -> Account:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (kind(), kind(None, sampling=Sampling.POISSON)),
-        (kind(None, sampling=Sampling.POISSON), kind()),
+        (kind(), kind(None)),
+        (kind(None), kind()),
         (kind(), kind(13)),
         (kind(), kind(steps=4)),
         (kind(), kind(law=Gaussian(5.0))),
-        (kind(None, sampling=Sampling.SHUFFLED, law=GammaNorm(1.0)), kind()),
+        (kind(None, sampling=SHUFFLED, law=GammaNorm(1.0)), kind()),
     ],
 )
 def test_records_of_truncated_batches_are_released_in_no_other_way(
@@ -169,7 +180,7 @@ def test_records_of_truncated_batches_are_released_in_no_other_way(
     with pytest.raises(ConfigurationError) as refused:
         ledger.open(account(second, "three"))
     for one in (first, second):
-        assert one.mechanism.sampling.value in str(refused.value)
+        assert one.mechanism.sampler.name in str(refused.value)
     assert "truncated batches have no bound together" in str(refused.value)
     ledger.open(account(first, "four"))  # the same kind goes on
     ledger.debit(RunId("four"), 1, b"g")
@@ -186,7 +197,7 @@ def test_shards_of_other_sizes_are_not_taken_for_each_other() -> None:
 
 def test_a_kind_is_kept_and_read_with_its_largest_batch(tmp_path: Path) -> None:
     assert ReleaseKind.of_fields(kind().fields()) == kind()
-    assert "largest_batch" not in kind(None, sampling=Sampling.POISSON).fields()
+    assert "largest_batch" not in kind(None).fields()
     with SqliteLedger(tmp_path) as first:
         first.open(account(kind(), "one"))
     with SqliteLedger(tmp_path) as again:
@@ -196,7 +207,7 @@ def test_a_kind_is_kept_and_read_with_its_largest_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data": {"sampler": "truncated-poisson"}}, "data.largest_batch: goes with"),
+        ({"data": {"sampler": "truncated-poisson"}}, "data.largest_batch: needed with"),
         ({"data": {"sampler": "poisson", "largest_batch": 9}}, "data.largest_batch: goes with"),
         (
             {"data": {"sampler": "truncated-poisson", "largest_batch": 4}},
@@ -219,19 +230,19 @@ def test_a_largest_batch_that_means_nothing_is_refused(changes: dict[str, object
 
 def test_a_scenario_without_it_is_written_as_ever() -> None:
     assert "largest_batch" not in small_scenario().canonical()["data"]
-    truncated = small_scenario(
+    cut = small_scenario(
         data={"sampler": "truncated-poisson", "largest_batch": 9}, privacy={"noise_multiplier": 1.0}
     )
-    assert truncated.canonical()["data"]["largest_batch"] == 9
-    assert truncated.mechanism.largest_batch == 9
+    assert cut.canonical()["data"]["largest_batch"] == 9
+    assert cut.sampler == truncated(9)
 
 
 def test_the_clippings_that_go_with_truncated_batches_are_named_and_taken() -> None:
     def kind(clipping: Clipping) -> ReleaseKind:
-        mechanism = Mechanism(clipping, Scope.ALL, Sampling.TRUNCATED_POISSON, 4, largest_batch=6)
-        return ReleaseKind(Gaussian(1.0), mechanism, 8)
+        mechanism = Mechanism(None, 4, truncated(6), clipping)
+        return ReleaseKind(replace(mechanism, law=Gaussian(1.0)), 8)
 
-    with pytest.raises(ConfigurationError, match="allowed are per-sample, normalised and quantile"):
-        kind(Clipping.BATCH_MEAN)
-    for clipping in (Clipping.PER_SAMPLE, Clipping.NORMALISED, Clipping.QUANTILE):
+    with pytest.raises(ConfigurationError, match="allowed are normalised, per-sample, quantile"):
+        kind(BATCH_MEAN)
+    for clipping in (PER_SAMPLE, NORMALISED, QUANTILE):
         assert kind(clipping).truncation is not None

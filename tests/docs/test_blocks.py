@@ -40,6 +40,12 @@ RUN_WHOLE = {
         "docs/your-own-data.md",
         "python",
     ): "tests/docs/test_own_data_page.py::test_the_program_is_short_and_learns",
+    **{
+        ("docs/your-own-mechanism.md", language): (
+            "tests/mapa/test_own_mechanism.py::test_the_parts_of_the_page_train_are_charged_and_stated"
+        )
+        for language in ("python", "toml")
+    },
     (
         "docs/your-own-model.md",
         "python",

@@ -240,6 +240,19 @@ NOT_RUN: dict[str, dict[str, Why]] = {
             ),
         ),
     },
+    "docs/your-own-mechanism.md": {
+        command: Why(
+            "is run with the page's own files elsewhere", (f"tests/mapa/test_own_mechanism.py::{test}",)
+        )
+        for command, test in (
+            ("mapa simulate my.toml", "test_the_parts_of_the_page_train_are_charged_and_stated"),
+            ("mapa run my.toml", "test_the_parts_of_the_page_train_are_charged_and_stated"),
+            (
+                "mapa audit my.toml --no-one-run",
+                "test_the_audit_plays_the_parts_of_the_page_and_refutes_nothing",
+            ),
+        )
+    },
     "docs/your-own-model.md": {
         "mapa simulate my.toml": Why(
             "is run with the page's own code elsewhere", (f"{OWN_MODEL}::test_the_pages_scenario_simulates",)

@@ -10,10 +10,10 @@ import pytest
 from common.accounting.budget import max_charges
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.errors import ConfigurationError, MapaError
+from common.mechanism.mechanism import Mechanism
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from edge import accountant
 from edge.accountant import max_charges_apart
 
@@ -26,7 +26,7 @@ def forgetful() -> None:
 
 
 def kind(law: NoiseLaw) -> ReleaseKind:
-    return ReleaseKind(law, Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 16), 800)
+    return ReleaseKind(Mechanism(law, 16), 800)
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ import pytest
 from common.errors import ConfigurationError
 from common.models.gradients import RowGradients
 from common.models.linear import Softmax
+from common.models.model import feature_length
 from common.models.scattering_softmax import ScatteringSoftmax
-from common.noise.mechanism import Clipping
-from edge.assembly import shard_for, shards_for, stabiliser
-from edge.privacy import clip
+from edge.assembly import shard_for, shards_for
 from mapa.run_parts import assemble
 from tests.core_support import small_dataset, small_scenario
+from tests.mechanism_support import NORMALISED, clip
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,13 @@ def test_a_normalised_gradient_that_is_short_for_the_model_is_not_brought_to_the
     """Nor is any longer than C, so the charge of `normalised` stays."""
     seen = ScatteringSoftmax(shape=(16, 16), classes=10, landmarks=25)
     plain = Softmax(shape=(16, 16), classes=10)
-    assert (stabiliser(seen), stabiliser(plain)) == (pytest.approx(0.05), 0.0)
+    fitted = NORMALISED.fitted(feature_length(seen) or 0.0)
+    assert fitted.scaling(np.ones(1))[1] == pytest.approx(0.05)
+    assert feature_length(plain) is None
     lengths = []
     for norm in (0.0, 0.05, 0.5, 5.0, 5e4):
         row = np.array([[norm, 0.0]], np.float32)
-        clipped = clip(RowGradients(row), Clipping.NORMALISED, 2.0, 1, stabiliser=stabiliser(seen))
+        clipped = clip(RowGradients(row), fitted, 2.0, 1)
         lengths.append(float(np.linalg.norm(clipped)))
     np.testing.assert_allclose(lengths, [0, 1, 2 / 1.1, 2 / 1.01, 2], rtol=3e-4)
     assert max(lengths) <= 2

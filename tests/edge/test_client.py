@@ -276,7 +276,7 @@ def test_an_edge_noises_by_its_operators_word_or_as_the_run_does_and_the_hello_s
     stage = Stage(small_scenario(seed=None, privacy=privacy, data=POISSON), policy=policy)
     stage.welcome()
     assert stage.edge.preparation is not None
-    assert stage.edge.preparation.worker.recipe.law == law
+    assert stage.edge.preparation.worker.mechanism.law == law
     assert stage.hellos[0].noise == (law.name if policy.parameters else None)
 
 

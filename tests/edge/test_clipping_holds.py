@@ -18,6 +18,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.errors import RemoteProtocolError
+from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import CLIP_MARGIN, Adjacency, Norm
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
+from common.mechanism.samplers.truncated_poisson import TruncatedPoisson
+from common.mechanism.work.local_steps import LocalSteps
 from common.messages import SendModel
 from common.models.counted import Counted
 from common.models.gradients import L1, L2, OuterGradients, RowGradients, powers, summed
@@ -27,15 +33,23 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import CLIP_MARGIN, Adjacency, Clipping, Mechanism, Norm, Sampling, Scope
 from common.quantities import EdgeId, Floats, PerSampleGradients, Vector
 from common.randomness import CounterStreams
 from common.wire.codec import decode_model, encode_model
-from edge import worker as edge_worker
-from edge.privacy import clip
-from edge.samplers import draw_batch
-from edge.worker import EdgeWorker, Recipe, Shard
+from edge.worker import EdgeWorker, Shard
 from mapa.simulation.vectorised import _scale
+from tests.mechanism_support import (
+    BATCH_MEAN,
+    EVERY_CLIPPING,
+    NORMALISED,
+    PER_SAMPLE,
+    POISSON,
+    QUANTILE,
+    SHUFFLED,
+    clip,
+    every_sampler,
+    truncated,
+)
 
 MOST = 1 + 1e-6
 LAWS: list[NoiseLaw] = [Gaussian(1.0), GammaNorm(1.0), Laplace(1.0), ExponentialNorm(1.0)]
@@ -70,24 +84,36 @@ def clipping_watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     drawn: list[Any] = []
     moves: list[float] = []
 
-    def drawing(sampling: Sampling, *rest: Any) -> Any:
-        drawn.append((sampling, draw_batch(sampling, *rest)))
-        return drawn[-1][1]
+    def watched_draw(of: type[Sampler]) -> Any:
+        draw = of.draw
 
-    def clipping(gradients: Any, how: Clipping, bound: float, batch_size: int, norm: Norm, s: float) -> Any:
-        whole = clip(gradients, how, bound, batch_size, norm, s)
-        sampling, batch = drawn[-1]
-        mechanism = Mechanism(how, Scope.ALL, sampling, batch_size, largest_batch=batch_size + 3)
-        charged = mechanism.sensitivity_over_clip(Adjacency.ZERO_OUT) * bound
-        for record in np.unique(batch):
-            null = clip(gradients.nulled(batch == record), how, bound, batch_size, norm, s)
-            moves.append(norm_of(whole - null, norm) / charged)
-        assert np.isfinite(whole).all()
-        return whole
+        def drawing(self: Sampler, *rest: Any) -> Any:
+            drawn.append((self, draw(self, *rest)))
+            return drawn[-1][1]
+
+        return drawing
+
+    def watched_clip(of: type[Clipping]) -> Any:
+        clip = of.clip
+
+        def clipping(self: Clipping, gradients: Any, bound: float, batch_size: int, norm: Norm) -> Any:
+            whole = clip(self, gradients, bound, batch_size, norm)
+            sampler, batch = drawn[-1]
+            places = sampler.places(batch_size)
+            charged = self.sensitivity_over_clip(Adjacency.ZERO_OUT, places, batch_size) * bound
+            for record in np.unique(batch):
+                null = clip(self, gradients.nulled(batch == record), bound, batch_size, norm)
+                moves.append(norm_of(whole - null, norm) / charged)
+            assert np.isfinite(whole).all()
+            return whole
+
+        return clipping
 
     with monkeypatch.context() as patch:
-        patch.setattr(edge_worker, "draw_batch", drawing)
-        patch.setattr(edge_worker, "clip", clipping)
+        for sampler in every_sampler(1):
+            patch.setattr(type(sampler), "draw", watched_draw(type(sampler)))
+        for how in EVERY_CLIPPING:
+            patch.setattr(type(how), "clip", watched_clip(type(how)))
         yield moves
 
 
@@ -113,13 +139,13 @@ def worst_move(
     batch_size: int,
     sizes: tuple[float, float],
     records: tuple[float, float],
-    sampling: Sampling = Sampling.SHUFFLED,
+    sampling: Sampler = SHUFFLED,
     steps: int = 1,
     stabiliser: float = 0.0,
 ) -> float:
     """Return the largest zero-out move of one message, in units of the charge."""
     rng = np.random.default_rng(seed)
-    count = batch_size if sampling is Sampling.SHUFFLED else 2 * batch_size
+    count = batch_size if sampling == SHUFFLED else 2 * batch_size
     model: Any
     if kind.startswith("own"):
         model = Own(INPUTS, outer=kind == "own-outer")
@@ -134,37 +160,33 @@ def worst_move(
         features = model.features(hostile(rng, (count, INPUTS), *records))
         labels = rng.uniform(-1, 1, count).astype(np.float32) if real else rng.integers(0, 3, count)
         targets = model.targets(labels)
-    if how is Clipping.QUANTILE:
+    if how == QUANTILE:
         model = Counted(model)
     x = hostile(rng, (model.dimension,), *sizes)
-    recipe = Recipe(
-        batch_size=batch_size,
-        sampling=sampling,
-        clipping=how,
-        law=law,
-        noised=slice(0, model.dimension),
-        regularization=0.0,
-        stabiliser=stabiliser,
-        steps=steps,
-        local_rate=0.5,
-        largest_batch=batch_size + 3 if sampling is Sampling.TRUNCATED_POISSON else None,
-    )
+    if isinstance(sampling, TruncatedPoisson):
+        sampling = truncated(batch_size + 3)
+    if how.bounds_each_sample or sampling.amplification().largest is None:
+        work = LocalSteps(steps=steps, rate=0.5)
+    else:
+        return 0.0  # not to be configured
+    mechanism = Mechanism(law, batch_size, sampling, how.fitted(100 * stabiliser), work)
     shard = Shard(features, targets, np.arange(count))
-    return largest_move(monkeypatch, model, shard, recipe, x, bound, seed)
+    return largest_move(monkeypatch, model, shard, mechanism, x, bound, seed)
 
 
 def largest_move(
     monkeypatch: pytest.MonkeyPatch,
     model: Any,
     shard: Shard,
-    recipe: Recipe,
+    mechanism: Mechanism,
     x: Vector,
     bound: float,
     seed: int,
 ) -> float:
     """Send x to a worker as a cloud does; return the largest move in what it clips."""
-    worker = EdgeWorker(EDGE, 0, model, shard, recipe, CounterStreams.seeded(seed))
-    b = recipe.batch_size
+    everywhere, streams = slice(0, model.dimension), CounterStreams.seeded(seed)
+    worker = EdgeWorker(EDGE, 0, model, shard, mechanism, everywhere, 0.0, streams)
+    b = mechanism.batch_size
     sensitivity = min(max(2 * bound / b, 2e-9 / b), 2e9 / b)
     payload = encode_model(SendModel(EDGE, 1, sensitivity, 0, x, 7))
     received = decode_model(EDGE, payload, model.dimension)
@@ -184,7 +206,7 @@ SPAN = st.tuples(POWERS, POWERS).map(lambda pair: (min(pair), max(pair)))
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
-@pytest.mark.parametrize("how", list(Clipping), ids=lambda how: how.value)
+@pytest.mark.parametrize("how", EVERY_CLIPPING, ids=lambda how: how.name)
 @settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
@@ -193,7 +215,7 @@ SPAN = st.tuples(POWERS, POWERS).map(lambda pair: (min(pair), max(pair)))
     batch_size=st.sampled_from([1, 2, 5, 12, 32, 33, 70]),
     sizes=SPAN,
     records=st.one_of(st.just((-3.0, 0.0)), SPAN),
-    sampling=st.sampled_from(Sampling),
+    sampling=st.sampled_from(every_sampler(9)),
     steps=st.sampled_from([1, 1, 3]),
     stabiliser=st.sampled_from([0.0, 0.05]),
 )
@@ -204,7 +226,7 @@ SPAN = st.tuples(POWERS, POWERS).map(lambda pair: (min(pair), max(pair)))
     batch_size=5,
     sizes=(37.0, 38.5),
     records=(-1.0, 0.0),
-    sampling=Sampling.POISSON,
+    sampling=POISSON,
     steps=1,
     stabiliser=0.0,
 )
@@ -233,8 +255,8 @@ def test_a_number_that_is_none_in_one_record_leaves_the_norms_of_the_others_alon
     x[1] = np.nan
     gradients = OuterGradients(d, x)
     with np.errstate(over="ignore", invalid="ignore"):
-        whole = clip(gradients, Clipping.PER_SAMPLE, 1e-8, 1, law.norm)
-        null = clip(gradients.nulled(np.array([True, False, False])), Clipping.PER_SAMPLE, 1e-8, 1, law.norm)
+        whole = clip(gradients, PER_SAMPLE, 1e-8, 1, law.norm)
+        null = clip(gradients.nulled(np.array([True, False, False])), PER_SAMPLE, 1e-8, 1, law.norm)
     assert norm_of(whole - null, law.norm) <= 1e-8 * MOST
 
 
@@ -243,7 +265,7 @@ def test_a_record_in_a_large_batch_moves_the_sum_no_further_than_in_a_small_one(
     """Sums of thousands of equal samples in float32 round by more than a millionth of one of them."""
     rows = np.full((3001, 2), 0.1, np.float32)
     for gradients in (RowGradients(rows), OuterGradients(rows[:, :1], rows)):
-        for how in (Clipping.PER_SAMPLE, Clipping.NORMALISED):
+        for how in (PER_SAMPLE, NORMALISED):
             whole = clip(gradients, how, 1e-3, 1, norm)
             null = clip(gradients.nulled(np.arange(3001) == 1500), how, 1e-3, 1, norm)
             assert (1 - 2 * CLIP_MARGIN) * 1e-3 <= norm_of(whole - null, norm) <= 1e-3 * MOST
@@ -253,11 +275,11 @@ def test_a_record_in_a_large_batch_moves_the_sum_no_further_than_in_a_small_one(
 @pytest.mark.parametrize(
     ("kind", "law", "how"),
     [
-        ("own-rows", Gaussian(1.0), Clipping.PER_SAMPLE),
-        ("own-rows", Laplace(1.0), Clipping.QUANTILE),
-        ("own-rows", Gaussian(1.0), Clipping.BATCH_MEAN),
-        ("own-outer", Gaussian(1.0), Clipping.NORMALISED),
-        ("own-outer", Laplace(1.0), Clipping.PER_SAMPLE),
+        ("own-rows", Gaussian(1.0), PER_SAMPLE),
+        ("own-rows", Laplace(1.0), QUANTILE),
+        ("own-rows", Gaussian(1.0), BATCH_MEAN),
+        ("own-outer", Gaussian(1.0), NORMALISED),
+        ("own-outer", Laplace(1.0), PER_SAMPLE),
     ],
 )
 def test_ten_million_equal_entries_are_clipped_to_the_bound(
@@ -267,19 +289,12 @@ def test_ten_million_equal_entries_are_clipped_to_the_bound(
     count = 10_000_000
     model: Any = Own(count, outer=kind == "own-outer")
     shard = Shard(np.full((1, count), 0.1, np.float32), np.zeros(1, np.float32), np.arange(1))
-    if how is Clipping.QUANTILE:
+    if how == QUANTILE:
         model = Counted(model)
-    recipe = Recipe(
-        batch_size=1,
-        sampling=Sampling.SHUFFLED,
-        clipping=how,
-        law=law,
-        noised=slice(0, model.dimension),
-        regularization=0.0,
-    )
+    mechanism = Mechanism(law, 1, SHUFFLED, how)
     x = np.ones(model.dimension, np.float32)
-    moved = largest_move(monkeypatch, model, shard, recipe, x, 1.0, 0)
-    assert (0.5 if how is Clipping.BATCH_MEAN else 1) * 0.99 <= moved <= MOST
+    moved = largest_move(monkeypatch, model, shard, mechanism, x, 1.0, 0)
+    assert (0.5 if how == BATCH_MEAN else 1) * 0.99 <= moved <= MOST
 
 
 @settings(max_examples=60, deadline=None)
@@ -311,6 +326,6 @@ def test_the_vectorised_engines_clip_as_edges_do(
             null = d.copy()
             null[0, 0, seed % rows] = 0
             assert norm_of(total(d, power) - total(null, power), norm) <= bound * MOST
-            how = Clipping.NORMALISED if normalised else Clipping.PER_SAMPLE
+            how = NORMALISED if normalised else PER_SAMPLE
             edge = clip(OuterGradients(d[0, 0], x[0, 0]), how, bound, 1, norm)
             assert norm_of(edge - total(d, power), norm) <= bound * 1e-3

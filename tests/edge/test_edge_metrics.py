@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.mechanism import Mechanism
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from edge.accountant import MOST_KINDS, SpentCurves, epsilons_apart
 from edge.ledger import MemoryLedger
 from edge.metrics import DROPPED, FAMILIES, read_edges
@@ -38,7 +39,7 @@ CLOSED = {
     "mapa_edge_budget_epsilon",
     "mapa_edge_budget_used_ratio",
 }
-KIND = ReleaseKind(GammaNorm(0.1), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 16), 800)
+KIND = ReleaseKind(Mechanism(GammaNorm(0.1), 16), 800)
 
 
 def at_once(work: Callable[[], None]) -> None:
@@ -190,7 +191,7 @@ def test_without_an_accountant_nothing_is_claimed_and_it_is_not_asked_again() ->
 
 def test_so_many_kinds_and_no_more() -> None:
     spending = SpentCurves(here, at_once)
-    kinds = [ReleaseKind(KIND.law, KIND.mechanism, 100 + k) for k in range(MOST_KINDS + 2)]
+    kinds = [ReleaseKind(KIND.mechanism, 100 + k) for k in range(MOST_KINDS + 2)]
     for kind in kinds:
         spending.epsilon(kind, 1, 1e-5)
     assert [spending.epsilon(kind, 1, 1e-5) is None for kind in kinds].count(True) == 2
@@ -199,5 +200,5 @@ def test_so_many_kinds_and_no_more() -> None:
 @pytest.mark.slow
 def test_the_process_apart_says_what_the_accountant_says() -> None:
     for law in (Gaussian(2.0), GammaNorm(0.2)):
-        kind = ReleaseKind(law, KIND.mechanism, 800)
+        kind = ReleaseKind(replace(KIND.mechanism, law=law), 800)
         assert epsilons_apart(kind, [1, 10, 100], 1e-5) == here(kind, [1, 10, 100], 1e-5)

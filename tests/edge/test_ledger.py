@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,27 +15,31 @@ from common.accounting.total import total
 from common.datasets.named import mnist
 from common.datasets.named import mnist_5k as embedded
 from common.errors import ConfigurationError, LedgerUnavailableError, LocalProtocolError, RemoteProtocolError
+from common.mechanism.guarantee import Adjacency
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
+from common.mechanism.work.local_steps import LocalSteps
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
 from edge.ledger import BudgetExhausted, Ledger, MemoryLedger, OtherShardError
 from edge.sqlite_ledger import SqliteLedger
+from tests.mechanism_support import SHUFFLED, WITH_REPLACEMENT
 
 RUN = RunId("lab1")
 SHARD = ShardIdentity("sha256:1", "iid K=5 seed=0", 2)
 
 
-def kind(law: NoiseLaw | None, sampling: Sampling = Sampling.WITH_REPLACEMENT, size: int = 30) -> ReleaseKind:
-    return ReleaseKind(law, Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 10), size)
+def kind(law: NoiseLaw | None, sampling: Sampler = WITH_REPLACEMENT, size: int = 30) -> ReleaseKind:
+    return ReleaseKind(Mechanism(law, 10, sampling), size)
 
 
 # zero-out ε of a release: ε·b/2 = 0.5 with replacement, ε/2 shuffled; at δ = 0 totals are plain sums
 HALF = kind(GammaNorm(0.1))
-EPOCHS = kind(GammaNorm(1.0), Sampling.SHUFFLED)  # three batches an epoch
+EPOCHS = kind(GammaNorm(1.0), SHUFFLED)  # three batches an epoch
 
 
 def account(this: ReleaseKind = HALF, epsilon: float | None = 2.0, **changed: object) -> Account:
@@ -177,7 +181,7 @@ def test_an_operator_s_budget_binds_at_once(ledger: Ledger) -> None:
 
 def test_a_cap_over_runs_of_different_kinds_holds_whenever_their_terms_were_chosen(ledger: Ledger) -> None:
     """By RDP's odometer; PLD alone would permit more, and is not proven for terms chosen after a look."""
-    kinds = [ReleaseKind(Gaussian(z), HALF.mechanism, 30) for z in (90.0, 120.0)]
+    kinds = [ReleaseKind(replace(HALF.mechanism, law=Gaussian(z)), 30) for z in (90.0, 120.0)]
     budget, before = Budget(2.0, 1e-5), Spent(kinds[0], 5)
     ledger.open(account(kinds[0], budget=budget))
     spend(ledger, before.charges)
@@ -370,75 +374,41 @@ def test_a_damaged_ledger_is_an_error_and_never_a_fresh_one(
             SqliteLedger(tmp_path)
 
 
-def test_a_ledger_of_a_later_version_is_refused(tmp_path: Path) -> None:
-    import sqlite3
-
-    with SqliteLedger(tmp_path) as ledger:
-        path = ledger.path
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 7")
-    connection.close()
-    with pytest.raises(ConfigurationError, match="version 7, and this program reads versions 1 to 4"):
-        SqliteLedger(tmp_path)
-
-
-def test_a_ledger_of_version_1_is_read_and_its_budgets_bind_as_they_did(tmp_path: Path) -> None:
-    import sqlite3
-
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (1, "version 1 of an earlier release.*stays spent.*A new ledger would forget"),
+        (4, "version 4 of an earlier release.*stays spent.*A new ledger would forget"),
+        (7, "version 7, and this program reads version 5; update it"),
+    ],
+)
+def test_a_ledger_of_another_version_is_refused_and_left_as_it_is(
+    tmp_path: Path, version: int, words: str
+) -> None:
     with SqliteLedger(tmp_path) as ledger:
         ledger.open(account())
-        spend(ledger, 1)
-        path, before = ledger.path, ledger.standings()
+        path = ledger.path
     connection = sqlite3.connect(path)
-    as_version_2(connection)
-    connection.execute("ALTER TABLE account DROP COLUMN own_budget")
-    connection.execute("PRAGMA user_version = 1")
-    connection.commit()
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    for _ in range(2):  # the second time it is of this version
-        with SqliteLedger(tmp_path) as ledger:
-            ledger.open(account())
-            assert ledger.standings() == before
-            assert ledger.account(RUN) == account()
-
-
-def as_version_2(connection: Any) -> None:
-    """Bring a ledger back to the form with a column for each parameter of a noise law."""
-    import json
-
-    connection.execute("ALTER TABLE account ADD COLUMN epsilon REAL")
-    connection.execute("ALTER TABLE account ADD COLUMN noise_multiplier REAL")
-    for position, text in connection.execute("SELECT position, parameters FROM account").fetchall():
-        values = json.loads(text)
-        connection.execute(
-            "UPDATE account SET epsilon = ?, noise_multiplier = ? WHERE position = ?",
-            (values.get("epsilon"), values.get("noise_multiplier"), position),
-        )
-    connection.execute("ALTER TABLE account DROP COLUMN parameters")
-    connection.execute("ALTER TABLE account DROP COLUMN steps")
-    connection.execute("ALTER TABLE account DROP COLUMN largest_batch")
-    connection.execute("PRAGMA user_version = 2")
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match=words):
+        SqliteLedger(tmp_path)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("law", [Gaussian(1 / 3), GammaNorm(0.1 + 0.2), ExponentialNorm(1e-8 / 7), None])
-def test_a_ledger_of_version_2_keeps_its_laws_to_the_last_bit(tmp_path: Path, law: NoiseLaw | None) -> None:
-    import sqlite3
-
-    kind = ReleaseKind(law, account().kind.mechanism, account().kind.shard_size)
-    terms = replace(account(), kind=kind, budget=None)
+def test_a_ledger_keeps_its_mechanism_to_the_last_bit(tmp_path: Path, law: NoiseLaw | None) -> None:
+    mechanism = replace(account().kind.mechanism, law=law, work=LocalSteps(steps=3, rate=0.1))
+    terms = replace(account(), kind=ReleaseKind(mechanism, account().kind.shard_size), budget=None)
     with SqliteLedger(tmp_path) as ledger:
         ledger.open(terms)
         spend(ledger, 2)
-        path, before = ledger.path, ledger.standings()
-    connection = sqlite3.connect(path)
-    as_version_2(connection)
-    connection.commit()
-    connection.close()
-    for _ in range(2):
-        with SqliteLedger(tmp_path) as ledger:
-            assert ledger.standings() == before
-            ledger.open(terms)  # a run keeps its terms: another ε or z would be refused
-            assert ledger.account(RUN) == terms
+        before = ledger.standings()
+    with SqliteLedger(tmp_path) as ledger:
+        assert ledger.standings() == before
+        ledger.open(terms)  # a run keeps its terms: another ε or z would be refused
+        assert ledger.account(RUN) == terms
 
 
 def test_whose_a_budget_is_survives_a_restart(tmp_path: Path) -> None:

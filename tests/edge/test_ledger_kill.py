@@ -20,15 +20,14 @@ EDGE = """
 import hashlib, os, sys
 from pathlib import Path
 
-import pytest
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.mechanism.mechanism import Mechanism
 from edge.account import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 
 directory, wire = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-kind = ReleaseKind(Gaussian(1.0), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12), 1200)
+kind = ReleaseKind(Mechanism(Gaussian(1.0), 12), 1200)
 ledger = SqliteLedger(directory)
 ledger.open(Account(run="kill", shard=ShardIdentity("d", "p", 0), kind=kind))
 

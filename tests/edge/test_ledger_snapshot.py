@@ -8,19 +8,18 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
+from common.mechanism.mechanism import Mechanism
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
-from edge.ledger_file import FILE_NAME
-from edge.ledger_snapshot import ledger_snapshot
-from edge.sqlite_ledger import SqliteLedger
+from edge.sqlite_ledger import FILE_NAME, SqliteLedger, ledger_snapshot
 
 REPOSITORY = Path(__file__).parents[2]
 RUN = RunId("live")
@@ -31,11 +30,11 @@ import os, sys
 from pathlib import Path
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
+from common.mechanism.mechanism import Mechanism
 from edge.account import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 
-kind = ReleaseKind(Gaussian(1.0), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12), 1200)
+kind = ReleaseKind(Mechanism(Gaussian(1.0), 12), 1200)
 ledger = SqliteLedger(Path(sys.argv[1]))
 ledger.open(Account(run="live", shard=ShardIdentity("d", "p", 0), kind=kind))
 sequence = 0
@@ -49,9 +48,11 @@ while True:
 
 
 def account() -> Account:
-    mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 12)
+    mechanism = Mechanism(None, 12)
     return Account(
-        run=RUN, shard=ShardIdentity("d", "p", 0), kind=ReleaseKind(Gaussian(1.0), mechanism, 1200)
+        run=RUN,
+        shard=ShardIdentity("d", "p", 0),
+        kind=ReleaseKind(replace(mechanism, law=Gaussian(1.0)), 1200),
     )
 
 
@@ -165,8 +166,8 @@ ENDLESS = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELEC
             execute("PRAGMA writable_schema = 1", "UPDATE sqlite_master SET sql = CAST(x'92' AS TEXT)"),
             "damaged",
         ),
-        (execute(f"UPDATE account SET parameters = '{'[' * 5000}'"), "damaged"),
-        (execute("UPDATE account SET parameters = '[]'"), "damaged"),
+        (execute(f"UPDATE account SET mechanism = '{'[' * 5000}'"), "damaged"),
+        (execute("UPDATE account SET mechanism = '[]'"), "damaged"),
         (lambda path: path.write_bytes(b""), "damaged"),
     ],
     ids=[
@@ -197,7 +198,7 @@ def test_a_ledger_of_somebody_else_s_making_is_refused_and_never_waited_for(
 def test_a_ledger_larger_than_any_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SqliteLedger(tmp_path) as ledger:
         ledger.open(account())
-    monkeypatch.setattr("edge.ledger_snapshot._MOST", 100)
+    monkeypatch.setattr("edge.sqlite_ledger._MOST", 100)
     with pytest.raises(ConfigurationError, match="more than 100 bytes"), ledger_snapshot(tmp_path):
         pass
 
@@ -208,6 +209,6 @@ def test_what_takes_longer_than_opening_any_ledger_is_ended(
     with SqliteLedger(tmp_path) as ledger:
         ledger.open(account())
     execute(f"INSERT INTO edge {ENDLESS} LIMIT 50000")(tmp_path / FILE_NAME)
-    monkeypatch.setattr("edge.ledger_file._MOST_STEPS", 2)
+    monkeypatch.setattr("edge.sqlite_ledger._MOST_STEPS", 2)
     with pytest.raises(ConfigurationError, match="interrupted"), ledger_snapshot(tmp_path):
         pass

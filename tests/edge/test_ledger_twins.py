@@ -13,18 +13,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import MapaError
+from common.mechanism.mechanism import Mechanism
 from common.noise.gamma_norm import GammaNorm
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
 from edge.ledger import Ledger, MemoryLedger
 from edge.sqlite_ledger import SqliteLedger
+from tests.mechanism_support import POISSON, SHUFFLED
 
 RUNS = [RunId("a"), RunId("b"), RunId("c")]
-KINDS = [
-    ReleaseKind(GammaNorm(1.0), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 5), 10)
-    for sampling in (Sampling.POISSON, Sampling.SHUFFLED)
-]
+KINDS = [ReleaseKind(Mechanism(GammaNorm(1.0), 5, sampling), 10) for sampling in (POISSON, SHUFFLED)]
 
 
 class Twins(RuleBasedStateMachine):

@@ -12,47 +12,50 @@ from hypothesis import strategies as st
 
 from cloud.peers import Restarts
 from common.accounting.releases import Budget, ReleaseKind
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
+from common.mechanism.work.local_steps import LocalSteps
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from edge.account import Account, ShardIdentity
 from edge.ledger import BudgetExhausted, MemoryLedger
 from edge.policy import OperatorPolicy, PolicyError, Proposal, permit
 from edge.sqlite_ledger import SqliteLedger
 from tests.edge.test_worker import X, sent, worker
+from tests.mechanism_support import POISSON, SHUFFLED, WITH_REPLACEMENT, work_of
 
 RUN, EDGE = RunId("lab"), EdgeId("edge-a")
 SHARD = ShardIdentity("sha256:1", "iid K=5 seed=0", 0)
 
 
 def kind(
-    steps: int, sampling: Sampling = Sampling.POISSON, batches: int = 3, law: NoiseLaw | None = None
+    steps: int, sampling: Sampler = POISSON, batches: int = 3, law: NoiseLaw | None = None
 ) -> ReleaseKind:
-    mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 10, steps)
-    return ReleaseKind(law or Gaussian(1.0), mechanism, 10 * batches)
+    mechanism = Mechanism(None, 10, sampling, work=work_of(steps))
+    return ReleaseKind(replace(mechanism, law=law or Gaussian(1.0)), 10 * batches)
 
 
-@pytest.mark.parametrize("sampling", [one for one in Sampling if one is not Sampling.TRUNCATED_POISSON])
+@pytest.mark.parametrize("sampling", [POISSON, SHUFFLED, WITH_REPLACEMENT])
 @pytest.mark.parametrize("regularization", [0.0, 0.3])
 def test_a_message_is_the_way_of_its_steps_each_with_draws_of_its_own(
-    sampling: Sampling, regularization: float
+    sampling: Sampler, regularization: float
 ) -> None:
     steps, rate, sensitivity = 3, 0.25, 0.4
     gamma = np.float32(rate / (5 * sensitivity / 2))
-    shared = {"sampling": sampling, "regularization": regularization}
+    shared = {"sampler": sampling, "regularization": regularization}
     for n in (1, 2, 7):
         x = X
         for e in range(1, steps + 1):
             x = x - gamma * worker(**shared).gradient(x, sensitivity, (n - 1) * steps + e)
-        message = worker(**shared, steps=steps, local_rate=rate).gradient(X, sensitivity, n)
+        message = worker(**shared, work=LocalSteps(steps=steps, rate=rate)).gradient(X, sensitivity, n)
         assert message.dtype == np.float32
         np.testing.assert_allclose(message, (X - x) / (steps * gamma), rtol=1e-4, atol=1e-4)
 
 
 def test_one_step_is_the_gradient_to_the_last_bit() -> None:
-    edge = worker(steps=1, law=GammaNorm(0.5), regularization=0.1)
+    edge = worker(work=LocalSteps(steps=1), law=GammaNorm(0.5), regularization=0.1)
     made = [edge.receive(sent(version, 0.4)).gradient.tobytes() for version in range(1, 6)]
     plain = worker(law=GammaNorm(0.5), regularization=0.1)
     assert made == [plain._release(X, 0.4, n).tobytes() for n in range(1, 6)]
@@ -62,14 +65,14 @@ def test_one_step_is_the_gradient_to_the_last_bit() -> None:
 def test_a_step_that_would_leave_float32_is_not_taken(scale: float) -> None:
     """An edge that gave up there would tell of releases that it was never charged for."""
     x = np.full(6, scale, np.float32)
-    edge = worker(steps=8, local_rate=1e6, regularization=0.5)
+    edge = worker(work=LocalSteps(steps=8, rate=1e6), regularization=0.5)
     for n in range(1, 4):  # C = 1e-9, so γ_local = 1e15, and x grows by 5e14 with every step
         assert np.isfinite(edge.gradient(x, 4e-10, n)).all()
 
 
 def test_the_first_release_alone_says_whether_the_run_diverges() -> None:
     x = np.full(6, 3e38, np.float32)
-    edge = worker(steps=4, local_rate=1.0, regularization=10.0)
+    edge = worker(work=LocalSteps(steps=4, rate=1.0), regularization=10.0)
     assert not np.isfinite(edge.gradient(x, 0.4, 1)).all()  # λx, whatever the records are
 
 
@@ -77,10 +80,10 @@ def test_the_first_release_alone_says_whether_the_run_diverges() -> None:
     steps=st.integers(1, 7),
     batches=st.integers(1, 5),
     sessions=st.lists(st.integers(0, 6), min_size=1, max_size=5),
-    sampling=st.sampled_from([Sampling.SHUFFLED, Sampling.POISSON]),
+    sampling=st.sampled_from([SHUFFLED, POISSON]),
 )
 def test_ledger_cloud_and_a_count_of_every_draw_agree(
-    steps: int, batches: int, sessions: list[int], sampling: Sampling
+    steps: int, batches: int, sessions: list[int], sampling: Sampler
 ) -> None:
     this, lives, ledger = kind(steps, sampling, batches), Restarts(), MemoryLedger()
     drawn: set[tuple[int, int]] = set()
@@ -92,7 +95,7 @@ def test_ledger_cloud_and_a_count_of_every_draw_agree(
             ledger.debit(RUN, sequence, b"g")
             lives.welcomed(EDGE, f"nonce-{session}", sequence)
             for draw in range((sequence - 1) * steps, sequence * steps):
-                epoch = draw // batches if sampling is Sampling.SHUFFLED else draw
+                epoch = draw // batches if sampling == SHUFFLED else draw
                 drawn.add((session, epoch))
     standing = ledger.standing(RUN)
     assert standing.charges == len(drawn)
@@ -104,10 +107,12 @@ def test_ledger_cloud_and_a_count_of_every_draw_agree(
 def test_a_budget_lets_no_message_go_of_which_one_step_would_pass_it() -> None:
     # with replacement a release costs ε·b/2 = 0.5: a budget of 4.9 covers nine releases, two messages of four
     law = GammaNorm(0.1)
-    mechanism = Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.WITH_REPLACEMENT, 10, 4)
+    mechanism = Mechanism(None, 10, WITH_REPLACEMENT, work=work_of(4))
     ledger = MemoryLedger()
     standing = ledger.open(
-        Account(run=RUN, shard=SHARD, kind=ReleaseKind(law, mechanism, 30), budget=Budget(4.9, 0.0))
+        Account(
+            run=RUN, shard=SHARD, kind=ReleaseKind(replace(mechanism, law=law), 30), budget=Budget(4.9, 0.0)
+        )
     )
     assert standing.cap == 9
     ledger.debit(RUN, 1, b"a")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.mechanism.clipping import Clipping
 from common.models.gradients import OuterGradients, RowGradients
 from common.models.model import Model
 from common.models.registry import make_model
-from common.noise.mechanism import Clipping
 from common.quantities import PerSampleGradients
-from edge.privacy import clip
+from tests.mechanism_support import NORMALISED, PER_SAMPLE, clip
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 
@@ -44,7 +44,7 @@ def gradients(model: Model, x: Any, features: Any, targets: Any) -> PerSampleGra
         return model.gradients(x, features, targets)
 
 
-def clipped_sum(of: PerSampleGradients, bound: float, how: Clipping = Clipping.PER_SAMPLE) -> np.ndarray:
+def clipped_sum(of: PerSampleGradients, bound: float, how: Clipping = PER_SAMPLE) -> np.ndarray:
     with np.errstate(all="ignore"):
         return clip(of, how, bound, 1).astype(np.float64)
 
@@ -57,7 +57,7 @@ def clipped_sum(of: PerSampleGradients, bound: float, how: Clipping = Clipping.P
     st.floats(0, 20),
     st.sampled_from([1e-9, 1e-3, 1.0, 1e9]),
     st.integers(0, B - 1),
-    st.sampled_from([Clipping.PER_SAMPLE, Clipping.NORMALISED]),
+    st.sampled_from([PER_SAMPLE, NORMALISED]),
 )
 def test_a_null_record_moves_the_clipped_sum_by_at_most_c(
     name: str, seed: int, size: float, spread: float, bound: float, row: int, how: Clipping

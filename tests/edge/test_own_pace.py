@@ -14,9 +14,9 @@ from common.accounting.budget import calibrate
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.mechanism import Mechanism
 from common.messages import ModelReceived, Welcome
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario
 from edge.account import Account, ShardIdentity
@@ -35,11 +35,11 @@ CAP = 7
 
 
 def z_for(releases: int) -> float:
-    return calibrate(BUDGET, releases=releases, batch_size=B, shard_size=N)
+    return calibrate(BUDGET, Mechanism(None, B), releases=releases, shard_size=N)
 
 
 def kind(z: float) -> ReleaseKind:
-    return ReleaseKind(Gaussian(z), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, B), N)
+    return ReleaseKind(Mechanism(Gaussian(z), B), N)
 
 
 def account(**changes: Any) -> Account:
@@ -114,18 +114,6 @@ def test_the_number_survives_the_process(tmp_path: Path) -> None:
             spend(second, 1)
 
 
-def test_a_ledger_of_before_reads_as_one_without_a_pace(tmp_path: Path) -> None:
-    with SqliteLedger(tmp_path, EDGE) as before:
-        before.open(account(most_releases=None))
-        spend(before, 1)
-        assert before._connection is not None
-        before._connection.execute("DROP TABLE release_cap")
-    with SqliteLedger(tmp_path) as after:
-        assert after.standing(RUN).account.most_releases is None
-        spend_all = after.open(account(most_releases=None))
-        assert spend_all.cap is not None
-
-
 # -- the welcome ------------------------------------------------------------------------------------------
 
 
@@ -157,7 +145,7 @@ def follow(
 
 
 def law_of(prepared: Preparation) -> Gaussian:
-    law = prepared.worker.recipe.law
+    law = prepared.worker.mechanism.law
     assert isinstance(law, Gaussian)
     return law
 

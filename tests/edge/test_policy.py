@@ -8,11 +8,14 @@ import pytest
 
 from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError
+from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import Adjacency, Scope
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Adjacency, Clipping, Mechanism, Sampling, Scope
 from edge.account import ShardIdentity
 from edge.policy import (
     Claim,
@@ -29,9 +32,10 @@ from edge.policy import (
     own_records,
     permit,
 )
+from tests.mechanism_support import BATCH_MEAN, NORMALISED, PER_SAMPLE, POISSON, SHUFFLED, WITH_REPLACEMENT
 
-POISSON, SHUFFLED, REPLACED = Sampling.POISSON, Sampling.SHUFFLED, Sampling.WITH_REPLACEMENT
-EACH, MEAN, UNIT = Clipping.PER_SAMPLE, Clipping.BATCH_MEAN, Clipping.NORMALISED
+REPLACED = WITH_REPLACEMENT
+EACH, MEAN, UNIT = PER_SAMPLE, BATCH_MEAN, NORMALISED
 ALL, FIRST = Scope.ALL, Scope.FIRST_CONV
 SHARD = ShardIdentity("d", "iid K=5 seed=0", 0)
 
@@ -40,12 +44,12 @@ def proposed(
     policy: OperatorPolicy,
     of_run: NoiseLaw | None,
     clipping: Clipping = EACH,
-    sampling: Sampling = POISSON,
+    sampling: Sampler = POISSON,
     b: int = 10,
     scope: Scope = ALL,
     seed: int | None = None,
 ) -> Proposal:
-    kind = ReleaseKind(law_for(policy, of_run), Mechanism(clipping, scope, sampling, b), 1000)
+    kind = ReleaseKind(Mechanism(law_for(policy, of_run), b, sampling, clipping, scope=scope), 1000)
     return Proposal(kind=kind, shard=SHARD, owned=False, seed=seed)
 
 
@@ -112,13 +116,13 @@ def test_every_release_guarantees_what_the_operator_asked_for(
     policy: OperatorPolicy,
     of_run: NoiseLaw | None,
     clipping: Clipping,
-    sampling: Sampling,
+    sampling: Sampler,
     b: int,
     scope: Scope,
     says: str | None,
 ) -> None:
     n = max(1000, b)
-    kind = ReleaseKind(law_for(policy, of_run), Mechanism(clipping, scope, sampling, b), n)
+    kind = ReleaseKind(Mechanism(law_for(policy, of_run), b, sampling, clipping, scope=scope), n)
     proposal = Proposal(kind=kind, shard=SHARD, owned=False)
     if says is None:
         permit(policy, proposal, budget_kept=True)
@@ -133,7 +137,7 @@ def test_every_release_guarantees_what_the_operator_asked_for(
         permit(policy, proposal, budget_kept=False)
     assert says in f"{refused.value} "
     if says.startswith("guarantees"):
-        for part in ("zero-out", clipping.value, sampling.value, f"batch_size = {b}", "must be at"):
+        for part in ("zero-out", clipping.name, sampling.name, f"batch_size = {b}", "must be at"):
             assert part in str(refused.value)
 
 
@@ -214,7 +218,7 @@ UNPROTECTED = [
 
 @pytest.mark.parametrize(("law", "clipping", "sampling", "b", "scope", "says"), UNPROTECTED)
 def test_the_owners_records_leave_unprotected_only_by_the_owners_switch(
-    law: NoiseLaw | None, clipping: Clipping, sampling: Sampling, b: int, scope: Scope, says: str | None
+    law: NoiseLaw | None, clipping: Clipping, sampling: Sampler, b: int, scope: Scope, says: str | None
 ) -> None:
     public = proposed(OperatorPolicy(), law, clipping, sampling, b, scope)
     owned = replace(public, owned=True)

@@ -8,14 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import RemoteProtocolError
+from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import LARGEST_BOUND, LEAST_BOUND
 from common.models.gradients import OuterGradients, RowGradients
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import LARGEST_BOUND, LEAST_BOUND, Clipping
 from common.quantities import ClippedGradient, PerSampleGradients
-from edge.privacy import clip, perturb
+from edge.worker import perturb
+from tests.mechanism_support import EVERY_CLIPPING, NORMALISED, PER_SAMPLE, clip
 
 LAWS: list[NoiseLaw] = [ExponentialNorm(0.5), GammaNorm(0.5), Gaussian(2.0)]
 
@@ -48,7 +50,7 @@ def test_noise_on_a_part_leaves_the_other_coordinates_untouched(law: NoiseLaw, n
     np.testing.assert_array_equal(gradient, clipped([1.0, -2.0, 3.0, 5.0]))
 
 
-@given(st.integers(1, 8), st.floats(0.01, 100), st.sampled_from(Clipping))
+@given(st.integers(1, 8), st.floats(0.01, 100), st.sampled_from(EVERY_CLIPPING))
 def test_a_clipped_gradient_never_exceeds_its_bound(b: int, bound: float, how: Clipping) -> None:
     rows = np.random.default_rng(b).normal(0, 1e3, (b, 5)).astype(np.float32)
     assert np.linalg.norm(clip(RowGradients(rows), how, bound, b)) <= bound * (1 + 1e-6)
@@ -60,14 +62,14 @@ def in_either_form(d: list[float], x: list[float]) -> list[PerSampleGradients]:
     return [OuterGradients(*factors), RowGradients(np.outer(*factors).astype(np.float32).reshape(1, -1))]
 
 
-@pytest.mark.parametrize("how", list(Clipping))
+@pytest.mark.parametrize("how", EVERY_CLIPPING)
 @pytest.mark.parametrize("bound", [0.0, -1.0, 1e-30, 9e-10, 1.1e9, 1e300, float("inf"), float("nan")])
 def test_a_bound_under_which_float32_misjudges_norms_is_refused(how: Clipping, bound: float) -> None:
     with pytest.raises(RemoteProtocolError, match="clipping bound"):
         clip(RowGradients(np.ones((2, 3), np.float32)), how, bound, 2)
 
 
-@pytest.mark.parametrize("how", list(Clipping))
+@pytest.mark.parametrize("how", EVERY_CLIPPING)
 @pytest.mark.parametrize("bound", [LEAST_BOUND, 1.0, LARGEST_BOUND])
 @pytest.mark.parametrize("size", [1e-45, 1e-30, 1e-23, 1e-20, 1e-12, 1e-9, 1e-6, 1.0, 1e12, 1e18, 1e20, 3e38])
 def test_within_the_allowed_bounds_no_gradient_is_too_small_or_too_large_to_be_clipped(
@@ -80,7 +82,7 @@ def test_within_the_allowed_bounds_no_gradient_is_too_small_or_too_large_to_be_c
         assert np.linalg.norm(clipped) <= bound * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("how", [Clipping.PER_SAMPLE, Clipping.NORMALISED])
+@pytest.mark.parametrize("how", [PER_SAMPLE, NORMALISED])
 @pytest.mark.parametrize(
     ("d", "x"), [(1e-20, 1e18), (1e-30, 1e18), (1e-22, 1e17), (1e18, 1e-20), (1e-43, 1e19)]
 )
@@ -96,11 +98,11 @@ def test_a_factor_whose_squares_vanish_does_not_hide_a_long_gradient(
 @pytest.mark.parametrize("size", [1e-45, 1e-30, 1e-20, 1e-12, 1e-9, 1e-8, 1e-3, 1.0, 1e12, 1e17])
 def test_normalised_gradients_are_as_long_as_the_bound_unless_they_vanish(size: float) -> None:
     for gradients in in_either_form([size, -size], [1.0] * 400):
-        length = np.linalg.norm(clip(gradients, Clipping.NORMALISED, 0.5, 1).astype(np.float64))
+        length = np.linalg.norm(clip(gradients, NORMALISED, 0.5, 1).astype(np.float64))
         norm = float(np.float32(size)) * (2 * 400) ** 0.5
         assert length == pytest.approx(0.5 * min(1.0, norm / LEAST_BOUND), rel=3e-4, abs=1e-30)
 
 
-@pytest.mark.parametrize("how", list(Clipping))
+@pytest.mark.parametrize("how", EVERY_CLIPPING)
 def test_a_gradient_of_zero_stays_zero(how: Clipping) -> None:
     np.testing.assert_array_equal(clip(RowGradients(np.zeros((3, 2), np.float32)), how, 1e-6, 3), np.zeros(2))

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigurationError
-from common.noise.mechanism import Sampling
+from common.mechanism.sampler import Sampler
 from common.quantities import Indices
 from edge.shards import all_shards, check_shards, shard_rows
+from tests.mechanism_support import POISSON, SHUFFLED, WITH_REPLACEMENT, every_sampler
 
 DEALT = ["iid", "dirichlet", "label"]
 DIGITS = np.arange(6000, dtype=np.int64) * 7 % 10
@@ -167,18 +168,18 @@ def test_an_index_outside_the_fleet_is_refused(index: int) -> None:
         shard_rows(DIGITS, partition="shared", edges=3, index=index, seed=0)
 
 
-@pytest.mark.parametrize("sampler", [Sampling.POISSON, Sampling.SHUFFLED])
-def test_a_shard_smaller_than_a_batch_is_refused(sampler: Sampling) -> None:
+@pytest.mark.parametrize("sampler", [POISSON, SHUFFLED])
+def test_a_shard_smaller_than_a_batch_is_refused(sampler: Sampler) -> None:
     check_shards([12, 13], 12, sampler)
     with pytest.raises(ConfigurationError) as caught:
         check_shards([40, 11, 12], 12, sampler, partition="dirichlet")
-    for part in ("data.partition = 'dirichlet'", "edges = 3", "11 rows", "batch_size = 12", sampler.value):
+    for part in ("data.partition = 'dirichlet'", "edges = 3", "11 rows", "batch_size = 12", sampler.name):
         assert part in str(caught.value)
     assert "with-replacement" in str(caught.value)
 
 
 def test_with_replacement_one_row_is_enough_but_none_is_refused() -> None:
-    check_shards([1, 5], 12, Sampling.WITH_REPLACEMENT)
-    for sampler in Sampling:
+    check_shards([1, 5], 12, WITH_REPLACEMENT)
+    for sampler in every_sampler(1):
         with pytest.raises(ConfigurationError, match=r"data\.partition with edges = 2: .* 0 rows"):
             check_shards(np.array([5, 0]), 1, sampler)  # type: ignore[arg-type]

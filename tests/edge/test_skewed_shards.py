@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import ConfigurationError
-from common.noise.mechanism import Sampling
 from common.quantities import Indices
 from edge.joining import identity
 from edge.shards import all_shards, check_shards, shard_rows
 from tests.core_support import small_dataset, small_scenario
+from tests.mechanism_support import POISSON
 
 NEW = ["group", "sizes-dirichlet", "sizes-power"]
 group_lists = st.lists(st.integers(0, 12), min_size=1, max_size=80).map(lambda v: np.array(v, np.int64))
@@ -74,7 +74,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
         all_shards(real, partition="group", edges=4, seed=0, groups=np.arange(9) % 3)
     sizes = [len(s) for s in all_shards(np.zeros(60), partition="sizes-power", edges=5, seed=0, power=3)]  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="batch_size = 12"):
-        check_shards(sizes, 12, Sampling.POISSON, partition="sizes-power")
+        check_shards(sizes, 12, POISSON, partition="sizes-power")
 
 
 def test_all_that_fixes_a_cut_is_in_its_name() -> None:

@@ -19,21 +19,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from common.accounting.overlap import total_of_records
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.errors import ConfigurationError
+from common.mechanism.mechanism import Mechanism
 from common.noise.gamma_norm import GammaNorm
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
 from edge.ledger import BudgetExhausted, OtherShardError
 from edge.policy import PolicyError
 from edge.sqlite_ledger import SqliteLedger
 from edge.state_directory import FORMER_FILES, STATE_FILE, Slot, StateDirectory, take_slot
+from tests.mechanism_support import SHUFFLED
 
 RUN = RunId("r")
 # At δ = 0 totals are plain sums of these zero-out ε: 0.5 and 0.75 a release.
-HALF, MORE = (
-    ReleaseKind(GammaNorm(e), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.SHUFFLED, 10), 10)
-    for e in (1.0, 1.5)
-)
+HALF, MORE = (ReleaseKind(Mechanism(GammaNorm(e), 10, SHUFFLED), 10) for e in (1.0, 1.5))
 TWO = Budget(2.0, 0.0)
 
 

@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.mechanism.clipping import Clipping
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.messages import SendModel
 from common.metrics import LOSS
 from common.models.gradients import RowGradients
@@ -18,12 +21,19 @@ from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId, Vector
 from common.randomness import CounterStreams, Purpose
-from edge.privacy import clip
-from edge.samplers import draw_batch
-from edge.worker import EdgeWorker, Recipe, Shard
+from edge.worker import EdgeWorker, Shard
+from tests.mechanism_support import (
+    EVERY_CLIPPING,
+    NORMALISED,
+    PER_SAMPLE,
+    POISSON,
+    SHUFFLED,
+    WITH_REPLACEMENT,
+    clip,
+    every_sampler,
+)
 
 DIMENSION = 6
 FIRST_LAYER = slice(0, 2)
@@ -61,17 +71,18 @@ X = np.linspace(-1, 1, DIMENSION, dtype=np.float32)
 
 
 def worker(index: int = 2, streams: CounterStreams | None = None, **changes: Any) -> EdgeWorker:
-    recipe: dict[str, Any] = {
-        "batch_size": 5,
-        "sampling": Sampling.WITH_REPLACEMENT,
-        "clipping": Clipping.PER_SAMPLE,
-        "law": Gaussian(1.5),
-        "noised": slice(0, DIMENSION),
-        "regularization": 0.0,
-    }
-    shard = Shard(POOL, np.zeros(len(POOL), np.int64), ROWS)
-    streams = streams or CounterStreams.seeded(11)
-    return EdgeWorker(EdgeId(f"edge-{index}"), index, Pull(), shard, Recipe(**{**recipe, **changes}), streams)
+    given = {"law": Gaussian(1.5), "batch_size": 5, "sampler": WITH_REPLACEMENT, **changes}
+    noised, regularization = given.pop("noised", slice(0, DIMENSION)), given.pop("regularization", 0.0)
+    return EdgeWorker(
+        edge_id=EdgeId(f"edge-{index}"),
+        index=index,
+        model=Pull(),
+        shard=Shard(POOL, np.zeros(len(POOL), np.int64), ROWS),
+        mechanism=Mechanism(**given),
+        noised=noised,
+        regularization=regularization,
+        streams=streams or CounterStreams.seeded(11),
+    )
 
 
 LIFE = 12  # an incarnation
@@ -93,16 +104,17 @@ def test_sequences_count_from_one_and_the_answer_says_what_it_was_made_of() -> N
 @pytest.mark.parametrize(
     "law", [ExponentialNorm(0.5), GammaNorm(0.5), Gaussian(2.0)], ids=lambda law: law.name
 )
-@pytest.mark.parametrize("clipping", list(Clipping))
-@pytest.mark.parametrize("sampling", list(Sampling))
+@pytest.mark.parametrize("clipping", EVERY_CLIPPING)
+@pytest.mark.parametrize("sampling", every_sampler(6))
 def test_a_release_is_the_clipped_mean_the_regulariser_and_one_draw(
-    law: NoiseLaw, clipping: Clipping, sampling: Sampling
+    law: NoiseLaw, clipping: Clipping, sampling: Sampler
 ) -> None:
-    most = 6 if sampling is Sampling.TRUNCATED_POISSON else None
-    edge = worker(law=law, clipping=clipping, sampling=sampling, regularization=0.1, largest_batch=most)
+    if sampling.amplification().largest is not None and not clipping.bounds_each_sample:
+        return  # not to be configured
+    edge = worker(law=law, clipping=clipping, sampler=sampling, regularization=0.1)
     streams, sensitivity = CounterStreams.seeded(11), 0.4
     for n in range(1, 4):
-        batch = ROWS[draw_batch(sampling, streams, 2, n, len(ROWS), 5, most)]
+        batch = ROWS[sampling.draw(streams, 2, n, len(ROWS), 5)]
         mean = clip(RowGradients(X - POOL[batch]), clipping, 5 * sensitivity / 2, 5)
         mean = mean + np.float32(0.1) * X
         eta = law.draw(sensitivity, DIMENSION, streams.at(2, Purpose.NOISE, n))
@@ -129,7 +141,7 @@ def test_a_huge_model_does_not_round_the_samples_part_before_the_noise_hides_it(
     x[0] = 2.0**22
     upper = []
     for mean in (0.249, 0.251):
-        edge = worker(law=Gaussian(0.1), regularization=1.0, sampling=Sampling.SHUFFLED, batch_size=2)
+        edge = worker(law=Gaussian(0.1), regularization=1.0, sampler=SHUFFLED, batch_size=2)
         edge.model = Given()
         rows = np.zeros((2, DIMENSION), np.float32)
         rows[:, 0] = mean
@@ -140,7 +152,7 @@ def test_a_huge_model_does_not_round_the_samples_part_before_the_noise_hides_it(
 
 def test_without_a_law_nothing_is_clipped_or_noised() -> None:
     edge = worker(law=None, regularization=0.1)
-    batch = ROWS[draw_batch(Sampling.WITH_REPLACEMENT, CounterStreams.seeded(11), 2, 1, len(ROWS), 5)]
+    batch = ROWS[WITH_REPLACEMENT.draw(CounterStreams.seeded(11), 2, 1, len(ROWS), 5)]
     mean = (X - POOL[batch]).mean(axis=0) + 0.1 * X
     np.testing.assert_allclose(edge.receive(sent(sensitivity=0.0)).gradient, mean, rtol=1e-5, atol=1e-6)
 
@@ -159,16 +171,16 @@ def test_only_the_shards_own_rows_are_used() -> None:
 )
 def test_noise_on_the_first_layer_leaves_the_others_in_the_clear(law: NoiseLaw) -> None:
     released = worker(law=law, noised=FIRST_LAYER).gradient(X, 0.4, 1)
-    batch = ROWS[draw_batch(Sampling.WITH_REPLACEMENT, CounterStreams.seeded(11), 2, 1, len(ROWS), 5)]
-    clear = clip(RowGradients(X - POOL[batch]), Clipping.PER_SAMPLE, 1.0, 5)
+    batch = ROWS[WITH_REPLACEMENT.draw(CounterStreams.seeded(11), 2, 1, len(ROWS), 5)]
+    clear = clip(RowGradients(X - POOL[batch]), PER_SAMPLE, 1.0, 5)
     np.testing.assert_array_equal(released[2:], clear[2:].astype(np.float32))
     assert (released[:2] != clear[:2]).all()
 
 
 def test_an_empty_poisson_batch_releases_pure_noise() -> None:
     streams = CounterStreams.seeded(11)
-    empty = next(n for n in range(1, 10_000) if not len(draw_batch(Sampling.POISSON, streams, 2, n, 60, 1)))
-    gradient = worker(sampling=Sampling.POISSON, batch_size=1).gradient(X, 0.4, empty)
+    empty = next(n for n in range(1, 10_000) if not len(POISSON.draw(streams, 2, n, 60, 1)))
+    gradient = worker(sampler=POISSON, batch_size=1).gradient(X, 0.4, empty)
     eta = Gaussian(1.5).draw(0.4, DIMENSION, streams.at(2, Purpose.NOISE, empty))
     np.testing.assert_array_equal(gradient, eta.astype(np.float32))
 
@@ -213,5 +225,5 @@ def test_a_torch_model_s_gradients_are_normalised_too() -> None:
     features = model.features(rng.random((3, 784), dtype=np.float32))
     gradients = model.gradients(model.initial(rng), features, model.targets(np.array([1, 2, 3])))
     for row in np.eye(3, dtype=bool):
-        one = clip(gradients.nulled(~row), Clipping.NORMALISED, 0.3, 1)
+        one = clip(gradients.nulled(~row), NORMALISED, 0.3, 1)
         assert np.linalg.norm(one.astype(np.float64)) == pytest.approx(0.3, rel=3e-4)

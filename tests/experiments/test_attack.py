@@ -22,12 +22,10 @@ from common.messages import GradientArrived, SendModel
 from common.models.registry import make_model
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Sampling
 from common.quantities import EdgeId, NoisyGradient
 from common.transport.channel import MemoryBroker, MemoryChannel
 from common.wire.codec import encode_gradient, encode_model
 from common.wire.topics import EdgeTopic, edge_topic, run_id
-from edge.privacy import clip
 from experiments.commands.attack import SpreadCommand, attack_command, spread
 from experiments.observer import nearest_image, observe, observe_directory, record_payloads
 from experiments.reconstruction import (
@@ -47,6 +45,7 @@ from experiments.reconstruction import (
 )
 from mapa.simulation.world import World
 from tests.core_support import SIDE, small_world
+from tests.mechanism_support import BATCH_MEAN, NORMALISED, PER_SAMPLE, SHUFFLED, clip
 
 pytestmark = pytest.mark.slow  # many images for each case
 
@@ -69,9 +68,9 @@ def test_one_sample_s_gradient_gives_its_image_and_its_target_away(name: str, se
     model, x, images, targets = linear_case(name, seed)
     gradients = model.gradients(x, model.features(images), targets)
     for how in (
-        Clipping.PER_SAMPLE,
-        Clipping.NORMALISED,
-        Clipping.BATCH_MEAN,
+        PER_SAMPLE,
+        NORMALISED,
+        BATCH_MEAN,
     ):  # scale image and constant alike
         released = clip(gradients, how, 0.01, 1)
         np.testing.assert_allclose(invert(head_of(model), model, released), images[0], atol=1e-4)
@@ -85,7 +84,7 @@ def test_a_batch_of_lr_gives_a_mean_of_its_images_weighted_by_their_derivatives(
     features = model.features(images)
     weights = model.score_gradient(model.scores(x, features), targets)[:, 0].astype(np.float64)
     expected = weights @ images / weights.sum()
-    released = clip(model.gradients(x, features, targets), Clipping.BATCH_MEAN, 1e6, 5)
+    released = clip(model.gradients(x, features, targets), BATCH_MEAN, 1e6, 5)
     np.testing.assert_allclose(invert(head_of(model), model, released), expected, atol=1e-4)
 
 
@@ -95,7 +94,7 @@ def test_the_cnn_gives_labels_and_features_away_where_only_its_first_convolution
         privacy={"noise": "exponential-norm", "epsilon": 0.01, "scope": "first-conv"},
         iterations=3,
     )
-    cells = attack(world, epsilons=[0.01], iterations=[1], releases=4, clippings=[Clipping.PER_SAMPLE])
+    cells = attack(world, epsilons=[0.01], iterations=[1], releases=4, clippings=[PER_SAMPLE])
     assert {cell.law for cell in cells} == {IN_THE_CLEAR, "exponential-norm", "gamma-norm", "gaussian"}
     for cell in cells:
         assert cell.label_accuracy == 1
@@ -149,7 +148,7 @@ def test_each_epsilon_can_have_a_training_of_its_own(monkeypatch: pytest.MonkeyP
     more: dict[str, Any] = {
         "iterations": [20],
         "releases": 3,
-        "clippings": [Clipping.BATCH_MEAN],
+        "clippings": [BATCH_MEAN],
         "laws": ["exponential-norm"],
     }
     once = by_place(attack(world, epsilons=[0.01, 1.0], **more))
@@ -177,10 +176,10 @@ def test_the_released_gradient_is_the_worker_s_own() -> None:
         iterations=[3],
         releases=1,
         laws=["exponential-norm"],
-        clippings=[Clipping.PER_SAMPLE],
+        clippings=[PER_SAMPLE],
     )[1]
     worker = world.workers()[0]
-    worker.recipe = replace(worker.recipe, sampling=Sampling.SHUFFLED, law=ExponentialNorm(1.0))
+    worker.mechanism = replace(worker.mechanism, sampler=SHUFFLED, law=ExponentialNorm(1.0))
     expected = invert(head_of(world.model), world.model, worker.gradient(sent.model, sent.sensitivity, 1))
     np.testing.assert_array_equal(cell.picture, expected)
 

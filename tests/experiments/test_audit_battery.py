@@ -12,21 +12,31 @@ import typer
 from typer.testing import CliRunner
 
 from common.errors import ConfigurationError
+from common.mechanism.clipping import Clipping
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Sampling
 from common.randomness import Purpose
-from edge.samplers import draw_batch
-from edge.worker import Recipe
+from experiments.audit.battery import MostDrawn
 from experiments.audit.claims import GdpClaim, PureClaim
 from experiments.audit.defects import INVISIBLE, MUTATED, MUTATIONS, Defect, planted, put_to_test
-from experiments.audit.design import Design, honest, plain_recipe
+from experiments.audit.design import Design, honest
 from experiments.audit.game import _released, familywise
-from experiments.audit.most_drawn import MostDrawn
 from experiments.commands import audit_planted
 from experiments.commands.audit import audit_command
+from tests.mechanism_support import (
+    BATCH_MEAN,
+    EVERY_CLIPPING,
+    NORMALISED,
+    PER_SAMPLE,
+    POISSON,
+    QUANTILE,
+    SHUFFLED,
+    WITH_REPLACEMENT,
+)
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 
@@ -107,26 +117,26 @@ def test_a_planted_defect_is_refuted(name: str, by: str) -> None:
 # ---- designs and claims
 
 
-def design(recipe: Recipe, **how: object) -> Design:
-    return Design(recipe=recipe, shard_size=4, canary=np.ones(4), **how)  # type: ignore[arg-type]
+def design(mechanism: Mechanism, **how: object) -> Design:
+    return Design(mechanism=mechanism, shard_size=4, canary=np.ones(4), **how)  # type: ignore[arg-type]
 
 
 def test_a_round_of_several_releases_claims_their_composition() -> None:
-    assert design(plain_recipe(Gaussian(2.0)), releases=16).claim == GdpClaim(2.0)
-    assert design(plain_recipe(GammaNorm(2.0)), releases=4).claim == PureClaim(4.0)
-    sampled = replace(design(plain_recipe(Gaussian(2.0)), releases=2), shard_size=8)
+    assert design(Mechanism(Gaussian(2.0), 4), releases=16).claim == GdpClaim(2.0)
+    assert design(Mechanism(GammaNorm(2.0), 4), releases=4).claim == PureClaim(4.0)
+    sampled = replace(design(Mechanism(Gaussian(2.0), 4), releases=2), shard_size=8)
     with pytest.raises(ValueError, match="closed form"):
         _ = sampled.claim
 
 
-@pytest.mark.parametrize("clipping", Clipping)
+@pytest.mark.parametrize("clipping", EVERY_CLIPPING)
 @pytest.mark.parametrize("law", [Gaussian(1e-9), Laplace(1e9)], ids=["L2", "L1"])
 def test_where_a_release_lies_before_noise_is_what_the_edge_makes(
     clipping: Clipping, law: Gaussian | Laplace
 ) -> None:
     steer = np.array([[1.0, 0, 0, 0], [-3.0, -3, -3, -3], [0.1, 0, 0, 0]])
     played = replace(
-        design(plain_recipe(law, clipping=clipping, stabiliser=0.28), steer=steer),
+        design(Mechanism(law, 4, clipping=clipping.fitted(28.0)), steer=steer),
         canary=np.full(4, 2.0),
         others=np.eye(4)[1],
     )
@@ -137,23 +147,21 @@ def test_where_a_release_lies_before_noise_is_what_the_edge_makes(
             released = worker.gradient(x, played.sensitivity, n + 1)
             np.testing.assert_allclose(released, centres[n], atol=1e-6)
     moved = np.linalg.norm(aim.there - aim.zeroed, axis=1, ord=1 if isinstance(law, Laplace) else 2)
-    most = 2.0 if clipping is Clipping.BATCH_MEAN else 0.25  # C/b, or 2C
+    most = 2.0 if clipping == BATCH_MEAN else 0.25  # C/b, or 2C
     assert (moved <= most * (1 + 1e-5)).all()
     assert moved.max() > 0.7 * most  # the stabiliser takes its part
 
 
 def test_the_stabiliser_and_the_streams_are_those_of_an_edge() -> None:
-    worker = design(plain_recipe(Gaussian(1.0), clipping=Clipping.NORMALISED, stabiliser=0.28)).worker(
-        True, 3
-    )
-    assert worker.recipe.stabiliser == 0.28
+    worker = design(Mechanism(Gaussian(1.0), 4, clipping=NORMALISED.fitted(28.0))).worker(True, 3)
+    assert worker.mechanism.clipping.scaling(np.ones(1))[1] == pytest.approx(0.28)
     assert not worker.streams.reproducible
-    secure = [design(plain_recipe(Gaussian(1.0))).worker(True, None).streams for _ in range(2)]
+    secure = [design(Mechanism(Gaussian(1.0), 4)).worker(True, None).streams for _ in range(2)]
     assert secure[0]._key != secure[1]._key
 
 
 def test_the_canary_takes_every_row_in_turn() -> None:
-    game = design(plain_recipe(Gaussian(1.0))).game("turning", 8)
+    game = design(Mechanism(Gaussian(1.0), 4)).game("turning", 8)
     rows: list[int] = []
 
     def watched(there: bool, seed: int | None):  # type: ignore[no-untyped-def]
@@ -166,7 +174,7 @@ def test_the_canary_takes_every_row_in_turn() -> None:
 
 
 def test_a_game_that_learns_is_judged_on_rounds_it_has_not_seen() -> None:
-    game = replace(design(plain_recipe(Gaussian(1.0))), canary=np.full(8, 9.0)).game("learned", 400)
+    game = replace(design(Mechanism(Gaussian(1.0), 4)), canary=np.full(8, 9.0)).game("learned", 400)
     seen: list[int] = []
 
     def learner(zeroed: np.ndarray, there: np.ndarray, *_: int):  # type: ignore[no-untyped-def]
@@ -185,9 +193,7 @@ def test_a_game_that_learns_is_judged_on_rounds_it_has_not_seen() -> None:
 
 
 def test_the_rounds_of_a_lag_are_so_far_apart() -> None:
-    one = Design(
-        recipe=plain_recipe(Gaussian(1.0), batch_size=1), shard_size=1, canary=np.ones(1), releases=2
-    )
+    one = Design(mechanism=Mechanism(Gaussian(1.0), 1), shard_size=1, canary=np.ones(1), releases=2)
     pairs = _released(replace(one.game("lagged", 7), lag=3), False, 5)
     worker = one.worker(False, 5)
     line = [float(worker.gradient(np.ones(1, np.float32), one.sensitivity, n)[0]) for n in range(1, 19)]
@@ -199,11 +205,11 @@ def test_the_rounds_of_a_lag_are_so_far_apart() -> None:
 @pytest.mark.parametrize(
     "law", [Gaussian(1.0), Laplace(2.0), GammaNorm(2.0)], ids=["gaussian", "laplace", "gamma-norm"]
 )
-@pytest.mark.parametrize("clipping", [Clipping.PER_SAMPLE, Clipping.QUANTILE])
+@pytest.mark.parametrize("clipping", [PER_SAMPLE, QUANTILE])
 def test_the_row_that_is_always_drawn_is_found(law: NoiseLaw, clipping: Clipping) -> None:
     game = MostDrawn(
         name="drawn",
-        recipe=plain_recipe(law, clipping=clipping),
+        mechanism=Mechanism(law, 4, clipping=clipping),
         shard_size=800,
         dimension=law.audit_dimension,
         rounds=1000,
@@ -215,18 +221,18 @@ def test_the_row_that_is_always_drawn_is_found(law: NoiseLaw, clipping: Clipping
 
 def test_noise_of_the_batch_is_planted_where_the_edge_draws_it() -> None:
     mutated = MUTATIONS["noise drawn from the batch's stream"](
-        design(plain_recipe(Gaussian(1.0))).worker(False, 3)
+        design(Mechanism(Gaussian(1.0), 4)).worker(False, 3)
     )
     expected = mutated.streams.at(0, Purpose.BATCH, 5).standard_normal(4)
     np.testing.assert_array_equal(mutated.streams.at(0, Purpose.NOISE, 5).standard_normal(4), expected)
 
 
-@pytest.mark.parametrize("sampling", [Sampling.POISSON, Sampling.SHUFFLED])
-def test_a_record_that_is_always_drawn_is_planted_where_the_edge_draws(sampling: Sampling) -> None:
-    drawn = replace(design(plain_recipe(Gaussian(1.0), sampling=sampling)), shard_size=40)
+@pytest.mark.parametrize("sampling", [POISSON, SHUFFLED])
+def test_a_record_that_is_always_drawn_is_planted_where_the_edge_draws(sampling: Sampler) -> None:
+    drawn = replace(design(Mechanism(Gaussian(1.0), 4, sampler=sampling)), shard_size=40)
     worker = MUTATIONS["a record other than the first in every batch"](drawn.worker(True, 3))
     for n in range(1, 21):
-        assert 2 in draw_batch(sampling, worker.streams, 0, n, 40, 4)
+        assert 2 in sampling.draw(worker.streams, 0, n, 40, 4)
 
 
 # ---- the command
@@ -263,7 +269,7 @@ def test_the_command_prints_what_each_game_finds(monkeypatch: pytest.MonkeyPatch
 def test_a_defect_that_is_missed_is_named_and_exits_1_unless_a_reason_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sound = Defect("nothing at all", plain_recipe(Gaussian(4.0), sampling=Sampling.WITH_REPLACEMENT), honest)
+    sound = Defect("nothing at all", Mechanism(Gaussian(4.0), 4, sampler=WITH_REPLACEMENT), honest)
     monkeypatch.setattr(audit_planted, "planted", lambda: [sound])
     result = CliRunner().invoke(command(), ["--planted", "--rounds", "1000"])
     assert result.exit_code == 1

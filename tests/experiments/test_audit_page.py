@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from experiments.audit.defects import MUTATED, MUTATIONS, planted
-from experiments.audit.sound import sound_battery, sound_recipes
+from experiments.audit.seeds import sound_battery, sound_mechanisms
 from tests.program_support import ROOT
 
 PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ def rows_after(head: str) -> list[str]:
 
 def test_the_page_counts_what_the_code_has() -> None:
     text = re.sub(r"\s+", " ", PAGE)
-    recipes = sound_recipes()
+    recipes = sound_mechanisms()
     games = sum(len(sound_battery(recipe, 200)) for recipe in recipes.values())
     assert f"puts {len(planted())} defects to the battery" in text
     assert f"{len(MUTATIONS)} mutations of {len(MUTATED)} mechanisms" in text
@@ -33,7 +33,7 @@ def test_each_defect_and_each_game_has_its_row() -> None:
     assert rows_after("| other defect |") == names[len(MUTATIONS) * len(MUTATED) :]
     played = {
         re.sub(r"^\d+ releases?", "9 releases", game.name)
-        for recipe in sound_recipes().values()
+        for recipe in sound_mechanisms().values()
         for game in sound_battery(recipe, 200)
     }
     assert {

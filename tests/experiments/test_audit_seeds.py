@@ -6,22 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from common.mechanism.mechanism import Mechanism
 from common.noise.gaussian import Gaussian
 from experiments.audit import seeds
 from experiments.audit.claims import GdpClaim
-from experiments.audit.design import plain_recipe
 from experiments.audit.game import Game, play_all
-from experiments.audit.sound import sound_battery, sound_recipes
+from experiments.audit.seeds import sound_battery, sound_mechanisms
 
 
 def test_every_sound_mechanism_is_among_the_games() -> None:
     games = seeds.every_game(200)
-    assert {name.partition(": ")[0] for name in games} == set(sound_recipes())
-    assert len(games) == sum(len(sound_battery(recipe, 200)) for recipe in sound_recipes().values())
+    assert {name.partition(": ")[0] for name in games} == set(sound_mechanisms())
+    assert len(games) == sum(len(sound_battery(recipe, 200)) for recipe in sound_mechanisms().values())
 
 
 def test_a_false_claim_is_counted_and_named() -> None:
-    sound, weak = (sound_battery(plain_recipe(Gaussian(z)), 400)[0] for z in (1.0, 0.5))
+    sound, weak = (sound_battery(Mechanism(Gaussian(z), 4), 400)[0] for z in (1.0, 0.5))
     assert isinstance(weak, Game)
     games = [sound, replace(weak, name="wrong", claim=GdpClaim(0.1))]
     one = seeds.judged(3, [game.name for game in games], play_all(games, confidence=0.99, seed=3))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from common.mechanism.mechanism import Mechanism
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Sampling
-from edge.assembly import stabiliser
 from experiments.audit.claims import GdpClaim, TruncatedClaim
-from experiments.audit.design import Design, plain_recipe
+from experiments.audit.design import Design
 from experiments.audit.game import Game, familywise
-from experiments.audit.of_scenario import scenario_games
+from experiments.audit.subject import scenario_games
 from tests.core_support import small_world
+from tests.mechanism_support import truncated
 
 pytestmark = pytest.mark.slow  # statistics: seconds each
 
@@ -28,9 +28,9 @@ def test_a_message_of_four_steps_claims_twice_a_release_and_is_played() -> None:
     assert isinstance(sampled.claim, GdpClaim)
     assert sampled.claim.rate < 1
     assert isinstance(message, Game)
-    assert message.worker(True, 1).recipe.steps == 4
+    assert message.worker(True, 1).mechanism.steps == 4
     assert isinstance(one, Game)
-    assert one.worker(True, 1).recipe.steps == 1
+    assert one.worker(True, 1).mechanism.steps == 1
     finding = message.play(alpha=familywise(0.95, 2), seed=4)
     assert 0.5 < finding.lower_bound <= 1.0  # more than one release may tell, and no more than four
 
@@ -41,12 +41,11 @@ def test_a_scenario_with_truncated_batches_claims_what_the_accountant_does() -> 
     assert games[0].claim == GdpClaim(0.5)  # the canary is in the batch for certain
     assert isinstance(games[1].claim, TruncatedClaim)
     assert isinstance(games[1], Game)
-    assert games[1].worker(True, 1).recipe.sampling is Sampling.TRUNCATED_POISSON
+    assert games[1].worker(True, 1).mechanism.sampler == truncated(8)
 
 
 def test_the_least_figure_of_truncated_batches_is_refuted_only_by_errors_below_the_curve() -> None:
-    truncated = plain_recipe(Gaussian(1.0), sampling=Sampling.TRUNCATED_POISSON, largest_batch=7)
-    claim = Design(recipe=truncated, shard_size=8, canary=np.ones(4)).claim
+    claim = Design(mechanism=Mechanism(Gaussian(1.0), 4, truncated(7)), shard_size=8, canary=np.ones(4)).claim
     assert isinstance(claim, TruncatedClaim)
     errors = np.array([0.5, 0.2, 1e-4])
     least = claim.least(errors, errors)
@@ -60,8 +59,7 @@ def test_a_scenario_with_normalised_gradients_is_played_with_its_stabiliser(
 ) -> None:
     normalised = small_world(privacy={**GAUSSIAN, "clipping": "normalised"}, data={"sampler": "poisson"})
     monkeypatch.setattr(type(normalised.model), "feature_length", 30.0)
-    expected = stabiliser(normalised.model)
-    assert expected == pytest.approx(0.3)
     played = [game for game in scenario_games(normalised, edge=0, rounds=1000) if isinstance(game, Game)]
     assert len(played) > 8
-    assert {game.worker(True, 1).recipe.stabiliser for game in played} == {expected}
+    clippings = [game.worker(True, 1).mechanism.clipping for game in played]
+    assert {one.scaling(np.ones(1))[1] for one in clippings} == {0.01 * 30.0}

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from common.accounting.releases import ReleaseKind
 from common.errors import ConfigurationError
+from common.mechanism.mechanism import Mechanism
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from experiments import harness
 from experiments.audit.claims import GdpClaim
 from experiments.audit.game import Finding, Playable
-from experiments.audit.of_scenario import scenario_games
 from experiments.audit.one_run import OneRun
+from experiments.audit.subject import scenario_games
 from experiments.commands import audit as audit_command
 from experiments.harness import Done
 from experiments.reference import audited, reference
@@ -49,6 +49,7 @@ from experiments.reference.reference import ReferenceOrder, make_table
 from experiments.reference.table import Row, markdown, read_rows, write_values
 from mapa.cli import build
 from mapa.simulation.world import World
+from tests.mechanism_support import NORMALISED, POISSON, work_of
 
 ROW = Row(
     data="mnist",
@@ -295,7 +296,7 @@ class ClaimedGame:
 def without_battery(world: World, **how: Any) -> list[Playable]:
     """The scenario's own releases: the battery is the same for all scenarios, and has tests of its own."""
     games = scenario_games(world, **how)
-    return games[: 2 if world.scenario.mechanism.steps > 1 else 1]
+    return games[: 2 if world.scenario.work.releases() > 1 else 1]
 
 
 def in_this_process(
@@ -365,8 +366,8 @@ def test_audits_go_to_csv_and_back_and_a_refuted_claim_is_loud(tmp_path: Path) -
 
 
 def test_what_is_refuted_is_named_in_the_row() -> None:
-    mechanism = Mechanism(Clipping.NORMALISED, Scope.ALL, Sampling.POISSON, 1024, steps=4)
-    kind = ReleaseKind(Gaussian(2.25), mechanism, 12_000)
+    mechanism = Mechanism(None, 1024, POISSON, NORMALISED, work=work_of(4))
+    kind = ReleaseKind(replace(mechanism, law=Gaussian(2.25)), 12_000)
     audit = Audit(replace(CELL, method="local-steps"), {}, kind, ("local-steps",), Path(), 8000)
     releases = [
         ClaimedGame("one release", GdpClaim(0.445)),

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.ledger_file import FILE_NAME
+from edge.sqlite_ledger import FILE_NAME
 from mapa.verification.bundle import NoBundleError, read_zip, write_zip
 from tests.program_support import Mapa
 from tests.verification_support import PRIVATE, logged_run, parts_of

@@ -9,20 +9,22 @@ import pytest
 from common.accounting.budget import max_charges
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.noise.gamma_norm import GammaNorm
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import EdgeId, RunId
 from edge.account import Account, ShardIdentity, Standing
 from edge.sqlite_ledger import SqliteLedger
 from edge.state_directory import StateDirectory, take_slot
+from tests.mechanism_support import POISSON, SHUFFLED
 from tests.program_support import Done, Mapa
 
 RUN, EDGE = RunId("r"), EdgeId("edge-a")
 SHARD = ShardIdentity("d" * 64, "iid K=5 seed=0", 0)
 
 
-def kind(sampling: Sampling = Sampling.POISSON) -> ReleaseKind:
-    return ReleaseKind(GammaNorm(0.1), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, sampling, 64), 800)
+def kind(sampling: Sampler = POISSON) -> ReleaseKind:
+    return ReleaseKind(Mechanism(GammaNorm(0.1), 64, sampling), 800)
 
 
 def account(budget: Budget | None = None, shard: ShardIdentity = SHARD) -> Account:
@@ -90,7 +92,7 @@ def test_an_absurd_number_needs_a_second_word(tmp_path: Path, mapa: Mapa) -> Non
 
 def test_with_the_shuffled_sampler_each_missing_release_may_have_begun_an_epoch(tmp_path: Path) -> None:
     with SqliteLedger(tmp_path / "0", EDGE) as ledger:
-        ledger.open(Account(run=RUN, shard=SHARD, kind=kind(Sampling.SHUFFLED)))
+        ledger.open(Account(run=RUN, shard=SHARD, kind=kind(SHUFFLED)))
         ledger.debit(RUN, 1, b"gradient")
         assert ledger.charge(RUN, 11).charges == 11
         ledger.debit(RUN, 12, b"gradient")

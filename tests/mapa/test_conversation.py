@@ -342,7 +342,7 @@ def test_an_edge_with_its_own_epsilon_noises_with_it(privacy: dict[str, Any]) ->
     client = run.edge(OperatorPolicy(parameters={"epsilon": 0.25}))
     run.run()
     assert client.preparation is not None
-    law = client.preparation.worker.recipe.law
+    law = client.preparation.worker.mechanism.law
     assert getattr(law, "epsilon", None) == 0.25
     assert run.service.server.moment == pytest.approx(17 * 18 / 0.25**2)
 

@@ -16,8 +16,9 @@ import pytest
 from common.datasets.catalogue import describe
 from common.datasets.dataset import Dataset, Samples
 from common.errors import ConfigurationError
+from common.mechanism.clipping import CLIPPINGS
+from common.mechanism.sampler import SAMPLERS
 from common.messages import GradientArrived, Hello, Leave
-from common.noise.mechanism import Clipping, Sampling
 from common.noise.registry import describe_law, law_names
 from common.quantities import EdgeId, NoisyGradient
 from common.records.tally import Tally
@@ -122,24 +123,24 @@ RUNS: dict[str, Maker] = {
     },
     **{f"law {name}": partial(simulated, privacy=of_law(name), records=LOGGED) for name in law_names()},
     **{
-        f"sampler {one.value}": partial(
+        f"sampler {one}": partial(
             simulated,
             records=LOGGED,
             data={
-                "sampler": one.value,
-                **({"largest_batch": 9} if one is Sampling.TRUNCATED_POISSON else {}),
+                "sampler": one,
+                **({"largest_batch": 9} if one == "truncated-poisson" else {}),
             },
         )
-        for one in Sampling
+        for one in SAMPLERS.names
     },
     **{
-        f"clipping {one.value}": partial(
+        f"clipping {one}": partial(
             simulated,
             records=LOGGED,
-            algorithm={"name": "quantile" if one is Clipping.QUANTILE else "constant", "rate": 0.1},
-            privacy={**GAUSSIAN, "noise_multiplier": 40.0, "clipping": one.value},
+            algorithm={"name": "quantile" if one == "quantile" else "constant", "rate": 0.1},
+            privacy={**GAUSSIAN, "noise_multiplier": 40.0, "clipping": one},
         )
-        for one in Clipping
+        for one in CLIPPINGS.names
     },
     "local data, simulated": local,
     "seeded": lambda runs: simulated(runs, seed=3, records=LOGGED),

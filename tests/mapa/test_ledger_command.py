@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,26 @@ from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.datasets.named import mnist
 from common.datasets.named import mnist_5k as embedded
+from common.mechanism.clipping import CLIPPINGS
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import SAMPLERS
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from edge.account import Account, ShardIdentity
 from edge.ledger import BudgetExhausted
 from edge.sqlite_ledger import SqliteLedger
 from mapa.cli import main
 from mapa.commands.ledger import ledger_command
+from tests.mechanism_support import SHUFFLED, work_of
 
 ONE, OTHER = "a" * 64, "b" * 64
 BUDGETS = [(0.1, 1e-5), (0.7, 1e-6), (2.0, 1e-5), (2.0, 1e-12), (4.0, 1e-3)]  # (ε, δ)
 
 
 def kind(law: NoiseLaw | None) -> ReleaseKind:
-    return ReleaseKind(law, Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 64), 800)
+    return ReleaseKind(Mechanism(law, 64), 800)
 
 
 SECURE, BARE = kind(Gaussian(8.0)), kind(None)
@@ -167,8 +171,8 @@ def test_a_printed_multiplier_keeps_the_budget_when_it_is_typed_in_again(
         main()
     assert not ended.value.code
     [printed] = re.findall(r"z = (\d+\.\d{6})$", capsys.readouterr().out.strip())
-    mechanism = Mechanism(Clipping(clipping), Scope.ALL, Sampling(sampler), batch)
-    this = ReleaseKind(Gaussian(float(printed)), mechanism, shard)
+    mechanism = Mechanism(None, batch, SAMPLERS.make(sampler, {}), CLIPPINGS.make(clipping, {}))
+    this = ReleaseKind(replace(mechanism, law=Gaussian(float(printed))), shard)
     spent = total([Spent(this, this.charges(releases))], delta, replace_one=False).epsilon
     assert 0.99 * epsilon < spent <= epsilon
 
@@ -245,9 +249,9 @@ def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFix
 
 # -- budgets -------------------------------------------------------------------------------------------
 
-PURE = ReleaseKind(GammaNorm(0.1), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 64), 800)
-EPOCHS = ReleaseKind(GammaNorm(0.1), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.SHUFFLED, 100), 800)
-STEPS = ReleaseKind(GammaNorm(0.1), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 64, 3), 800)
+PURE = ReleaseKind(Mechanism(GammaNorm(0.1), 64), 800)
+EPOCHS = ReleaseKind(Mechanism(GammaNorm(0.1), 100, SHUFFLED), 800)
+STEPS = ReleaseKind(Mechanism(GammaNorm(0.1), 64, work=work_of(3)), 800)
 
 
 def row_of(directory: Path, capsys: pytest.CaptureFixture[str], number: int = 0) -> tuple[Any, Any]:

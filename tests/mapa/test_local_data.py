@@ -14,8 +14,8 @@ from common.accounting.budget import calibrate
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
 from common.errors import ConfigurationError
+from common.mechanism.mechanism import Mechanism
 from common.noise.gaussian import Gaussian
-from common.noise.mechanism import Clipping, Mechanism, Sampling, Scope
 from common.quantities import RunId
 from common.records.reader import read_run
 from common.scenario.scenario import parse_scenario
@@ -31,6 +31,7 @@ from mapa.run_parts import OwnFiles
 from mapa.run_view import print_summary
 from mapa.simulation.world import World
 from tests.local_support import declared, local_values, write_csv, write_toml
+from tests.mechanism_support import SHUFFLED
 from tests.program_support import ROOT, Mapa
 
 NOWHERE = Path("nowhere")
@@ -96,9 +97,7 @@ def test_a_cloud_states_a_bound_and_calibrates_for_the_declared_number(tmp_path:
     setting = Setting.of(parse_scenario(values), NOWHERE, OwnFiles())
     assert setting.shard_sizes == [100, 100]
     assert setting.new_evaluator() is None
-    expected = calibrate(
-        Budget(2.0, 1e-5), releases=40, batch_size=8, shard_size=100, sampling=Sampling.SHUFFLED
-    )
+    expected = calibrate(Budget(2.0, 1e-5), Mechanism(None, 8, SHUFFLED), releases=40, shard_size=100)
     assert setting.scenario.privacy.given["noise_multiplier"] == [expected]
     tested = Setting.of(parse_scenario(values), NOWHERE, OwnFiles(test=write_csv(tmp_path / "t.csv", 20)))
     assert tested.new_evaluator() is not None
@@ -107,7 +106,7 @@ def test_a_cloud_states_a_bound_and_calibrates_for_the_declared_number(tmp_path:
 def test_the_ledgers_of_one_name_are_composed_and_another_name_is_stated_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kind = ReleaseKind(Gaussian(4.0), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.SHUFFLED, 8), 8)
+    kind = ReleaseKind(Mechanism(Gaussian(4.0), 8, SHUFFLED), 8)
     for slot, name, releases in (("0", "default", 3), ("1", "default", 4), ("2", "2026", 5)):
         shard = own_records(OperatorPolicy(data_name=name), int(slot))
         with SqliteLedger(tmp_path / slot) as ledger:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from common.datasets.dataset import Dataset, Samples
+from common.mechanism.guarantee import Scope
 from common.models.scattering_softmax import ScatteringSoftmax
-from common.noise.mechanism import Clipping, Sampling, Scope
 from common.scenario.parts import model_for
 from common.scenario.scenario import parse_welcome
 from mapa.commands.containers import for_a_container
@@ -19,6 +19,7 @@ from mapa.scenario_patterns import about_recipe, recipe_names
 from mapa.simulation.simulator import simulate
 from mapa.simulation.vectorised import simulate_rounds
 from mapa.simulation.world import World
+from tests.mechanism_support import NORMALISED, POISSON
 
 SETS = {"mnist": (28, 28), "fashion": (28, 28), "cifar10": (3, 32, 32)}
 
@@ -41,9 +42,9 @@ def test_a_recipe_is_sound_and_ends_with_every_budget_used(name: str) -> None:
     assert short == name
     assert for_a_container(name) == (name, None)
     _, data, epsilon, *many = name.split("-")
-    mechanism, privacy = scenario.mechanism, scenario.privacy
-    assert (mechanism.clipping, mechanism.scope) == (Clipping.NORMALISED, Scope.ALL)
-    assert mechanism.sampling is Sampling.POISSON
+    mechanism, privacy = scenario.mechanism(None), scenario.privacy
+    assert (mechanism.clipping, mechanism.scope) == (NORMALISED, Scope.ALL)
+    assert mechanism.sampler == POISSON
     assert (scenario.seed, scenario.data.holdout, scenario.data.partition) == (None, 0, "iid")
     assert (privacy.total_epsilon, privacy.total_delta) == (float(epsilon[3:]), 1e-5)
     assert (scenario.edges, scenario.batch_size, privacy.releases) == (

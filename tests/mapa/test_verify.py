@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 
 from common.records.checkpoint import pack, unpack
 from common.records.directory import ordered
-from edge.ledger_file import FILE_NAME
+from edge.sqlite_ledger import FILE_NAME
 from mapa.verification.bundle import make_bundle, read_bundle
 from mapa.verification.check import Status
 from mapa.verification.verify import Verification
@@ -517,7 +517,7 @@ def test_a_ledger_that_cannot_be_read_is_a_row_and_the_rest_is_checked(mapa: Map
     ledgers[0].write_bytes(b"")
     ledgers[1].unlink()
     os.mkfifo(ledgers[1])
-    in_account(moved, 2, f"parameters = '{'[' * 5000}'")
+    in_account(moved, 2, f"mechanism = '{'[' * 5000}'")
     code, document = verified(mapa, moved)
     assert code == 1
     assert failures(document).keys() == set(map(str, ledgers))

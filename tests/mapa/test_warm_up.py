@@ -31,13 +31,13 @@ def test_no_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "load_dataset", read)
     worker = made_up_worker(small_scenario(model={"name": "softmax"}), NOWHERE)
     assert (len(worker.shard), worker.shard.features.shape[1]) == (5, 28 * 28 + 1)
-    assert worker.recipe.law is not None
+    assert worker.mechanism.law is not None
 
 
 def test_noise_that_a_budget_has_not_set_yet_is_drawn_all_the_same() -> None:
     privacy = {"pace": "own", "paces": [1.0, 2.0], "total_epsilon": 3.0}
     scenario = small_scenario(privacy=privacy, algorithm={"name": "constant", "rate": 0.1})
-    assert made_up_worker(scenario, NOWHERE).recipe.law is not None
+    assert made_up_worker(scenario, NOWHERE).mechanism.law is not None
 
 
 def test_data_whose_shape_only_records_tell_are_refused() -> None:

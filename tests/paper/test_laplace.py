@@ -12,15 +12,27 @@ from scipy import stats
 from common.accounting.pure import amplify_replace_one, amplify_zero_out
 from common.accounting.releases import ReleaseKind, Spent
 from common.accounting.total import total
+from common.mechanism.clipping import Clipping
+from common.mechanism.guarantee import CLIP_MARGIN, Adjacency, Norm, Scope
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
 from common.models.gradients import OuterGradients, RowGradients
 from common.models.registry import make_model
 from common.noise.laplace import Laplace
-from common.noise.mechanism import CLIP_MARGIN, Adjacency, Clipping, Mechanism, Norm, Sampling, Scope
-from edge.privacy import clip
 from edge.worker import EdgeWorker
 from mapa.simulation.simulator import simulate
 from mapa.simulation.vectorised import simulate_rounds
 from tests.core_support import small_world
+from tests.mechanism_support import (
+    BATCH_MEAN,
+    EVERY_CLIPPING,
+    NORMALISED,
+    PER_SAMPLE,
+    POISSON,
+    QUANTILE,
+    clip,
+    every_sampler,
+)
 
 SENSITIVITY = 0.7
 
@@ -56,22 +68,22 @@ def bound_over_grid(mechanism: Mechanism, epsilon: float, adjacency: Adjacency) 
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
-@pytest.mark.parametrize("sampling", list(Sampling))
-@pytest.mark.parametrize("clipping", list(Clipping))
+@pytest.mark.parametrize("sampling", every_sampler(7))
+@pytest.mark.parametrize("clipping", EVERY_CLIPPING)
 def test_a_release_guarantees_the_largest_log_ratio_of_its_densities(
-    clipping: Clipping, sampling: Sampling, adjacency: Adjacency
+    clipping: Clipping, sampling: Sampler, adjacency: Adjacency
 ) -> None:
-    mechanism = Mechanism(clipping, Scope.ALL, sampling, 4)
+    mechanism = Mechanism(None, 4, sampling, clipping)
     guarantee = Laplace(0.3).guarantee(mechanism, adjacency)
     assert guarantee.noise_multiplier is None
     assert guarantee.epsilon == pytest.approx(bound_over_grid(mechanism, 0.3, adjacency), rel=1e-9)
-    partly = Mechanism(clipping, Scope.FIRST_CONV, sampling, 4)
+    partly = Mechanism(None, 4, sampling, clipping, scope=Scope.FIRST_CONV)
     assert "in the clear" in Laplace(0.3).guarantee(partly, adjacency).reason
 
 
 def test_a_runs_total_is_that_of_pure_releases_under_both_adjacencies() -> None:
     """Per-sample, Poisson: ε/2 zero-out and ε replace-one, amplified at q = b/n, added up at δ = 0."""
-    kind = ReleaseKind(Laplace(0.4), Mechanism(Clipping.PER_SAMPLE, Scope.ALL, Sampling.POISSON, 10), 100)
+    kind = ReleaseKind(Mechanism(Laplace(0.4), 10), 100)
     stated = total([Spent(kind, 7)], 0.0)
     assert stated.basic == pytest.approx(7 * math.log1p(0.1 * math.expm1(0.2)))
     assert stated.basic == pytest.approx(7 * amplify_zero_out(0.2, 0.1))
@@ -79,7 +91,7 @@ def test_a_runs_total_is_that_of_pure_releases_under_both_adjacencies() -> None:
     assert stated.replace_one == pytest.approx(7 * amplify_replace_one(0.2, 0.4, 0.1))
 
 
-@pytest.mark.parametrize("how", [how for how in Clipping if how is not Clipping.QUANTILE])
+@pytest.mark.parametrize("how", [how for how in EVERY_CLIPPING if how != QUANTILE])
 @pytest.mark.parametrize("form", ["outer", "rows"])
 def test_clipping_bounds_the_l1_norm(how: Clipping, form: str) -> None:
     rng = np.random.default_rng(5)
@@ -88,12 +100,12 @@ def test_clipping_bounds_the_l1_norm(how: Clipping, form: str) -> None:
     gradients = OuterGradients(d, x) if form == "outer" else RowGradients(rows)
     norms = np.abs(rows).sum(axis=1)
     np.testing.assert_allclose(gradients.l1_norms(), norms, rtol=1e-5)
-    bound = 1.0 if how is Clipping.BATCH_MEAN else float(np.median(norms))
+    bound = 1.0 if how == BATCH_MEAN else float(np.median(norms))
     clipped = clip(gradients, how, bound, 6, Norm.L1)
     within = bound * (1 - CLIP_MARGIN)
-    if how is Clipping.PER_SAMPLE:
+    if how == PER_SAMPLE:
         expected = (rows * np.minimum(1, within / norms)[:, None]).sum(axis=0) / 6
-    elif how is Clipping.NORMALISED:
+    elif how == NORMALISED:
         expected = (rows * (within / norms)[:, None]).sum(axis=0) / 6
     else:
         mean = rows.mean(axis=0)
@@ -102,16 +114,16 @@ def test_clipping_bounds_the_l1_norm(how: Clipping, form: str) -> None:
     np.testing.assert_allclose(clipped, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("how", list(Clipping))
+@pytest.mark.parametrize("how", EVERY_CLIPPING)
 def test_one_sample_moves_the_mean_by_no_more_than_its_sensitivity_in_l1(how: Clipping) -> None:
     rng = np.random.default_rng(6)
     rows = (10 * rng.standard_normal((4, 50))).astype(np.float32)
     zeroed = rows.copy()
     zeroed[0] = 0
     moved = clip(RowGradients(rows), how, 1.0, 4, Norm.L1) - clip(RowGradients(zeroed), how, 1.0, 4, Norm.L1)
-    allowed = Mechanism(how, Scope.ALL, Sampling.POISSON, 4).sensitivity_over_clip(Adjacency.ZERO_OUT)
+    allowed = Mechanism(None, 4, POISSON, how).sensitivity_over_clip(Adjacency.ZERO_OUT)
     assert np.abs(moved).sum() <= allowed * (1 + 1e-6)
-    if how is not Clipping.BATCH_MEAN:  # clipping in L2 would let it move by up to √N times that
+    if how != BATCH_MEAN:  # clipping in L2 would let it move by up to √N times that
         in_l2 = clip(RowGradients(rows), how, 1.0, 4) - clip(RowGradients(zeroed), how, 1.0, 4)
         assert np.abs(in_l2).sum() > 3 * allowed
 
@@ -127,7 +139,7 @@ def _released(noise: str, clipping: str) -> Any:
     """Return a gradient with next to no noise, for C = 0.05."""
     privacy = {"noise": noise, "epsilon": 1e9, "clipping": clipping}
     worker: EdgeWorker = small_world(privacy=privacy, model={"regularization": 0.0}).workers()[0]
-    sensitivity = 2 * 0.05 / worker.recipe.batch_size
+    sensitivity = 2 * 0.05 / worker.mechanism.batch_size
     return worker.gradient(np.zeros(worker.model.dimension, np.float32), sensitivity, 1)
 
 

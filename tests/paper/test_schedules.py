@@ -14,7 +14,7 @@ from cloud.algorithm import StepSchedule
 from cloud.algorithms.mapa import Mapa
 from cloud.stages import first_stage, next_stage, open_stage
 from common.errors import ConfigurationError
-from common.noise.mechanism import LEAST_BOUND
+from common.mechanism.guarantee import LEAST_BOUND
 from common.problem import Problem
 from tests import algorithm_support
 

@@ -51,7 +51,7 @@ def paced_world(**changes: Any) -> World:
 def epsilons(world: World, outcome: Outcome) -> list[float]:
     """Return the total ε of each edge, accounted anew."""
     scenario = world.scenario
-    kinds = [ReleaseKind(scenario.law(k), scenario.mechanism, len(rows)) for k, rows in enumerate(world.rows)]
+    kinds = [ReleaseKind(scenario.mechanism(scenario.law(k)), len(rows)) for k, rows in enumerate(world.rows)]
     pairs = zip(kinds, outcome.releases, strict=True)
     return [total([Spent(kind, releases)], 1e-5, replace_one=False).epsilon for kind, releases in pairs]
 
@@ -86,7 +86,7 @@ def test_with_local_steps_a_message_is_charged_as_all_its_releases() -> None:
     world = paced_world(local={"steps": 3, "rate": 0.1})
     outcome = simulate(world)
     assert outcome.releases == [10, 20, 40, 80, 100] == world.scenario.privacy.release_caps  # messages
-    kind = ReleaseKind(world.scenario.law(1), world.scenario.mechanism, 60)
+    kind = ReleaseKind(world.scenario.mechanism(world.scenario.law(1)), 60)
     spent = total([Spent(kind, kind.charges(20))], 1e-5, replace_one=False).epsilon
     assert kind.charges(20) == 60
     assert 0.98 * 3.0 <= spent <= 3.0

@@ -9,7 +9,8 @@ import pytest
 
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.accounting.total import total
-from common.noise.mechanism import Clipping, Sampling, Scope
+from common.mechanism.guarantee import Scope
+from common.mechanism.mechanism import Mechanism
 from common.scenario.scenario import Scenario, parse_scenario, parse_welcome
 from mapa.budget import calibrated, release_caps
 from mapa.scenario_files import load_scenario, shipped_names
@@ -18,6 +19,7 @@ from mapa.simulation.simulator import simulate
 from mapa.simulation.vectorised import check_vectorised, simulate_rounds
 from mapa.simulation.world import World
 from tests.core_support import small_world
+from tests.mechanism_support import PER_SAMPLE, POISSON
 
 # recipes by patterns: tests/mapa/test_recipes.py
 PRIVATE = [name for name in shipped_names() if name.startswith("private-") and name not in recipe_names()]
@@ -40,9 +42,9 @@ def test_the_scenarios_that_people_start_from_are_shipped() -> None:
 def test_a_private_scenario_is_sound_and_everything_in_it_has_a_use(name: str) -> None:
     _, scenario = load_scenario(name)
     assert scenario.seed is None  # a seed would make the noise reproducible, which is not private
-    mechanism = scenario.mechanism
-    assert (mechanism.clipping, mechanism.scope) == (Clipping.PER_SAMPLE, Scope.ALL)
-    assert mechanism.sampling is Sampling.POISSON
+    mechanism = scenario.mechanism(None)
+    assert (mechanism.clipping, mechanism.scope) == (PER_SAMPLE, Scope.ALL)
+    assert mechanism.sampler == POISSON
     privacy = scenario.privacy
     assert (privacy.noise, privacy.total_epsilon, privacy.total_delta) == ("gaussian", 2.0, 1e-5)
     assert scenario.private
@@ -60,7 +62,9 @@ def test_what_manifests_and_edges_get_of_a_private_scenario_can_be_read_again(
     _, scenario = load_scenario(name)
     asked: list[int] = []
 
-    def calibrate(_: Budget, *, releases: int, **__: Any) -> float:  # the true one takes a second
+    def calibrate(
+        _: Budget, __: Mechanism, *, releases: int, **___: Any
+    ) -> float:  # the true one takes a second
         asked.append(releases)
         return 4.0
 
@@ -81,7 +85,7 @@ def test_the_releases_that_are_planned_for_are_those_that_the_budget_permits(nam
     sizes, planned = shard_sizes(scenario), scenario.privacy.releases
     assert planned is not None
     scenario = calibrated(scenario, sizes)
-    kind = ReleaseKind(scenario.law(0), scenario.mechanism, min(sizes))
+    kind = ReleaseKind(scenario.mechanism(scenario.law(0)), min(sizes))
     assert 1.999 < spent(kind, planned) <= 2.0
     assert spent(kind, planned + 2) > 2.0
     caps = release_caps(scenario, sizes)
@@ -115,7 +119,7 @@ def test_a_run_of_the_planned_length_uses_every_edge_s_budget_and_never_more(wit
     outcome = simulate(within_budget)
     assert (outcome.reason, outcome.releases) == ("finished", [100, 100])
     scenario = within_budget.scenario
-    kind = ReleaseKind(scenario.law(0), scenario.mechanism, len(within_budget.rows[0]))
+    kind = ReleaseKind(scenario.mechanism(scenario.law(0)), len(within_budget.rows[0]))
     assert 1.99 < spent(kind, max(outcome.releases)) <= 2.0
 
 

@@ -124,7 +124,7 @@ def test_ten_thousand_edges_take_part() -> None:
 
 def test_the_smallest_epsilon_decides_the_stage_and_every_edge_noises_with_its_own() -> None:
     world = small_world(privacy={"noise": "exponential-norm", "epsilon": [0.5, 2.0]})
-    assert [worker.recipe.law.epsilon for worker in world.workers()] == [0.5, 2.0, 0.5, 2.0]  # type: ignore[union-attr]
+    assert [worker.mechanism.law.epsilon for worker in world.workers()] == [0.5, 2.0, 0.5, 2.0]  # type: ignore[union-attr]
     _, events = recorded(world)
     opened = next(event for event in events if event["event"] == "stage_opened")
     assert opened["variance"] == pytest.approx(9 / 5 + opened["sensitivity"] ** 2 * 2 / 0.5**2)

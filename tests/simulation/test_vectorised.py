@@ -16,21 +16,22 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from common.errors import ConfigurationError
+from common.mechanism.sampler import Sampler
 from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from common.noise.mechanism import Sampling
 from common.randomness import streams_for
 from common.records.events import Journal
 from common.records.tally import Tally
 from edge.assembly import shards_for
-from mapa.simulation.blocks import BlockStreams, noise_block
 from mapa.simulation.plan import plan_for
 from mapa.simulation.simulator import Outcome, simulate
 from mapa.simulation.vectorised import check_vectorised, simulate_many, simulate_rounds
+from mapa.simulation.vectorised_run import BlockStreams, noise_block
 from mapa.simulation.world import World
 from tests.core_support import small_dataset, small_scenario, small_world
+from tests.mechanism_support import POISSON, WITH_REPLACEMENT
 
 MODELS = ["lr", "svm", "softmax"]
 SAMPLERS = ["with-replacement", "shuffled", "poisson"]
@@ -255,14 +256,14 @@ def test_every_row_of_a_block_has_its_own_sensitivity_and_law() -> None:
     np.testing.assert_allclose(both[1], first[1] * 3 / 10, rtol=1e-5)
 
 
-@pytest.mark.parametrize("sampling", [Sampling.POISSON, Sampling.WITH_REPLACEMENT])
-def test_block_batches_take_every_sample_alike(sampling: Sampling) -> None:
-    streams = BlockStreams(6)
-    drawn = [streams.batch(sampling, 30, 5) for _ in range(3000)]
+@pytest.mark.parametrize("sampling", [POISSON, WITH_REPLACEMENT])
+def test_block_batches_take_every_sample_alike(sampling: Sampler) -> None:
+    rng = BlockStreams(6).batches
+    drawn = list(sampling.draw_block(rng, np.full(3000, 30), 5))
     counts = np.bincount(np.concatenate(drawn), minlength=30)
     assert stats.chisquare(counts).pvalue > 1e-3
     sizes = np.array([len(batch) for batch in drawn])
-    if sampling is Sampling.POISSON:
+    if sampling == POISSON:
         assert sizes.var() == pytest.approx(30 * (1 / 6) * (5 / 6), rel=0.15)
         assert all(len(set(batch.tolist())) == len(batch) for batch in drawn)
     else:
@@ -271,10 +272,10 @@ def test_block_batches_take_every_sample_alike(sampling: Sampling) -> None:
 
 def test_batches_drawn_at_once_are_those_drawn_one_by_one() -> None:
     sizes = np.array([30, 30, 7, 1, 60_000, 30])
-    one_by_one, at_once = BlockStreams(6), BlockStreams(6)
+    one_by_one, at_once = BlockStreams(6).batches, BlockStreams(6).batches
     for _ in range(3):  # nothing is left over in the generator, either
-        drawn = [one_by_one.batch(Sampling.WITH_REPLACEMENT, int(size), 5) for size in sizes]
-        np.testing.assert_array_equal(at_once.batches(sizes, 5), drawn)
+        drawn = [one_by_one.integers(0, size, 5) for size in sizes]
+        np.testing.assert_array_equal(WITH_REPLACEMENT.draw_block(at_once, sizes, 5), drawn)
 
 
 @pytest.mark.parametrize("partition", ["iid", "shared", "dirichlet"])
@@ -304,8 +305,6 @@ def test_block_streams_refuse_epochs_that_they_do_not_have() -> None:
     """A subset drawn afresh for every batch is no shuffled epoch, and the ledger would be wrong."""
     with pytest.raises(ConfigurationError, match=r"data\.sampler = 'shuffled'"):
         simulate_rounds(small_world(data={"sampler": "shuffled"}), blocks=True)
-    with pytest.raises(ConfigurationError, match=r"data\.sampler = 'shuffled'"):
-        BlockStreams(0).batch(Sampling.SHUFFLED, 30, 5)
 
 
 @pytest.mark.parametrize(

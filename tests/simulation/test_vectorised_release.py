@@ -17,9 +17,9 @@ from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
 from common.noise.law import NoiseLaw
 from common.quantities import Vector
-from mapa.simulation.blocks import BlockStreams, noise_block
 from mapa.simulation.simulator import simulate
 from mapa.simulation.vectorised import simulate_rounds
+from mapa.simulation.vectorised_run import BlockStreams, noise_block
 from mapa.simulation.world import World
 from tests.core_support import SIDE, small_dataset, small_scenario, small_world
 

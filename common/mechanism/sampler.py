@@ -1,0 +1,87 @@
+"""The sampler port: which records go into an edge's n-th batch, and what that costs them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from common.mechanism.part import Part, Port
+from common.quantities import Indices
+from common.randomness import CounterStreams
+
+
+@dataclass(frozen=True, slots=True)
+class Amplification:
+    """What the accountant may count on: the closed list of what it can account."""
+
+    sampled: bool = False  # every record is drawn by itself with probability b/n_k
+    largest: int | None = None  # B_max: of a larger batch only so many, chosen at random
+
+
+NONE = Amplification()  # a record may be in every batch
+POISSON = Amplification(sampled=True)
+
+
+class Sampler(Part):
+    """What every sampler has. `draw`, `places`, `amplification` and `most_rows` have no default."""
+
+    __slots__ = ()
+
+    by_epoch: ClassVar[bool] = False  # batches of an epoch are disjoint, so an epoch begun is charged once
+
+    def draw(self, streams: CounterStreams, edge: int, n: int, shard_size: int, batch_size: int) -> Indices:
+        """Return positions in the shard of edge k's n-th batch, n from 1: a function of streams, k and n alone."""
+        raise NotImplementedError
+
+    def places(self, batch_size: int) -> int:
+        """Return how many places of a batch one record may fill."""
+        raise NotImplementedError
+
+    def amplification(self) -> Amplification:
+        """Return which amplification by sampling the accountant may count."""
+        raise NotImplementedError
+
+    def most_rows(self, batch_size: int, nats: float) -> float:
+        """Return how many rows a batch has at most, but with a probability of at most e^-nats."""
+        raise NotImplementedError
+
+    def batches_per_epoch(self, shard_size: int, batch_size: int) -> int:  # noqa: ARG002
+        """Return how many disjoint batches an epoch has; without epochs 1."""
+        return 1
+
+    def least_records(self, batch_size: int) -> int:
+        """Return the smallest shard from which a batch can be drawn; every record of it is in every batch."""
+        return batch_size
+
+    def memory_rows(self, batch_size: int) -> int:
+        """Return for how many rows an edge sets memory aside."""
+        return batch_size
+
+    def check(self, batch_size: int) -> None:
+        """Raise ConfigurationError where the options do not go with b."""
+
+    def resized(self, batch_size: int, to: int) -> Self:  # noqa: ARG002
+        """Return it as an audit plays it with another b than it was configured for."""
+        return self
+
+    def draw_block(
+        self, rng: np.random.Generator, shard_sizes: npt.NDArray[np.int64], batch_size: int
+    ) -> Indices | list[Indices]:
+        """Return a batch of each shard, drawn in their order; optional: without it the block engine refuses."""
+        raise NotImplementedError
+
+
+def poisson_rows(batch_size: int, nats: float) -> float:
+    """Return what a binomial of mean b exceeds with a probability of at most e^-nats."""
+    # Bernstein: it exceeds b + x with probability exp(−x²/(2b + 2x/3)) at most
+    third = nats / 3
+    return batch_size + third + math.sqrt(third * third + 2 * batch_size * nats)
+
+
+SAMPLERS = Port(
+    Sampler, "data.sampler", "common.mechanism.samplers", ("draw", "places", "amplification", "most_rows")
+)

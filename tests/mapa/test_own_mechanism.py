@@ -1,0 +1,257 @@
+"""docs/your-own-mechanism.md: its parts run as printed; parts that state no cost, or a wrong one, are found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from common.accounting.releases import ReleaseKind
+from common.errors import ConfigurationError, LocalProtocolError
+from common.mechanism.clipping import Clipping
+from common.mechanism.clippings.per_sample import PerSample
+from common.mechanism.guarantee import Adjacency, Guarantee
+from common.mechanism.local_work import LocalWork, Release
+from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import Sampler
+from common.mechanism.samplers.poisson import Poisson
+from common.noise.gaussian import Gaussian
+from common.noise.laplace import Laplace
+from common.own_code import given_objects, only_code
+from common.quantities import EdgeId, NoisyGradient, RunId, Vector
+from common.scenario.scenario import parse_welcome
+from edge.account import Account, ShardIdentity
+from edge.sqlite_ledger import SqliteLedger
+from experiments.audit.battery import battery
+from experiments.audit.defects import put_to_test
+from experiments.audit.game import familywise
+from mapa.scenario_files import load_scenario
+from tests.core_support import small_scenario
+from tests.edge.test_worker import X, worker
+from tests.pages_support import blocks
+from tests.program_support import run_mapa
+
+PAGE = "your-own-mechanism.md"
+FILES = ("my_sampler", "my_clipping", "my_law", "my_work")
+SHORT = ("--set", "iterations=12", "--set", "evaluation.every=0", "--json")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    """The page's files in a folder, forgotten afterwards: another test has another folder."""
+    for name, text in zip(FILES, blocks(PAGE, "python"), strict=True):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    (tmp_path / "my.toml").write_text(blocks(PAGE, "toml")[0], encoding="utf-8")
+    path = list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    for name in FILES:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["simulate", "run"])
+def test_the_parts_of_the_page_train_are_charged_and_stated(project: Path, command: str) -> None:
+    runs = ("--runs-dir", str(project / "runs"))
+    done = run_mapa(command, str(project / "my.toml"), *SHORT, *runs)
+    assert done.returncode == 0, done.stderr[-2000:]
+    summary = json.loads(done.stdout)
+    assert (summary["reason"], summary["updates"]) == ("finished", 12)
+    edge = summary["privacy"]["edges"][0]
+    assert (edge["sampler"], edge["clipping"]) == ("my_sampler:FixedSize", "my_clipping:Smooth")
+    assert edge["release"] == "my_law:Logistic, ε = 0.5"
+    assert (edge["local_steps"], edge["charges"]) == (2, 2 * edge["releases"])
+    assert summary["privacy"]["epsilon"] <= 0.25 * edge["charges"]  # ε/2 for each release, zero-out
+
+
+@pytest.mark.slow
+def test_the_audit_plays_the_parts_of_the_page_and_refutes_nothing(project: Path) -> None:
+    done = run_mapa("audit", str(project / "my.toml"), "--no-one-run", "--rounds", "1500", "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    games = json.loads(done.stdout)["games"]
+    assert len(games) > 8
+    assert {"one message of 2 local steps, canary in every batch"} <= {game["name"] for game in games}
+
+
+def test_a_ledger_and_a_welcome_keep_parts_of_one_s_own(project: Path, tmp_path: Path) -> None:
+    _, scenario = load_scenario(str(project / "my.toml"))
+    kind = ReleaseKind(scenario.mechanism(scenario.law(0)), 100)
+    assert kind.fields()["work"] == "my_work:Repeated"
+    assert "softness" not in kind.fields()  # the cost does not depend on it
+    account = Account(run=RunId("lab"), shard=ShardIdentity("d", "iid", 0), kind=kind)
+    with SqliteLedger(tmp_path / "state", EdgeId("edge-a")) as ledger:
+        ledger.open(account)
+        ledger.debit(RunId("lab"), 1, b"g")
+    with SqliteLedger(tmp_path / "state") as ledger:
+        assert ledger.standing(RunId("lab")).account == account
+        assert ledger.standing(RunId("lab")).charges == 2
+    sent = {**scenario.for_edge(1), "seed": None}
+    named = ["my_sampler:FixedSize", "my_clipping:Smooth", "my_law:Logistic", "my_work:Repeated"]
+    assert parse_welcome(sent, allowed=named).mechanism(scenario.law(0)) == kind.mechanism
+    for path in named:
+        with pytest.raises(
+            ConfigurationError, match=f"'{path}': the run asks for code of its own; .*--allow"
+        ):
+            parse_welcome(sent, allowed=[other for other in named if other != path])
+    with only_code([]), pytest.raises(ConfigurationError, match="names code"):
+        ReleaseKind.of_fields(kind.fields())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": {"stride": 2}}, r"data\.stride = 2: unknown key; allowed are set"),
+        ({"privacy": {"noise_multiplier": 1.0, "stride": 2}}, r"privacy\.stride = .*unknown key"),
+        ({"local": {"stride": 2}}, r"local\.stride = 2: unknown key; allowed are work, steps, rate"),
+        ({"data": {"sampler": "poison"}}, r"data\.sampler = 'poison': allowed are 'poisson', 'shuffled'"),
+        ({"local": {"work": "no.such.module:Work"}}, r"local\.work = .*cannot import"),
+        (
+            {"privacy": {"noise_multiplier": 1.0, "clipping": "normalised", "stabiliser": -1}},
+            r"privacy\.stabiliser = -1: must be a number, ≥ 0",
+        ),
+    ],
+)
+def test_a_wrong_part_or_option_is_named_with_what_is_allowed(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        small_scenario(**changes)
+
+
+# ---- parts that state no cost
+
+
+@dataclass(frozen=True, slots=True)
+class SaysNothing(Sampler):
+    """A sampler that only draws."""
+
+    def draw(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Unbounded(PerSample):
+    """A clipping whose sensitivity is no number."""
+
+    name: ClassVar[str] = f"{__name__}:Unbounded"
+
+    def sensitivity_over_clip(self, *_: Any) -> float:
+        return float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Nowhere(Poisson):
+    """A sampler whose amplification no accountant knows."""
+
+    name: ClassVar[str] = f"{__name__}:Nowhere"
+
+    def amplification(self) -> Any:
+        return 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Countless(LocalWork):
+    """A work that does not say how many releases it takes."""
+
+    def releases(self) -> Any:
+        return float("inf")
+
+    def message(self, x: Vector, release: Release, *_: float) -> NoisyGradient:
+        return release(x)
+
+
+class NotFrozen(Clipping):
+    """No dataclass at all."""
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "part", "words"),
+    [
+        ("data", "sampler", SaysNothing, "does not state places, amplification, most_rows; define it"),
+        ("data", "sampler", Nowhere, "amplification = 0.5: must be one that the accountant knows"),
+        ("data", "sampler", PerSample, "must be a subclass of common.mechanism.sampler:Sampler"),
+        (
+            "privacy",
+            "clipping",
+            Unbounded,
+            r"sensitivity_over_clip = nan \(zero-out\): must be a finite number",
+        ),
+        ("privacy", "clipping", NotFrozen, "must be a frozen dataclass"),
+        ("local", "work", Countless, "releases = inf: must be a whole number from 1 to 100"),
+    ],
+)
+def test_a_part_that_does_not_state_its_cost_is_refused_before_anything_is_sent(
+    table: str, key: str, part: type, words: str
+) -> None:
+    path = f"{__name__}:{part.__name__}"
+    values = {"noise_multiplier": 1.0} if table == "privacy" else {}
+    with given_objects({path: part}), pytest.raises(ConfigurationError) as refused:
+        small_scenario(**{table: {**values, key: path}})
+    assert f"{table}.{key} = {path!r}" in str(refused.value)
+    with pytest.raises(ConfigurationError, match=words):
+        raise refused.value
+
+
+def test_a_law_must_state_a_finite_guarantee() -> None:
+    for figures in ({"epsilon": float("nan")}, {"noise_multiplier": 0.0}, {"epsilon": float("inf")}):
+        with pytest.raises(ConfigurationError, match="a finite number greater than 0"):
+            Guarantee(Adjacency.ZERO_OUT, **figures)
+
+
+# ---- parts that state less than they cost
+
+
+@dataclass(frozen=True, slots=True)
+class Favourite(Poisson):
+    """A sampler that calls itself Poisson, and draws every record twice as often."""
+
+    def draw(self, streams: Any, edge: int, n: int, shard_size: int, batch_size: int) -> Any:
+        return Poisson.draw(self, streams, edge, n, shard_size, min(2 * batch_size, shard_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Generous(PerSample):
+    """A clipping that clips to 3 C and states C."""
+
+    def clip(self, gradients: Any, bound: float, batch_size: int, norm: Any) -> Any:
+        return PerSample.clip(self, gradients, 3 * bound, batch_size, norm)
+
+
+@dataclass(frozen=True, slots=True)
+class Faint(Laplace):
+    """A law that draws a third of the noise it states."""
+
+    def draw(self, sensitivity: float, dimension: int, rng: np.random.Generator) -> Any:
+        return Laplace.draw(self, sensitivity / 3, dimension, rng)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        Mechanism(Gaussian(1.0), 4, sampler=Favourite()),
+        Mechanism(Gaussian(1.0), 4, clipping=Generous()),
+        Mechanism(Faint(2.0), 4),
+    ],
+    ids=["sampler", "clipping", "law"],
+)
+def test_a_part_that_states_less_than_it_costs_is_refuted_by_the_audit(mechanism: Mechanism) -> None:
+    games = sorted(battery(mechanism, shard_size=16, dimension=16, rounds=3000), key=lambda game: game.cost)
+    assert put_to_test(games, alpha=familywise(0.95, len(games)), seed=3)[-1].violated
+
+
+def test_a_work_gets_no_more_releases_than_it_is_charged_for() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Greedy(LocalWork):
+        def releases(self) -> int:
+            return 2
+
+        def message(self, x: Vector, release: Release, *_: float) -> NoisyGradient:
+            return [release(x) for _ in range(3)][-1]
+
+    with pytest.raises(LocalProtocolError, match="more releases than the 2 it is charged for"):
+        worker(work=Greedy()).gradient(X, 0.4, 1)
