@@ -413,7 +413,8 @@ class CloudServer:
         """Send x_t, or end the run where it is not finite: no edge would take such a model."""
         schedule = self.schedule
         assert schedule is not None
-        norm = length(self.model)  # serves both questions: a second dot product costs 3 % of an update
+        square = float(np.vdot(self.model, self.model))  # serves both questions below
+        norm = math.sqrt(square) if square < math.inf else length(self.model)
         if not norm < math.inf:  # NaN fails too
             return self._ended("diverged")
         if norm > self.longest:

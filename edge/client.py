@@ -27,10 +27,9 @@ from common.wire.codec import (
 )
 from common.wire.topics import EdgeTopic, edge_topic, halt_topic, presence_topic
 from common.wire.v1 import WELCOME_LIMIT, packet_limit
-from edge.account import Standing
 from edge.device import DeviceTimers
 from edge.joining import Membership, Preparation
-from edge.ledger import BudgetExhausted, Ledger
+from edge.ledger import BudgetExhausted, Ledger, Standing
 from edge.session import (
     EXIT_DONE,
     EXIT_FAILED,

@@ -27,10 +27,9 @@ from common.randomness import streams_for
 from common.scenario.parts import dataset_for, least_records, model_for, own_schema
 from common.scenario.scenario import Scenario, parse_welcome
 from common.transport.link import LinkProfile, link_profile
-from edge.account import Account, ShardIdentity
 from edge.assembly import shard_for, worker_for
 from edge.device import EmulatedDevice, emulated
-from edge.ledger import MOST_RELEASES, Ledger, OtherShardError
+from edge.ledger import MOST_RELEASES, Account, Ledger, OtherShardError, ShardIdentity
 from edge.own_data import OwnData
 from edge.policy import (
     OperatorPolicy,

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from common.telemetry.family import Family, MetricKind, Reading, Readings
-from edge.account import Standing
 from edge.accountant import SpentCurves
 from edge.client import EdgeClient
+from edge.ledger import Standing
 from edge.session import WELCOMED, Phase
 
 EVERY = 5.0  # seconds between two readings: when exactly a release was made does not show

@@ -16,7 +16,7 @@ from common.noise.law import NoiseLaw
 from common.noise.registry import describe_law, implied_law, noise_law, paced_law
 from common.own_code import is_dotted
 from common.transport.link import LinkProfile
-from edge.account import ShardIdentity
+from edge.ledger import ShardIdentity
 
 _ROUNDING = 1e-9  # z·(1/b)·b is not z to the last bit
 # Of one release: weaker noise counts as none, or a cloud could ask for z = 1e-9 instead. At either bound a single

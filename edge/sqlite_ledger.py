@@ -23,9 +23,7 @@ from common.accounting.releases import Budget, ReleaseKind
 from common.errors import ConfigurationError, LedgerUnavailableError
 from common.quantities import EdgeId, RunId
 from common.records.regular import open_below, sync_path
-from edge.account import Account, Entry, ShardIdentity
-from edge.ledger import Accountant, MemoryLedger, new_edge_id
-from edge.siblings import Siblings
+from edge.ledger import Account, Accountant, Entry, MemoryLedger, ShardIdentity, Siblings, new_edge_id
 
 FILE_NAME = "ledger.sqlite3"
 _APPLICATION = 0x4D415041  # "MAPA"

@@ -22,9 +22,8 @@ from common.accounting.overlap import ShardSpent
 from common.accounting.releases import Budget
 from common.errors import ConfigurationError
 from common.records.regular import open_regular
-from edge.account import Account, ShardIdentity
+from edge.ledger import Account, Neighbours, ShardIdentity
 from edge.policy import Claim, check_claims
-from edge.siblings import Neighbours
 from edge.sqlite_ledger import FILE_NAME, ledger_snapshot
 
 STATE_FILE = "state.sqlite3"
@@ -230,7 +229,7 @@ def directory_id(folder: Path) -> str | None:
 
 @dataclass(slots=True)
 class SlotClaims:
-    """The siblings of the ledger in one slot (edge.siblings.Siblings)."""
+    """The siblings of the ledger in one slot (edge.ledger.Siblings)."""
 
     state: StateDirectory
     slot: str

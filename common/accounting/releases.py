@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from common.errors import ConfigurationError
@@ -22,6 +22,7 @@ class ReleaseKind:
 
     mechanism: Mechanism
     shard_size: int  # n_k, public
+    batches_per_epoch: int = field(init=False, compare=False, repr=False)  # disjoint ones; without epochs 1
 
     def __post_init__(self) -> None:
         mechanism, n = self.mechanism, self.shard_size
@@ -32,6 +33,8 @@ class ReleaseKind:
                 f"batch_size = {mechanism.batch_size}: must be at most the shard's {n} records"
                 f" with the {mechanism.sampler.name} sampler"
             )
+        epoch = mechanism.sampler.batches_per_epoch(n, mechanism.batch_size)
+        object.__setattr__(self, "batches_per_epoch", epoch)
 
     @property
     def law(self) -> NoiseLaw | None:
@@ -63,11 +66,6 @@ class ReleaseKind:
         """(B_max, n_k) where a batch may be truncated; None: never."""
         most = self.mechanism.amplification.largest
         return None if most is None or most >= self.shard_size else (most, self.shard_size)
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """How many batches of an epoch are disjoint; without epochs 1."""
-        return self.mechanism.sampler.batches_per_epoch(self.shard_size, self.mechanism.batch_size)
 
     def charges(self, messages: int) -> int:
         """Return how often one record can have been used in `messages` consecutive messages of E releases each.

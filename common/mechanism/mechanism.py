@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from common.errors import ConfigurationError
@@ -35,11 +35,15 @@ class Mechanism:
     clipping: Clipping = _CLIPPING
     work: LocalWork = _WORK
     scope: Scope = Scope.ALL
+    steps: int = field(
+        init=False, compare=False, repr=False
+    )  # E: releases of one message, each of them charged
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigurationError(f"batch_size = {self.batch_size}: must be at least 1")
         _check_parts(self.sampler, self.clipping, self.work, self.batch_size)
+        object.__setattr__(self, "steps", self.work.releases())
         if (
             self.law is not None
             and self.amplification.largest is not None
@@ -50,11 +54,6 @@ class Mechanism:
                 f"privacy.clipping = {self.clipping.name!r}: with data.sampler = {self.sampler.name!r} allowed are"
                 f" {', '.join(allowed)}"
             )
-
-    @property
-    def steps(self) -> int:
-        """E: releases of one message, each of them charged."""
-        return self.work.releases()
 
     @property
     def amplification(self) -> Amplification:

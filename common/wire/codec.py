@@ -81,7 +81,7 @@ def _encode_hot(mark: bytes, a: int, b: int, c: int, sensitivity: float, vector:
         raise LocalProtocolError(f"header ({a}, {b}, {c}, {sensitivity}): {error}") from error
     if (a | b | c) >= v1.INTEGER_LIMIT or not (0 <= sensitivity < math.inf):
         raise LocalProtocolError(f"header ({a}, {b}, {c}, {sensitivity}): out of range")
-    if not raw.size or raw.ndim != 1 or not is_finite(raw):
+    if raw.ndim != 1 or not raw.size or not (math.isfinite(np.vdot(raw, raw)) or is_finite(raw)):
         raise LocalProtocolError(f"vector of shape {raw.shape}: must be flat, not empty and finite")
     return b"".join((header, raw.data))
 
@@ -102,7 +102,8 @@ def _decode_hot(
     if not 0 <= sensitivity < math.inf:  # NaN fails too
         raise RemoteProtocolError(f"{kind}: sensitivity {sensitivity}")
     vector = np.frombuffer(payload, _FLOATS, offset=v1.HEADER_BYTES)
-    norm = length(vector)
+    square = float(np.vdot(vector, vector))
+    norm = math.sqrt(square) if square < math.inf else length(vector)  # the call only where it may overflow
     if not norm < math.inf:  # NaN fails too
         raise RemoteProtocolError(f"{kind}: a number that is not finite")
     return a, b, c, sensitivity, vector, norm

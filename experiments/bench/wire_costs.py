@@ -14,7 +14,7 @@ from common.messages import GradientArrived, SendModel
 from common.noise.registry import noise_law
 from common.quantities import EdgeId, NoisyGradient, RunId
 from common.wire.codec import decode_gradient, decode_model, encode_gradient, encode_model
-from edge.account import Account, ShardIdentity
+from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 from experiments.bench.wire_cloud import bench_scenario
 from mapa.simulation.world import World

@@ -27,9 +27,8 @@ from common.quantities import EdgeId, RunId
 from common.records.reader import read_json, read_run, records_in
 from common.scenario.parts import least_records
 from common.scenario.scenario import Scenario, parse_scenario
-from edge.account import Standing
 from edge.accountant import max_charges_apart
-from edge.ledger import MOST_RELEASES, Remainder
+from edge.ledger import MOST_RELEASES, Remainder, Standing
 from edge.sqlite_ledger import FILE_NAME, SqliteLedger, ledger_snapshot
 from edge.state_directory import StateDirectory, is_held, take_slot
 from mapa import output

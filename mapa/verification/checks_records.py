@@ -424,7 +424,7 @@ def _network(
         for k, edge in tally.edges.items()
     }
     server = SimpleNamespace(edges=edges) if replay is None else replay.server
-    service = SimpleNamespace(server=server, contacts={}, tally=tally)
+    service = SimpleNamespace(server=server, peers={}, tally=tally)
     rows = network(
         cast(CloudRun, SimpleNamespace(setting=SimpleNamespace(scenario=scenario), service=service))
     )

@@ -37,7 +37,7 @@ from common.records.regular import (
     open_below,
     pieces_of,
 )
-from edge.account import Standing
+from edge.ledger import Standing
 from edge.sqlite_ledger import FILE_NAME, ledger_snapshot
 
 MANIFEST, EVENTS, SUMMARY, MODEL = "manifest.json", "events.jsonl", "summary.json", "model.safetensors"

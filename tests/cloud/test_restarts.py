@@ -12,8 +12,7 @@ from common.mechanism.mechanism import Mechanism
 from common.mechanism.sampler import Sampler
 from common.noise.gaussian import Gaussian
 from common.quantities import EdgeId, RunId
-from edge.account import Account, ShardIdentity
-from edge.ledger import MemoryLedger
+from edge.ledger import Account, MemoryLedger, ShardIdentity
 from tests.mechanism_support import POISSON, SHUFFLED
 
 EDGE, RUN = EdgeId("edge-a"), RunId("r")

@@ -26,8 +26,7 @@ from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.quantities import RunId
 from common.randomness import CounterStreams
-from edge.account import Account, ShardIdentity
-from edge.ledger import Ledger, MemoryLedger
+from edge.ledger import Account, Ledger, MemoryLedger, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 from tests.core_support import small_scenario
 from tests.mechanism_support import (

@@ -98,7 +98,9 @@ class Stage:
 
     def admission(self, index: int = 0, last_sequence: int = 0, **changes: Any) -> Welcome:
         fields: dict[str, Any] = {
-            "welcome": Welcome(self.edge.edge_id, index, last_sequence),
+            "edge_id": self.edge.edge_id,
+            "index": index,
+            "last_sequence": last_sequence,
             "edges": self.scenario.workers,
             "scenario": self.scenario.for_edge(0),
             "seed": self.scenario.seed,

@@ -24,8 +24,7 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.quantities import RunId
-from edge.account import Account, ShardIdentity
-from edge.ledger import BudgetExhausted, Ledger, MemoryLedger, OtherShardError
+from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, OtherShardError, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 from tests.mechanism_support import SHUFFLED, WITH_REPLACEMENT
 

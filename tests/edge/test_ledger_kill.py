@@ -23,7 +23,7 @@ from pathlib import Path
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
 from common.mechanism.mechanism import Mechanism
-from edge.account import Account, ShardIdentity
+from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 
 directory, wire = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -18,7 +18,7 @@ from common.errors import ConfigurationError
 from common.mechanism.mechanism import Mechanism
 from common.noise.gaussian import Gaussian
 from common.quantities import RunId
-from edge.account import Account, ShardIdentity
+from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import FILE_NAME, SqliteLedger, ledger_snapshot
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ from pathlib import Path
 from common.accounting.releases import ReleaseKind
 from common.noise.gaussian import Gaussian
 from common.mechanism.mechanism import Mechanism
-from edge.account import Account, ShardIdentity
+from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 
 kind = ReleaseKind(Mechanism(Gaussian(1.0), 12), 1200)

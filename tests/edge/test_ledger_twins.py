@@ -16,8 +16,7 @@ from common.errors import MapaError
 from common.mechanism.mechanism import Mechanism
 from common.noise.gamma_norm import GammaNorm
 from common.quantities import RunId
-from edge.account import Account, ShardIdentity
-from edge.ledger import Ledger, MemoryLedger
+from edge.ledger import Account, Ledger, MemoryLedger, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 from tests.mechanism_support import POISSON, SHUFFLED
 

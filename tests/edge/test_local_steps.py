@@ -19,8 +19,7 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.quantities import EdgeId, RunId
-from edge.account import Account, ShardIdentity
-from edge.ledger import BudgetExhausted, MemoryLedger
+from edge.ledger import Account, BudgetExhausted, MemoryLedger, ShardIdentity
 from edge.policy import OperatorPolicy, PolicyError, Proposal, permit
 from edge.sqlite_ledger import SqliteLedger
 from tests.edge.test_worker import X, sent, worker

@@ -19,10 +19,9 @@ from common.messages import ModelReceived, Welcome
 from common.noise.gaussian import Gaussian
 from common.quantities import EdgeId, RunId
 from common.scenario.scenario import Scenario
-from edge.account import Account, ShardIdentity
 from edge.client import Outbox
 from edge.joining import Membership, Preparation, prepare
-from edge.ledger import BudgetExhausted, Ledger, MemoryLedger
+from edge.ledger import Account, BudgetExhausted, Ledger, MemoryLedger, ShardIdentity
 from edge.policy import OperatorPolicy
 from edge.session import BudgetSpent, GradientDebited, Prepared, WelcomeDeclined
 from edge.sqlite_ledger import SqliteLedger

@@ -16,7 +16,7 @@ from common.noise.exponential_norm import ExponentialNorm
 from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
-from edge.account import ShardIdentity
+from edge.ledger import ShardIdentity
 from edge.policy import (
     Claim,
     OperatorPolicy,

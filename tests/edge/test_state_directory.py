@@ -22,8 +22,7 @@ from common.errors import ConfigurationError
 from common.mechanism.mechanism import Mechanism
 from common.noise.gamma_norm import GammaNorm
 from common.quantities import RunId
-from edge.account import Account, ShardIdentity
-from edge.ledger import BudgetExhausted, OtherShardError
+from edge.ledger import Account, BudgetExhausted, OtherShardError, ShardIdentity
 from edge.policy import PolicyError
 from edge.sqlite_ledger import SqliteLedger
 from edge.state_directory import FORMER_FILES, STATE_FILE, Slot, StateDirectory, take_slot

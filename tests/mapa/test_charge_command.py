@@ -13,7 +13,7 @@ from common.mechanism.mechanism import Mechanism
 from common.mechanism.sampler import Sampler
 from common.noise.gamma_norm import GammaNorm
 from common.quantities import EdgeId, RunId
-from edge.account import Account, ShardIdentity, Standing
+from edge.ledger import Account, ShardIdentity, Standing
 from edge.sqlite_ledger import SqliteLedger
 from edge.state_directory import StateDirectory, take_slot
 from tests.mechanism_support import POISSON, SHUFFLED

@@ -90,7 +90,7 @@ def test_a_command_ends_by_either_signal_whatever_it_inherited(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["mapa", "algorithms"])
-    monkeypatch.setattr(cli, "build", lambda _: lambda *_args, **_options: signal.raise_signal(number))
+    monkeypatch.setattr(cli, "_program", lambda: lambda *_args, **_options: signal.raise_signal(number))
     before = signal.signal(number, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit) as end:

@@ -22,8 +22,7 @@ from common.noise.gamma_norm import GammaNorm
 from common.noise.gaussian import Gaussian
 from common.noise.law import NoiseLaw
 from common.quantities import RunId
-from edge.account import Account, ShardIdentity
-from edge.ledger import BudgetExhausted
+from edge.ledger import Account, BudgetExhausted, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 from mapa.cli import main
 from mapa.commands.ledger import ledger_command

@@ -19,7 +19,7 @@ from common.noise.gaussian import Gaussian
 from common.quantities import RunId
 from common.records.reader import read_run
 from common.scenario.scenario import parse_scenario
-from edge.account import Account
+from edge.ledger import Account
 from edge.policy import OperatorPolicy, own_records
 from edge.sqlite_ledger import SqliteLedger
 from mapa.cloud_run import Setting

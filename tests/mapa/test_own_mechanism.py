@@ -26,7 +26,7 @@ from common.noise.laplace import Laplace
 from common.own_code import given_objects, only_code
 from common.quantities import EdgeId, NoisyGradient, RunId, Vector
 from common.scenario.scenario import parse_welcome
-from edge.account import Account, ShardIdentity
+from edge.ledger import Account, ShardIdentity
 from edge.sqlite_ledger import SqliteLedger
 from experiments.audit.battery import battery
 from experiments.audit.defects import put_to_test

@@ -153,7 +153,7 @@ def test_noise_for_a_budget_is_found_from_python() -> None:
     asked = {"releases": 10, "batch_size": 100, "shard_size": 100}
     z = mapa.calibrate(1.0, **asked)
     assert mapa.calibrate(2.0, **asked) < z
-    with pytest.raises(mapa.ConfigurationError, match="sampler = 'odd': allowed are poisson"):
+    with pytest.raises(mapa.ConfigurationError, match="sampler = 'odd': allowed are 'poisson'"):
         mapa.calibrate(1.0, sampler="odd", **asked)
 
 

@@ -18,8 +18,7 @@ from tests.mapa.test_conversation import Talk, talk
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("common", "cloud", "edge", "mapa")
 # The most files and changes of file: from the model's bytes to the gradient's, and from these to the next model's.
-MOST_AT_EDGE = (18, 37)
-MOST_AT_CLOUD = (12, 32)
+MOST_FILES, MOST_CHANGES = 20, 60  # 32 and 113 before the house was rebuilt
 
 
 class Tracer:
@@ -83,7 +82,5 @@ def test_one_gradient_visits_few_files(tmp_path: Path) -> None:
             print(f"  {file}: {', '.join(function for _, function in group)}")
     files, changes = measure(calls)
     print(f"whole path: {len(calls)} calls, {files} files, {changes} changes of file")
-    for half, (most_files, most_changes) in ((edge, MOST_AT_EDGE), (cloud, MOST_AT_CLOUD)):
-        files, changes = measure(half)
-        assert files <= most_files
-        assert changes <= most_changes
+    assert files <= MOST_FILES
+    assert changes <= MOST_CHANGES
