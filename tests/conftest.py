@@ -55,7 +55,50 @@ class _PassedNames:
                 names.write(f"{report.nodeid}\n")
 
 
+# Files whose slow tests show again, longer or under more conditions, what a test of `make test` shows.
+EXTENDED = {
+    *(
+        f"tests/broker/test_{name}.py"
+        for name in (
+            *(
+                "budget_of_records",
+                "chaos",
+                "devices",
+                "edge_imports",
+                "edge_returns",
+                "field_algorithms",
+                "guide",
+            ),
+            *("halt_delivery", "hearing", "large_model", "local_steps", "metrics_endpoints", "pacing"),
+            *("records_fail", "run_endings", "truncated_batches"),
+        )
+    ),
+    *(f"tests/browser/test_{name}.py" for name in ("look", "kept")),
+    *(
+        f"tests/experiments/test_{name}.py"
+        for name in ("attack", "audit_battery", "audit_steps", "reference", "reproduce_choices", "sweep_ray")
+    ),
+    *(f"tests/common/test_{name}.py" for name in ("accounting_rounding", "landmarks", "truncated_batches")),
+    *(f"tests/docs/test_{name}.py" for name in ("commands", "own_model_page")),
+    "tests/mapa/test_honest_runs.py",
+}
+
+
+STATISTICS = {
+    *(f"tests/common/test_{name}.py" for name in ("noise", "noise_port", "randomness")),
+    *(f"tests/edge/test_{name}.py" for name in ("clipping_holds", "privacy", "samplers")),
+    *(f"tests/experiments/test_{name}.py" for name in ("audit", "audit_battery", "audit_steps")),
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if item.nodeid.partition("::")[0] in EXTENDED and marks & {"slow", "broker", "browser"}:
+            item.add_marker("extended")
+        if item.nodeid.partition("::")[0] in STATISTICS:
+            item.add_marker("statistics")
     without = config.getoption("--without")
     if without is None:
         return

@@ -111,7 +111,7 @@ REPRODUCE = Why(
     "takes hours, and data sets that must be downloaded",
     (
         "tests/experiments/test_reproduce.py::test_the_tiny_size_represents_every_experiment",
-        "tests/experiments/test_reproduce.py::test_the_command_prints_verdicts_and_ends_well",
+        "tests/experiments/test_reproduce_runs.py::test_the_command_reports_what_is_cached",
     ),
 )
 CACHED = Why(
