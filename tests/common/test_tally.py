@@ -70,6 +70,11 @@ def test_a_run_is_counted_edge_by_edge_from_facts_as_from_records(from_records: 
     assert (one["edge"], one["applied"], one["last_sequence"], one["gone"]) == (1, 2, 2, "lost")
 
 
+def test_records_out_of_order_tell_of_no_fewer_releases() -> None:
+    summary = counted(joined(0), applied(0, 5, 1, 0), applied(0, 2, 2, 0), from_records=True)
+    assert summary["edges"][0]["last_sequence"] == 5
+
+
 def test_a_shard_that_was_dealt_anew_counts_for_whom_it_was_dealt_to() -> None:
     a, b = EdgeId("a"), EdgeId("b")
     summary = counted(
