@@ -163,7 +163,9 @@ class Tally:
         if edge is None:
             edge = self.edges[k] = EdgeTally(edge_id)
         edge.applied += 1
-        edge.last_sequence = max(edge.last_sequence, sequence)  # a record may be out of order where it is not ours
+        edge.last_sequence = max(
+            edge.last_sequence, sequence
+        )  # a record may be out of order where it is not ours
         edge.staleness_sum += staleness
         if staleness > edge.staleness_max:
             edge.staleness_max = staleness

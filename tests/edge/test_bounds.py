@@ -1,4 +1,4 @@
-"""What a welcome can make an edge do, by counts and allocated bytes; docs/protocol.md, "Bounds"."""
+"""What a welcome can make an edge do, by counts and allocated bytes; docs/bounds.md."""
 
 from __future__ import annotations
 

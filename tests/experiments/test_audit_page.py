@@ -1,4 +1,4 @@
-"""docs/audit.md counts what the code has: every game, mutation and sound mechanism, each with its row."""
+"""docs/audit.md and audit-tests.md count what the code has: every game, mutation and sound mechanism, each with its row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from experiments.audit.defects import MUTATED, MUTATIONS, planted
 from experiments.audit.seeds import sound_battery, sound_mechanisms
 from tests.program_support import ROOT
 
-PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+PAGE = "\n".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("audit.md", "audit-tests.md")
+)
 
 
 def rows_after(head: str) -> list[str]:
