@@ -1,4 +1,4 @@
-"""docs/audit.md and audit-tests.md count what the code has: every game, mutation and sound mechanism, each with its row."""
+"""docs/audit.md and audit-tests.md count what there is: games, mutations and sound mechanisms, each with its row."""
 
 from __future__ import annotations
 
