@@ -67,7 +67,8 @@ def test_the_parts_of_the_page_train_are_charged_and_stated(project: Path, comma
     assert (edge["sampler"], edge["clipping"]) == ("my_sampler:FixedSize", "my_clipping:Smooth")
     assert edge["release"] == "my_law:Logistic, ε = 0.5"
     assert (edge["local_steps"], edge["charges"]) == (2, 2 * edge["releases"])
-    assert summary["privacy"]["epsilon"] <= 0.25 * edge["charges"]  # ε/2 for each release, zero-out
+    most = max(row["charges"] for row in summary["privacy"]["edges"])  # edges are not equally fast
+    assert summary["privacy"]["epsilon"] <= 0.25 * most  # ε/2 for each release, zero-out
 
 
 @pytest.mark.slow
