@@ -124,6 +124,7 @@ class Tally:
     halted: str = ""  # why the run has ended
     resumed: int = 0
     times: UpdateTimes = field(default_factory=UpdateTimes)
+    _joined_at: dict[str, int] = field(default_factory=dict)  # edge id → the shard that it joined with last
 
     def observe(self, fact: Fact) -> None:
         if type(fact) is GradientApplied:
@@ -186,10 +187,12 @@ class Tally:
 
     def _joined(self, record: Mapping[str, Any]) -> None:
         edge_id = record["edge_id"]
-        if record.get("returned"):  # a shard assigned again before anything was applied from there has no row
-            for k, edge in list(self.edges.items()):
-                if edge.edge_id == edge_id and k != record["edge"] and not edge.applied:
-                    del self.edges[k]
+        former = self._joined_at.get(edge_id, record["edge"])
+        if record.get("returned") and former != record["edge"]:
+            left = self.edges.get(former)  # assigned again before anything was applied from there: no row
+            if left is not None and left.edge_id == edge_id and not left.applied:
+                del self.edges[former]
+        self._joined_at[edge_id] = record["edge"]
         edge = self.edges.setdefault(record["edge"], EdgeTally(edge_id))
         edge.edge_id = edge_id
         edge.joins += 1
@@ -224,6 +227,7 @@ class Tally:
                 for updates, stage, values in plain["evaluations"]
             ],
             updates=plain["updates"],
+            _joined_at={edge["edge_id"]: k for k, edge in plain["edges"]},
         )
 
     @property

@@ -120,6 +120,8 @@ def read_zip(content: memoryview, name_pattern: re.Pattern[str]) -> ReadZip:
     """Read a canonical zip, damaged or not; raise NoBundleError if it neither begins nor ends like one."""
     if bytes(content[:4]) != _MARK and bytes(content[-_END_BYTES:][:4]) != _END_MARK:
         raise NoBundleError("not a bundle: it neither begins nor ends like one")
+    if len(content) > LARGEST:
+        raise NoBundleError(f"{len(content)} bytes: a bundle has at most {LARGEST}")
     found, frame, headers = ReadZip(), _Frame(), dict[int, str]()
     with zipfile.ZipFile(cast(IO[bytes], frame), "w") as archive:
         while (member := _member(content, frame.at)) is not None:

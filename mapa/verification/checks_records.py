@@ -46,6 +46,7 @@ _LATE = ("evaluated", "gradient_refused", "diagnostic")  # may be written later 
 _LONG = 2**63  # sequences and versions lie below
 _CLOSE, _MOMENT = 1e-6, 1e-3  # of seconds: a cloud that resumes moves its clock, and rounds it
 _UNWRITTEN = "stranger"  # refusals that never have a line
+_SHOWN = 20  # unknown keys that have a row each
 _OF_ORIGIN = ("versions", "machine", "started", "started_by", "samples", "data", "shard_sizes")
 DROPPED = frozenset(
     ("gradient", "hello", "late-hello", "leave", "halt", "presence", "retained", "packet", "too-often")
@@ -65,7 +66,10 @@ class _Draft(RunDirectory):
 
 def _differences(stated: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, str]:
     """Return, for each key whose value is not the expected one, what is wrong."""
-    wrong = {key: f"unknown key {key!r:.200}" for key in stated if key not in expected}
+    unknown = [key for key in stated if key not in expected]
+    wrong = {key: f"unknown key {key!r:.200}" for key in unknown[:_SHOWN]}
+    if len(unknown) > _SHOWN:
+        wrong[unknown[_SHOWN]] = f"and {len(unknown) - _SHOWN} more unknown keys"
     for key, value in expected.items():
         if key not in stated:
             wrong[key] = f"{key} is missing; recomputed {value!r:.100}"
