@@ -34,6 +34,13 @@ class ReleaseKind:
                 f" with the {mechanism.sampler.name} sampler"
             )
         epoch = mechanism.sampler.batches_per_epoch(n, mechanism.batch_size)
+        most = n // mechanism.batch_size if mechanism.sampler.by_epoch else 1
+        if type(epoch) is not int or not 1 <= epoch <= max(most, 1):
+            raise ConfigurationError(
+                f"data.sampler = {mechanism.sampler.name!r}: batches_per_epoch = {epoch!r}: must be a whole number"
+                f" from 1 to {max(most, 1)}: as many disjoint batches of {mechanism.batch_size} as {n} records make,"
+                " and 1 without by_epoch"
+            )
         object.__setattr__(self, "batches_per_epoch", epoch)
 
     @property

@@ -55,6 +55,10 @@ class Guarantee:
     reason: str = ""  # why it is not DP
 
     def __post_init__(self) -> None:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ConfigurationError(
+                f"guarantee: ε = {self.epsilon} and z = {self.noise_multiplier}: a law states one of them, or neither"
+            )
         for symbol, value in (("ε", self.epsilon), ("z", self.noise_multiplier)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigurationError(

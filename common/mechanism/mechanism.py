@@ -42,8 +42,9 @@ class Mechanism:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigurationError(f"batch_size = {self.batch_size}: must be at least 1")
-        _check_parts(self.sampler, self.clipping, self.work, self.batch_size)
-        object.__setattr__(self, "steps", self.work.releases())
+        parts = (self.sampler, self.clipping, self.work)
+        every = tuple(value for part in parts for value in part.every_option)
+        object.__setattr__(self, "steps", _checked_releases(*parts, self.batch_size, every))
         if (
             self.law is not None
             and self.amplification.largest is not None
@@ -69,7 +70,13 @@ class Mechanism:
         """State what one release guarantees, before amplification and composition."""
         if self.law is None:
             return Guarantee(adjacency, reason=NO_NOISE)
-        return self.law.guarantee(self, adjacency)
+        stated = self.law.guarantee(self, adjacency)
+        if not isinstance(stated, Guarantee) or stated.adjacency is not adjacency:
+            raise ConfigurationError(
+                f"privacy.noise = {self.law.name!r}: guarantee = {stated!r:.200}: must be a Guarantee for"
+                f" {adjacency.value} adjacency"
+            )
+        return stated
 
     def fields(self) -> dict[str, Any]:
         """Return what its cost depends on as plain values, for a ledger or a line of JSON.
@@ -112,8 +119,52 @@ _KEYS = {"noise", "parameters", "clipping", "scope", "sampling", "batch_size", "
 
 
 @functools.lru_cache(maxsize=256)
+def _checked_releases(
+    sampler: Sampler, clipping: Clipping, work: LocalWork, batch_size: int, every_option: tuple[Value, ...]
+) -> int:
+    """Return E; raise ConfigurationError where a part does not state its cost as a number that an accountant can use.
+
+    A neutral option has no part in a ledger and in the equality of parts, so `every_option` is part of the key: the
+    cost must be the same without it, and the same each time that it is asked for.
+    """
+    del every_option
+    _check_parts(sampler, clipping, work, batch_size)
+    costs = [
+        _costs(*parts, batch_size)
+        for parts in (
+            (sampler, clipping, work),
+            (sampler, clipping, work),
+            _without_neutral(sampler, clipping, work),
+        )
+    ]
+    for key, *stated in zip(_COSTS, *costs, strict=True):
+        if any(value != stated[0] for value in stated):
+            raise ConfigurationError(
+                f"{key}: {' and '.join(str(value) for value in dict.fromkeys(stated))} are stated for the same part; a"
+                " cost is the same each time it is asked for, and no neutral option changes it"
+            )
+    return work.releases()
+
+
+_COSTS = (
+    *("data.sampler: places", "data.sampler: amplification", "data.sampler: by_epoch"),
+    *("local.work: releases", "privacy.clipping: sensitivity_over_clip"),
+)
+
+
+def _costs(sampler: Sampler, clipping: Clipping, work: LocalWork, batch_size: int) -> tuple[object, ...]:
+    places = sampler.places(batch_size)
+    moves = tuple(clipping.sensitivity_over_clip(adjacency, places, batch_size) for adjacency in Adjacency)
+    return places, sampler.amplification(), sampler.by_epoch, work.releases(), moves
+
+
+def _without_neutral(
+    sampler: Sampler, clipping: Clipping, work: LocalWork
+) -> tuple[Sampler, Clipping, LocalWork]:
+    return sampler.without_neutral(), clipping.without_neutral(), work.without_neutral()
+
+
 def _check_parts(sampler: Sampler, clipping: Clipping, work: LocalWork, batch_size: int) -> None:
-    """Raise ConfigurationError where a part does not state its cost as a number that an accountant can use."""
     sampler.check(batch_size)
     key, places = f"data.sampler = {sampler.name!r}", sampler.places(batch_size)
     if type(places) is not int or places < 1:

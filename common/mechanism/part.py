@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from common.errors import ConfigurationError, MapaError
 from common.options import Option, Value, options_of, resolved
@@ -52,6 +52,20 @@ class Part:
         """The options that the cost may depend on, by name, where they differ from their default."""
         given = ((field, getattr(self, field.name)) for field in _option_fields(self) if field.compare)
         return {field.name: value for field, value in given if value != field.default}
+
+    @property
+    def every_option(self) -> tuple[Value, ...]:
+        """The values of all options, those included that the cost does not depend on."""
+        return tuple(getattr(self, field.name) for field in _option_fields(self))
+
+    def without_neutral(self) -> Self:
+        """Return it with every neutral option at its default, as a ledger that is read again has it."""
+        neutral = {
+            field.name: field.default
+            for field in _option_fields(self)
+            if not field.compare and field.default is not dataclasses.MISSING
+        }
+        return dataclasses.replace(self, **neutral) if neutral else self  # type: ignore[type-var]
 
 
 def _option_fields(part: Part) -> list[dataclasses.Field[Any]]:

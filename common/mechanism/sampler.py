@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from common.errors import ConfigurationError
 from common.mechanism.part import Part, Port
 from common.quantities import Indices
 from common.randomness import CounterStreams
@@ -20,6 +21,15 @@ class Amplification:
 
     sampled: bool = False  # every record is drawn by itself with probability b/n_k
     largest: int | None = None  # B_max: of a larger batch only so many, chosen at random
+
+    def __post_init__(self) -> None:
+        if self.largest is not None and (
+            type(self.largest) is not int or self.largest < 1 or not self.sampled
+        ):
+            raise ConfigurationError(
+                f"data.sampler: Amplification(sampled={self.sampled}, largest={self.largest!r}): largest must be a"
+                " whole number, at least 1, of batches that are sampled"
+            )
 
 
 NONE = Amplification()  # a record may be in every batch

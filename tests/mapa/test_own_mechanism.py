@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,10 +20,11 @@ from common.mechanism.clippings.per_sample import PerSample
 from common.mechanism.guarantee import Adjacency, Guarantee
 from common.mechanism.local_work import LocalWork, Release
 from common.mechanism.mechanism import Mechanism
-from common.mechanism.sampler import Sampler
+from common.mechanism.sampler import NONE, Amplification, Sampler
 from common.mechanism.samplers.poisson import Poisson
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
+from common.options import option
 from common.own_code import given_objects, only_code
 from common.quantities import EdgeId, NoisyGradient, RunId, Vector
 from common.scenario.scenario import parse_welcome
@@ -256,3 +258,72 @@ def test_a_work_gets_no_more_releases_than_it_is_charged_for() -> None:
 
     with pytest.raises(LocalProtocolError, match="more releases than the 2 it is charged for"):
         worker(work=Greedy()).gradient(X, 0.4, 1)
+
+
+# ---- parts whose cost is not what a ledger keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Amplified(PerSample):
+    """A clipping whose cost depends on an option that it calls neutral."""
+
+    name: ClassVar[str] = f"{__name__}:Amplified"
+    factor: float = option("how far a record moves the mean", 1.0, neutral=True, at_least=1.0, at_most=100.0)
+
+    def sensitivity_over_clip(self, adjacency: Adjacency, places: int, batch_size: int) -> float:
+        return self.factor * PerSample.sensitivity_over_clip(self, adjacency, places, batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Flaky(Poisson):
+    """A sampler that states another cost at every second question."""
+
+    name: ClassVar[str] = f"{__name__}:Flaky"
+    asked: ClassVar[Iterator[int]] = count()
+
+    def places(self, batch_size: int) -> int:
+        del batch_size
+        return 1 + next(self.asked) % 2
+
+    def amplification(self) -> Amplification:
+        return NONE
+
+
+@dataclass(frozen=True, slots=True)
+class LongEpochs(Poisson):
+    """A sampler without epochs that wants to be charged once for a thousand batches."""
+
+    name: ClassVar[str] = f"{__name__}:LongEpochs"
+
+    def batches_per_epoch(self, *_: int) -> int:
+        return 1000
+
+
+def test_a_neutral_option_may_not_change_the_cost() -> None:
+    assert Mechanism(Gaussian(1.0), 4, clipping=Amplified())
+    with pytest.raises(ConfigurationError, match="no neutral option changes it"):
+        Mechanism(Gaussian(1.0), 4, clipping=Amplified(factor=20.0))
+
+
+def test_a_cost_is_the_same_each_time_it_is_asked_for() -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.sampler: places: .* are stated for the same part"):
+        Mechanism(Gaussian(1.0), 4, sampler=Flaky())
+
+
+def test_an_epoch_has_as_many_batches_as_are_disjoint_and_one_without_epochs() -> None:
+    mechanism = Mechanism(Gaussian(1.0), 4, sampler=LongEpochs())
+    with pytest.raises(
+        ConfigurationError, match="batches_per_epoch = 1000: must be a whole number from 1 to 1"
+    ):
+        ReleaseKind(mechanism, 100)
+
+
+@pytest.mark.parametrize(("sampled", "largest"), [(True, 0), (True, 2.5), (False, 20)])
+def test_a_truncation_that_no_accountant_knows_is_refused(sampled: bool, largest: Any) -> None:
+    with pytest.raises(ConfigurationError, match="largest must be a whole number"):
+        Amplification(sampled=sampled, largest=largest)
+
+
+def test_a_guarantee_states_one_figure() -> None:
+    with pytest.raises(ConfigurationError, match="states one of them"):
+        Guarantee(Adjacency.ZERO_OUT, epsilon=1.0, noise_multiplier=1.0)
