@@ -110,6 +110,11 @@ def add_code(folder: Path) -> None:
     importlib.invalidate_caches()  # a file that was just written
 
 
+def code_folders() -> list[str]:
+    """Return the folders that were added to Python's path, for a process that must import the same code."""
+    return sorted(_ADDED)
+
+
 def use_code_beside(path: str, folder: Path, key: str) -> None:
     """Let a path's file be imported from a folder, where it is there; other folders never come onto Python's path.
 

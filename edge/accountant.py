@@ -15,10 +15,12 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from common.accounting.releases import Budget, ReleaseKind, Spent
 from common.errors import ConfigurationError, MapaError
+from common.own_code import add_code, code_folders
 
 TIMEOUT = 600.0  # seconds; it needs two, or a minute where PLDs are wide
 MOST_KINDS = 8  # kinds of releases that are accounted in one process; each asks for itself
@@ -49,7 +51,7 @@ def _ask(question: Mapping[str, Any]) -> dict[str, Any]:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "edge.accountant"],  # -P: not what lies in the caller's directory
-            input=json.dumps(question),
+            input=json.dumps({**question, "code": code_folders()}),
             stdout=subprocess.PIPE,
             text=True,
             check=False,
@@ -68,6 +70,8 @@ def _ask(question: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer the question on stdin; an edge that has ended meanwhile needs neither an answer nor a traceback."""
     question = json.load(sys.stdin)
+    for folder in question["code"]:  # an edge's operator allowed it: parts of one's own say what they cost
+        add_code(Path(folder))
     try:
         answer = _epsilons(question) if "charges" in question else _max_charges(question)
     except ConfigurationError as error:

@@ -10,6 +10,7 @@ import numpy as np
 from common.errors import LocalProtocolError
 from common.mechanism.clipping import check_bound
 from common.mechanism.mechanism import Mechanism
+from common.mechanism.sampler import check_draw
 from common.messages import GradientMade, ModelReceived
 from common.models.model import Features, Model, Targets
 from common.noise.law import NoiseLaw
@@ -90,7 +91,11 @@ class EdgeWorker:
         """Return g̃ at x, with the n-th batch and noise."""
         mechanism, shard = self.mechanism, self.shard
         b, law = mechanism.batch_size, mechanism.law
-        rows = shard.rows[mechanism.sampler.draw(self.streams, self.index, n, len(shard), b)]
+        sampler = mechanism.sampler
+        drawn = sampler.draw(self.streams, self.index, n, len(shard), b)
+        if ":" in sampler.name:  # of one's own: its statement is checked against what it draws
+            check_draw(sampler, drawn, len(shard), b)
+        rows = shard.rows[drawn]
         # take: the same rows as by indexing, at half its cost
         gradients = self.model.gradients(
             x, shard.features.take(rows, axis=0), shard.targets.take(rows, axis=0)

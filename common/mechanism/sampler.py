@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, LocalProtocolError
 from common.mechanism.part import Part, Port
 from common.quantities import Indices
 from common.randomness import CounterStreams
@@ -83,6 +83,20 @@ class Sampler(Part):
     ) -> Indices | list[Indices]:
         """Return a batch of each shard, drawn in their order; optional: without it the block engine refuses."""
         raise NotImplementedError
+
+
+def check_draw(sampler: Sampler, drawn: object, shard_size: int, batch_size: int) -> None:
+    """Raise LocalProtocolError where a sampler of one's own draws what its statement does not cover."""
+    if isinstance(drawn, np.ndarray) and drawn.ndim == 1 and drawn.dtype.kind in "iu":
+        if drawn.size == 0:
+            return
+        inside = drawn.min() >= 0 and drawn.max() < shard_size
+        if inside and np.bincount(drawn).max() <= sampler.places(batch_size):
+            return
+    raise LocalProtocolError(
+        f"data.sampler = {sampler.name!r}: drew {drawn!r:.80}: must be whole numbers from 0 to {shard_size - 1}, one"
+        f" array, each at most {sampler.places(batch_size)} times"
+    )
 
 
 def poisson_rows(batch_size: int, nats: float) -> float:

@@ -20,7 +20,7 @@ from common.mechanism.clippings.per_sample import PerSample
 from common.mechanism.guarantee import Adjacency, Guarantee
 from common.mechanism.local_work import LocalWork, Release
 from common.mechanism.mechanism import Mechanism
-from common.mechanism.sampler import NONE, Amplification, Sampler
+from common.mechanism.sampler import NONE, Amplification, Sampler, check_draw
 from common.mechanism.samplers.poisson import Poisson
 from common.noise.gaussian import Gaussian
 from common.noise.laplace import Laplace
@@ -71,6 +71,17 @@ def test_the_parts_of_the_page_train_are_charged_and_stated(project: Path, comma
     assert (edge["local_steps"], edge["charges"]) == (2, 2 * edge["releases"])
     most = max(row["charges"] for row in summary["privacy"]["edges"])  # edges are not equally fast
     assert summary["privacy"]["epsilon"] <= 0.25 * most  # ε/2 for each release, zero-out
+
+
+@pytest.mark.slow
+def test_parts_of_ones_own_keep_a_total_budget(project: Path) -> None:
+    budget = ("--set", "privacy.total_epsilon=1.0", "--set", "iterations=100")
+    runs = ("--runs-dir", str(project / "runs"))
+    done = run_mapa("run", str(project / "my.toml"), *budget, "--json", *runs)
+    assert done.returncode == 3, done.stderr[-2000:]
+    summary = json.loads(done.stdout)
+    assert summary["reason"] == "no-budget"
+    assert 0 < summary["privacy"]["epsilon"] <= 1.0
 
 
 @pytest.mark.slow
@@ -308,6 +319,25 @@ def test_a_neutral_option_may_not_change_the_cost() -> None:
 def test_a_cost_is_the_same_each_time_it_is_asked_for() -> None:
     with pytest.raises(ConfigurationError, match=r"data\.sampler: places: .* are stated for the same part"):
         Mechanism(Gaussian(1.0), 4, sampler=Flaky())
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.array([0, 0]),
+        np.array([-1]),
+        np.array([20]),
+        np.array([0.0]),
+        np.array([True] * 20),
+        [1],
+        np.zeros((1, 1), int),
+    ],
+)
+def test_a_draw_beyond_what_the_sampler_states_is_never_released(rows: Any) -> None:
+    with pytest.raises(LocalProtocolError, match=r"data\.sampler = '.*': drew"):
+        check_draw(Poisson(), rows, 20, 4)
+    check_draw(Poisson(), np.array([3, 19]), 20, 4)
+    check_draw(Poisson(), np.array([], np.int64), 20, 4)
 
 
 def test_an_epoch_has_as_many_batches_as_are_disjoint_and_one_without_epochs() -> None:
